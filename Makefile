@@ -1,0 +1,29 @@
+# make demo and make test install what they need, and can be run any number of times.
+PYTHON := .venv/bin/python
+
+.PHONY: setup demo test check lab format clean
+
+setup:
+	@tools/setup
+
+demo: setup  ## the main job, told in the laboratory
+	@$(PYTHON) -m tests.lab demo
+
+test: check  ## static checks, then all tests
+	@$(PYTHON) -m pytest
+
+check: setup  ## static checks
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy --strict src tests
+	.venv/bin/lint-imports
+
+lab: setup  ## a root shell in the laboratory
+	@$(PYTHON) -m tests.lab shell
+
+format:
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+clean:
+	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache

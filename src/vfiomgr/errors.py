@@ -1,0 +1,82 @@
+"""The tree of errors: each has a message (the cause), a hint (the remedy) and an exit status.
+
+VfiomgrError
+├── UsageError             2   the request cannot be understood
+│   └── UnknownDevice      2   it names a device that this host does not have
+├── InvalidDocument       65   an input document is malformed
+├── Refusal                4   a guard refuses; the hint names what would lift it
+├── HostError              1   the host did not do what was asked
+│   ├── WriteFailed        1   a kernel attribute rejected a write
+│   └── NeedsRoot          1   the right to change the host is missing
+├── RolledBack             1   a run failed; everything is as it was before
+└── RollbackIncomplete     5   a run failed, and so did part of undoing it
+"""
+
+from __future__ import annotations
+
+
+class VfiomgrError(Exception):
+    """Anything that a user is told about; `exit_code` is the process's exit status."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(VfiomgrError):
+    """The request cannot be understood."""
+
+    exit_code = 2
+
+
+class UnknownDevice(UsageError):
+    """No device of this host answers to the name."""
+
+
+class InvalidDocument(VfiomgrError):
+    """An input document is malformed; the message names the place."""
+
+    exit_code = 65
+
+
+class Refusal(VfiomgrError):
+    """A guard refuses the request; nothing was changed."""
+
+    exit_code = 4
+
+
+class HostError(VfiomgrError):
+    """The host did not do what was asked of it."""
+
+
+class NeedsRoot(HostError):
+    """The right to change the host is missing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "changing devices needs root",
+            "run the same command as root, e.g. with sudo; --dry-run shows the plan without it",
+        )
+
+
+class WriteFailed(HostError):
+    """The kernel rejected a write to an attribute; `errno` is the kernel's answer."""
+
+    def __init__(self, path: str, text: str, errno: int, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.path = path
+        self.text = text
+        self.errno = errno
+
+
+class RolledBack(VfiomgrError):
+    """A run failed and every step that it had taken was undone."""
+
+
+class RollbackIncomplete(VfiomgrError):
+    """A run failed and could not be undone completely; the message says what is left."""
+
+    exit_code = 5

@@ -1,0 +1,47 @@
+"""IOMMU groups: /sys/kernel/iommu_groups, and why there may be none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model import path
+from vfiomgr.model.iommu import IommuGroup, IommuState
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.path import HostPath
+
+_ACPI_TABLES = path.HostPath("/sys/firmware/acpi/tables")
+_IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
+
+
+def read_groups(tree: HostTree) -> tuple[IommuGroup, ...]:
+    """All groups, sorted by number; numbers have gaps."""
+    numbers = sorted(int(name) for name in tree.children(path.IOMMU_GROUPS) if name.isdigit())
+    return tuple(_read_group(tree, number) for number in numbers)
+
+
+def _read_group(tree: HostTree, number: int) -> IommuGroup:
+    directory = path.IOMMU_GROUPS / str(number)
+    return IommuGroup(
+        number=number,
+        members=tuple(tree.children(directory / "devices")),
+        name=tree.read(directory / "name"),
+        type=tree.read(directory / "type"),
+        has_node=tree.exists(path.vfio_group_node(number)),
+    )
+
+
+def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
+    """What the kernel and the firmware say about IOMMUs; the command line is no evidence."""
+    return IommuState(
+        units=tuple(tree.children(path.IOMMU_UNITS)),
+        firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(_ACPI_TABLES / n)),
+        has_groups=any(not group.is_noiommu and group.members for group in groups),
+    )
+
+
+def group_number(tree: HostTree, device: HostPath) -> int | None:
+    """The group of any device, by its `iommu_group` link."""
+    name = tree.link_name(device / "iommu_group")
+    return int(name) if name is not None and name.isdigit() else None

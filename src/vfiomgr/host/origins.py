@@ -1,0 +1,60 @@
+"""First states of bound functions: /var/lib/vfiomgr/origins, one JSON file each."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.path import STATE
+from vfiomgr.model.pci import DeviceIdentity, PciAddress
+from vfiomgr.model.snapshot import to_jsonable
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.path import HostPath
+
+_ORIGINS = STATE / "origins"
+_LOG = logging.getLogger(__name__)
+
+
+def _file(origin: Origin) -> HostPath:
+    return _ORIGINS / f"{origin.device.address}.json"
+
+
+def read_origins(tree: HostTree) -> tuple[Origin, ...]:
+    """All records; one that cannot be read hides no other."""
+    found: list[Origin] = []
+    for name in tree.children(_ORIGINS):
+        text = tree.read(_ORIGINS / name) if name.endswith(".json") else None
+        if text is None:
+            continue
+        try:
+            found.append(_parse(text))
+        except (ValueError, KeyError, TypeError) as error:
+            _LOG.warning("%s is not a record of vfiomgr and is ignored: %s", _ORIGINS / name, error)
+    return tuple(sorted(found, key=lambda origin: origin.device.address))
+
+
+def write_origin(tree: HostTree, origin: Origin) -> None:
+    """Record a first state durably."""
+    tree.make_directory(_ORIGINS)
+    data = json.dumps(to_jsonable(origin), indent=2) + "\n"
+    tree.replace(_file(origin), data.encode())
+
+
+def remove_origin(tree: HostTree, origin: Origin) -> None:
+    """Drop a record."""
+    tree.remove(_file(origin))
+
+
+def _parse(text: str) -> Origin:
+    document = json.loads(text)
+    device = document["device"]
+    return Origin(
+        device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),
+        state=DriverState(**document["state"]),
+        driver_module=document["driver_module"],
+        boot_id=document["boot_id"],
+    )

@@ -1,0 +1,196 @@
+"""PCI functions: /sys/bus/pci/devices (Documentation/ABI/testing/sysfs-bus-pci)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from vfiomgr.model import path
+from vfiomgr.model.origin import DriverState
+from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+
+if TYPE_CHECKING:
+    from vfiomgr.host.names import Names
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.path import HostPath
+
+_HEADER_TYPE_OFFSET = 0x0E
+_HEADER_TYPE_MASK = 0x7F
+_BARS = 6
+_IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
+"""Flags of the third column of `resource` (include/linux/ioport.h)."""
+_ASLEEP = "suspended"
+"""Reading the configuration space of a function in this state would wake it (pci_read_config)."""
+_VIRTFN = re.compile(r"virtfn(\d+)")
+
+
+def read_devices(tree: HostTree, names: Names) -> tuple[PciDevice, ...]:
+    """All functions, sorted by address."""
+    found = (read_device(tree, name, names) for name in tree.children(path.PCI_DEVICES))
+    return tuple(sorted((d for d in found if d is not None), key=lambda d: d.address))
+
+
+def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
+    """One function; None where it vanished meanwhile."""
+    directory = path.PCI_DEVICES / name
+    vendor_id, device_id, class_code = (
+        _hexadecimal(tree.read(directory / attribute))
+        for attribute in ("vendor", "device", "class")
+    )
+    if not (vendor_id and device_id and class_code):
+        return None
+    entries = frozenset(tree.children(directory))
+    address = PciAddress.parse(name)
+    runtime_status = tree.read(directory / "power/runtime_status")
+    config = b"" if runtime_status == _ASLEEP else _config_header(tree, directory)
+    name_of_device, class_name = names.of(directory, vendor_id, device_id, class_code)
+    driver = tree.link_name(directory / "driver")
+    physical = tree.link_name(directory / "physfn") if "physfn" in entries else None
+    vfio_device = next(iter(tree.children(directory / "vfio-dev")), None)
+    return PciDevice(
+        address=address,
+        name=name_of_device,
+        vendor_id=vendor_id,
+        device_id=device_id,
+        subsystem_id=_subsystem(tree, directory),
+        class_code=class_code,
+        class_name=class_name,
+        revision=_hexadecimal(tree.read(directory / "revision")) or "00",
+        header_type=_header_type(config),
+        bridge_path=_bridge_path(tree, directory),
+        driver=driver,
+        driver_override=_override(tree.read(directory / "driver_override")),
+        driver_module=tree.link_name(path.PCI_DRIVERS / driver / "module") if driver else None,
+        modalias=tree.read(directory / "modalias"),
+        iommu_group=_number(tree.link_name(directory / "iommu_group")),
+        numa_node=_numa_node(tree.read(directory / "numa_node")),
+        physical_function=PciAddress.parse(physical) if physical else None,
+        virtual_functions=_virtual_functions(tree, directory, entries),
+        sriov_totalvfs=_number(tree.read(directory / "sriov_totalvfs")),
+        sriov_numvfs=_number(tree.read(directory / "sriov_numvfs")),
+        sriov_drivers_autoprobe=_flag(tree.read(directory / "sriov_drivers_autoprobe")),
+        is_boot_display=tree.read(directory / "boot_vga") == "1",
+        is_responsive=_is_alive(config),
+        vfio_device=vfio_device,
+        vfio_cdev=vfio_device is not None and tree.exists(path.VFIO_CDEVS / vfio_device),
+        reset_method=tuple((tree.read(directory / "reset_method") or "").split()),
+        power_state=tree.read(directory / "power_state"),
+        power_control=tree.read(directory / "power/control"),
+        runtime_status=runtime_status,
+        d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")),
+        drm_nodes=_drm_nodes(tree, directory) if "drm" in entries else (),
+        bars=_bars(tree.read(directory / "resource")),
+    )
+
+
+def read_identity(tree: HostTree, address: PciAddress) -> DeviceIdentity | None:
+    """What is at an address now; None where there is nothing."""
+    directory = path.pci_device(address)
+    vendor_id = _hexadecimal(tree.read(directory / "vendor"))
+    if vendor_id is None:
+        return None
+    return DeviceIdentity(
+        address=address,
+        vendor_id=vendor_id,
+        device_id=_hexadecimal(tree.read(directory / "device")) or "",
+        subsystem_id=_subsystem(tree, directory),
+        class_code=_hexadecimal(tree.read(directory / "class")) or "",
+        bridge_path=_bridge_path(tree, directory),
+    )
+
+
+def read_driver_state(tree: HostTree, address: PciAddress) -> DriverState:
+    """Which driver has a function now, and its override."""
+    directory = path.pci_device(address)
+    return DriverState(
+        driver=tree.link_name(directory / "driver"),
+        driver_override=_override(tree.read(directory / "driver_override")),
+        power_control=tree.read(directory / "power/control"),
+    )
+
+
+def answers(tree: HostTree, address: PciAddress) -> bool:
+    """Whether the configuration space still reads as something else than all ones."""
+    return _is_alive(_config_header(tree, path.pci_device(address)))
+
+
+def _is_alive(config: bytes) -> bool:
+    """A dead function reads as all ones; a virtual one does so in its vendor and device alone."""
+    return not config or config.count(0xFF) < len(config)
+
+
+def _hexadecimal(text: str | None) -> str | None:
+    return None if not text else text.removeprefix("0x").lower()
+
+
+def _flag(text: str | None) -> bool | None:
+    return None if text is None else text == "1"
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+
+
+def _numa_node(text: str | None) -> int | None:
+    """None for -1, which means that the firmware did not say."""
+    node = _number(text)
+    return None if node is None or node < 0 else node
+
+
+def _override(text: str | None) -> str | None:
+    """None where unset: the kernel prints `(null)`, or nothing."""
+    return None if text in (None, "", "(null)") else text
+
+
+def _subsystem(tree: HostTree, directory: HostPath) -> str:
+    vendor = _hexadecimal(tree.read(directory / "subsystem_vendor")) or "0000"
+    device = _hexadecimal(tree.read(directory / "subsystem_device")) or "0000"
+    return f"{vendor}:{device}"
+
+
+def _config_header(tree: HostTree, directory: HostPath) -> bytes:
+    return tree.read_bytes(directory / "config", 64) or b""
+
+
+def _header_type(config: bytes) -> int | None:
+    if len(config) <= _HEADER_TYPE_OFFSET:
+        return None
+    return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
+
+
+def _bridge_path(tree: HostTree, directory: HostPath) -> str:
+    target = tree.link(directory) or ""
+    return target.partition("devices/")[2].rpartition("/")[0]
+
+
+def _virtual_functions(
+    tree: HostTree, directory: HostPath, entries: frozenset[str]
+) -> tuple[PciAddress, ...]:
+    """In the order of their index, which need not be that of their addresses."""
+    links = sorted((int(match[1]), name) for name in entries if (match := _VIRTFN.fullmatch(name)))
+    targets = (tree.link_name(directory / name) for _, name in links)
+    return tuple(PciAddress.parse(target) for target in targets if target)
+
+
+def _drm_nodes(tree: HostTree, directory: HostPath) -> tuple[str, ...]:
+    names = tree.children(directory / "drm")
+    return tuple(f"/dev/dri/{name}" for name in names if re.fullmatch(r"(card|renderD)\d+", name))
+
+
+def _bars(resource: str | None) -> tuple[Bar, ...]:
+    """The six BARs of `resource`: start, end and flags, one line each."""
+    bars: list[Bar] = []
+    for index, line in enumerate((resource or "").splitlines()[:_BARS]):
+        start, end, flags = (int(field, 16) for field in line.split())
+        if flags & (_IO | _MEM) and end > start:
+            bars.append(
+                Bar(
+                    index=index,
+                    start=start,
+                    size=end - start + 1,
+                    is_memory=bool(flags & _MEM),
+                    is_64bit=bool(flags & _MEM_64),
+                    is_prefetchable=bool(flags & _PREFETCH),
+                )
+            )
+    return tuple(bars)

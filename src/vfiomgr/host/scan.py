@@ -1,0 +1,44 @@
+"""From the files of a host to a snapshot of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.host import iommu, mdev, origins, pci, users
+from vfiomgr.host.names import Names
+from vfiomgr.model.path import PCI_DRIVERS, HostPath
+from vfiomgr.model.snapshot import HostSnapshot
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+
+def scan(tree: HostTree, machine: HostTree, *, with_users: bool = False) -> HostSnapshot:
+    """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
+
+    `with_users` also walks through /proc for open device nodes.
+    """
+    groups = iommu.read_groups(tree)
+    return HostSnapshot(
+        kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
+        boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
+        cpu_vendor=_cpu_vendor(tree),
+        iommu=iommu.read_state(tree, groups),
+        pci_drivers=tuple(tree.children(PCI_DRIVERS)),
+        devices=pci.read_devices(tree, Names(tree, machine)),
+        groups=groups,
+        vgpu_parents=mdev.read_parents(tree),
+        vgpus=mdev.read_mdevs(tree),
+        origins=origins.read_origins(tree),
+        host_uses=users.read_host_uses(tree),
+        users=users.read_users(tree) if with_users else None,
+    )
+
+
+def _cpu_vendor(tree: HostTree) -> str | None:
+    """`GenuineIntel`, `AuthenticAMD`; other architectures name none."""
+    for line in (tree.read(HostPath("/proc/cpuinfo")) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "vendor_id":
+            return value.strip()
+    return None

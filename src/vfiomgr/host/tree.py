@@ -1,0 +1,212 @@
+"""A host's file tree below one root: the running host, a recorded one, or a simulated kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.model.path import HostPath
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ELOOP})
+_UNSAID = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EIO, errno.EISDIR})
+"""What the kernel answers for an attribute that is there but has nothing to say (or not to us)."""
+_READ_LIMIT = 4096
+"""An attribute fits in a page (fs/sysfs/file.c)."""
+
+
+class HostTree:
+    """Reads and writes the files of one host; every path stays below `root`."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.realpath(root)
+        self._prefix = "" if self.root == "/" else self.root
+        self._directories: dict[str, str] = {}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a kernel acts on what is written here: /sys is mounted, not recorded."""
+        return os.path.ismount(f"{self._prefix}/sys")
+
+    def locate(self, path: HostPath) -> str:
+        """The path on this machine.
+
+        In another root than `/`, links in the directory part are followed only within the root.
+
+        Raises:
+            HostError: a link leads out of the root.
+
+        """
+        if not self._prefix:
+            return path
+        directory, _, name = path.rpartition("/")
+        real = self._directories.get(directory)
+        if real is None:
+            real = os.path.realpath(self._prefix + directory)
+            if real != self.root and not real.startswith(self._prefix + "/"):
+                message = f"{path} leads out of {self.root}"
+                raise HostError(message, "the tree holds a link that points outside of it")
+            self._directories[directory] = real
+        return f"{real}/{name}"
+
+    def read_bytes(self, path: HostPath, limit: int = _READ_LIMIT) -> bytes | None:
+        """The content of a file; None where it is absent or has nothing to say."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_NOFOLLOW if self._prefix else 0)
+        try:
+            descriptor = os.open(self.locate(path), flags)
+        except OSError as error:
+            if error.errno in _ABSENT | _UNSAID:
+                return None
+            raise self._unreadable(path, error) from error
+        try:
+            return os.read(descriptor, limit)
+        except OSError as error:
+            if error.errno in _ABSENT | _UNSAID:
+                return None
+            raise self._unreadable(path, error) from error
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: HostPath) -> str | None:
+        """The text of an attribute without its final newline; None as for `read_bytes`."""
+        data = self.read_bytes(path)
+        return None if data is None else data.decode(errors="replace").rstrip("\n")
+
+    def read_text(self, path: HostPath) -> str | None:
+        """The whole text of a file of any length; None as for `read_bytes`."""
+        try:
+            return Path(self.locate(path)).read_text(errors="replace")
+        except OSError as error:
+            if error.errno in _ABSENT | _UNSAID:
+                return None
+            raise self._unreadable(path, error) from error
+
+    def link(self, path: HostPath) -> str | None:
+        """Where a symbolic link points, as written; None where there is no link."""
+        try:
+            return os.readlink(self.locate(path))
+        except OSError as error:
+            if error.errno in _ABSENT | _UNSAID:
+                return None
+            raise self._unreadable(path, error) from error
+
+    def link_name(self, path: HostPath) -> str | None:
+        """The last component of what a symbolic link points to: a driver, a group, a device."""
+        target = self.link(path)
+        return None if target is None else target.rstrip("/").rsplit("/", 1)[-1]
+
+    def resolve(self, path: HostPath) -> HostPath | None:
+        """The path with every link followed, as a path of this host; None where it is absent."""
+        real = os.path.realpath(self._prefix + path)
+        if not os.path.exists(real):
+            return None
+        if self._prefix and not real.startswith(self._prefix + "/"):
+            message = f"{path} leads out of {self.root}"
+            raise HostError(message, "the tree holds a link that points outside of it")
+        return HostPath(real[len(self._prefix) :])
+
+    def children(self, path: HostPath) -> list[str]:
+        """The names in a directory, sorted; empty where there is none."""
+        try:
+            return sorted(os.listdir(self.locate(path / "")))
+        except OSError as error:
+            if error.errno in _ABSENT | _UNSAID:
+                return []
+            raise self._unreadable(path, error) from error
+
+    def exists(self, path: HostPath) -> bool:
+        """Whether there is a file, directory or link."""
+        return os.path.lexists(self.locate(path))
+
+    def write(self, path: HostPath, text: str) -> None:
+        """Give one attribute one write, as the kernel wants it.
+
+        The empty text is written as a newline: a write of no bytes reaches no kernel
+        (drivers/base/bus.c, driver_set_override).
+
+        Raises:
+            WriteFailed: with the errno of the open or of the write.
+
+        """
+        try:
+            descriptor = os.open(self.locate(path), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, (text or "\n").encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise write_failed(path, text, error.errno or 0) from error
+
+    def replace(self, path: HostPath, data: bytes, mode: int = 0o600) -> None:
+        """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory."""
+        target = self.locate(path)
+        directory = os.path.dirname(target)
+        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                os.fchmod(file.fileno(), mode)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except OSError:
+            os.unlink(temporary)
+            raise
+        sync_directory(directory)
+
+    def remove(self, path: HostPath) -> None:
+        """Remove a file durably; nothing where it is gone already."""
+        target = self.locate(path)
+        try:
+            os.unlink(target)
+        except FileNotFoundError:
+            return
+        sync_directory(os.path.dirname(target))
+
+    def make_directory(self, path: HostPath, mode: int = 0o700) -> None:
+        """Make a directory of vfiomgr's own, with its parents, closed to others."""
+        os.makedirs(self._prefix + path, mode=mode, exist_ok=True)
+        self._directories.clear()
+
+    def load_module(self, name: str) -> None:
+        """Load a kernel module by name.
+
+        Raises:
+            HostError: with what modprobe said.
+
+        """
+        remedy = f"see dmesg, and whether the package of this kernel's modules holds {name}"
+        try:
+            result = subprocess.run(
+                ["modprobe", "--", name], capture_output=True, text=True, check=False, timeout=60
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            message = f"modprobe {name} did not work: {error}"
+            raise HostError(message, remedy) from error
+        if result.returncode:
+            message = f"the kernel module {name} cannot be loaded: {result.stderr.strip()}"
+            raise HostError(message, remedy)
+
+    @staticmethod
+    def _unreadable(path: HostPath, error: OSError) -> HostError:
+        return HostError(f"cannot read {path}: {error.strerror}")
+
+
+def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:
+    """The bare error of a write; whoever knows what the write was for adds cause and remedy."""
+    shown = text or "\\n"
+    return WriteFailed(
+        path, text, number, f"writing {shown!r} to {path} failed: {os.strerror(number)}"
+    )
+
+
+def sync_directory(directory: str) -> None:
+    """Make a rename or a removal in a directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Frozen values and documents; nothing here does input or output."""

@@ -1,0 +1,59 @@
+"""IOMMU groups, and what keeps a guest from owning one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.model.pci import PciDevice
+
+HARMLESS_DRIVERS = frozenset({"pcieport", "pci-stub"})
+"""Drivers that do no DMA of their own (`driver_managed_dma`), and so never spoil a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class IommuGroup:
+    """`/sys/kernel/iommu_groups/<number>`; `members` are PCI addresses and other device names."""
+
+    number: int
+    members: tuple[str, ...]
+    name: str | None
+    type: str | None
+    has_node: bool
+    """Whether `/dev/vfio/<number>` exists."""
+
+    @property
+    def is_noiommu(self) -> bool:
+        """A group of the unsafe no-IOMMU mode, made by vfio itself."""
+        return self.name == "vfio-noiommu"
+
+
+@dataclass(frozen=True, slots=True)
+class IommuState:
+    """Whether devices are isolated on this host, and the evidence."""
+
+    units: tuple[str, ...]
+    """IOMMUs that the kernel drives: the entries of /sys/class/iommu."""
+    firmware_tables: tuple[str, ...]
+    """ACPI tables that describe an IOMMU: DMAR (Intel), IVRS (AMD), IORT (Arm)."""
+    has_groups: bool
+
+    @property
+    def is_on(self) -> bool:
+        """Groups exist only where an IOMMU isolates."""
+        return self.has_groups
+
+
+def is_blocking(device: PciDevice) -> bool:
+    """Whether a member keeps its group from being viable (vfio_iommu_group_set_container)."""
+    if device.driver is None or device.is_on_vfio or device.vfio_device is not None:
+        return False
+    return device.driver not in HARMLESS_DRIVERS
+
+
+def blockers(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
+    """The members that keep a group from being viable."""
+    return tuple(device for device in devices if is_blocking(device))

@@ -1,0 +1,26 @@
+"""A plan: the steps from the host as it is to what an intent wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfiomgr.model.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `--dry-run` prints is what a run executes."""
+
+    summary: str
+    steps: tuple[Step, ...]
+    locks: tuple[str, ...] = ()
+    """Names of what no other process may change meanwhile, e.g. `group-38`."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know: companions that come along, functions that are left alone."""
+    already: tuple[str, ...] = ()
+    """What is in the wanted state and not touched."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the host is as wanted already."""
+        return not self.steps

@@ -1,0 +1,201 @@
+"""All that a decision about a host needs, as one value; reads and writes JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.model.iommu import IommuGroup, IommuState, blockers
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.path import VFIO_CDEVS, vfio_group_node
+from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+
+API_VERSION = "vfiomgr/v1"
+KIND = "HostSnapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUser:
+    """A process that has a device node open."""
+
+    node: str
+    pid: int
+    command: str
+
+    def __str__(self) -> str:
+        """`qemu-system-x86 (PID 4711)`."""
+        return f"{self.command} (PID {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """Something of the host itself that would break without the function."""
+
+    address: PciAddress
+    kind: str
+    """`mounted-disk` or `default-route`."""
+    what: str
+
+
+@dataclass(frozen=True)
+class HostSnapshot:
+    """The facts of a host at one moment; devices, groups and vGPUs sorted by number."""
+
+    kernel_release: str | None
+    boot_id: str | None
+    cpu_vendor: str | None
+    iommu: IommuState
+    pci_drivers: tuple[str, ...]
+    devices: tuple[PciDevice, ...]
+    groups: tuple[IommuGroup, ...]
+    vgpu_parents: tuple[VgpuParent, ...]
+    vgpus: tuple[Vgpu, ...]
+    origins: tuple[Origin, ...] = ()
+    host_uses: tuple[HostUse, ...] = ()
+    users: tuple[DeviceUser, ...] | None = None
+    """Open device nodes; None where nobody looked (it takes a walk through /proc, as root)."""
+
+    @cached_property
+    def _by_address(self) -> dict[PciAddress, PciDevice]:
+        return {device.address: device for device in self.devices}
+
+    def device(self, address: PciAddress) -> PciDevice:
+        """The function at an address.
+
+        Raises:
+            UnknownDevice: there is none.
+
+        """
+        try:
+            return self._by_address[address]
+        except KeyError:
+            message = f"this host has no PCI device {address}"
+            raise UnknownDevice(message, "vfiomgr list --all shows the devices it has") from None
+
+    def parse_address(self, text: str) -> PciAddress:
+        """Read an address as a user types it; the domain may be left out where it is plain."""
+        return PciAddress.parse(text, self._by_address)
+
+    def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
+        """The functions that go to a guest together; a virtual function goes alone."""
+        if device.physical_function is not None:
+            return (device,)
+        return tuple(
+            other
+            for other in self.devices
+            if other.address.slot == device.address.slot and other.physical_function is None
+        )
+
+    def group_members(self, number: int | None) -> tuple[PciDevice, ...]:
+        """The PCI functions of an IOMMU group."""
+        if number is None:
+            return ()
+        return tuple(device for device in self.devices if device.iommu_group == number)
+
+    def is_viable(self, number: int) -> bool:
+        """Whether a guest could own an IOMMU group now: nothing in it is on a host driver."""
+        return not blockers(self.group_members(number))
+
+    def origin(self, device: PciDevice) -> Origin | None:
+        """The first state of this very device in this very boot, where it was recorded."""
+        for origin in self.origins:
+            if origin.device == device.identity and origin.boot_id == self.boot_id:
+                return origin
+        return None
+
+    def vgpu(self, uuid: str) -> Vgpu | None:
+        """The active vGPU with this UUID."""
+        return next((vgpu for vgpu in self.vgpus if vgpu.uuid == uuid.lower()), None)
+
+    @staticmethod
+    def nodes_of(device: PciDevice) -> frozenset[str]:
+        """The device nodes through which processes hold a function."""
+        nodes = set(device.drm_nodes)
+        if device.is_on_vfio and device.iommu_group is not None:
+            nodes.add(vfio_group_node(device.iommu_group))
+        if device.vfio_device is not None:
+            nodes.add(VFIO_CDEVS / device.vfio_device)
+        return frozenset(nodes)
+
+    def users_of(self, nodes: frozenset[str]) -> tuple[DeviceUser, ...]:
+        """The processes that have one of the nodes open."""
+        return tuple(user for user in self.users or () if user.node in nodes)
+
+
+_PARTS: tuple[Any, ...] = (
+    HostSnapshot,
+    DeviceUser,
+    HostUse,
+    IommuState,
+    IommuGroup,
+    PciDevice,
+    Bar,
+    DeviceIdentity,
+    Origin,
+    DriverState,
+    VgpuParent,
+    VgpuType,
+    Vgpu,
+)
+
+
+def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
+    """A value of the model as lists, dictionaries and scalars, in the order of its fields."""
+    if isinstance(value, PciAddress):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_jsonable(item) for item in value]
+    return value
+
+
+def write_snapshot(snapshot: HostSnapshot) -> str:
+    """The snapshot as a JSON document."""
+    document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def read_snapshot(text: str, source: str) -> HostSnapshot:
+    """Read what `write_snapshot` wrote; `source` names the document in errors.
+
+    Raises:
+        InvalidDocument: no JSON, another kind of document, or fields that do not fit.
+
+    """
+    remedy = "make it anew with: vfiomgr snapshot > host.json"
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        message = f"{source}: not JSON: {error}"
+        raise InvalidDocument(message, remedy) from None
+    if not isinstance(document, dict) or document.pop("kind", None) != KIND:
+        message = f"{source}: not a document of kind {KIND}"
+        raise InvalidDocument(message, remedy)
+    version = document.pop("api_version", None)
+    if version != API_VERSION:
+        message = f"{source}: api_version is {version!r}, this vfiomgr reads {API_VERSION!r}"
+        raise InvalidDocument(message, remedy)
+    return _validated(document, source, remedy)
+
+
+def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
+
+    for part in _PARTS:
+        part.__pydantic_config__ = {"extra": "forbid"}
+    adapter = TypeAdapter(HostSnapshot)
+    try:
+        return adapter.validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = f"{source}: {place}: {first['msg']}"
+        raise InvalidDocument(message, remedy) from None

@@ -1,0 +1,228 @@
+"""Steps: inert data that describe themselves and know their inverse; the executor acts.
+
+A step that changes the host names the state it leads to, not a single write: carried out again,
+or from the middle of an interrupted attempt, it leads to the same state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.model import path
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.pci import DeviceIdentity
+
+
+def _write(text: str, target: str) -> str:
+    return f"echo {text or chr(39) * 2} > {target}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModule:
+    """Load a kernel module that brings `driver`; it stays loaded."""
+
+    module: str
+    driver: str
+    kind: Literal["load-module"] = "load-module"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"load the kernel module {self.module}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (f"modprobe {self.module}",)
+
+    def inverse(self) -> None:
+        """None: a loaded module hurts nobody and may be in use by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class RememberOrigin:
+    """Record what a function was like, so that `unbind` can give it back."""
+
+    origin: Origin
+    kind: Literal["remember-origin"] = "remember-origin"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.origin.device.address}: remember that it was on {self.origin.state}"
+
+    def commands(self) -> tuple[str, ...]:
+        """Nothing: the record is vfiomgr's own."""
+        return ()
+
+    def inverse(self) -> ForgetOrigin:
+        """Forget it again."""
+        return ForgetOrigin(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetOrigin:
+    """Drop the record of a function that has been given back."""
+
+    origin: Origin
+    kind: Literal["forget-origin"] = "forget-origin"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.origin.device.address}: forget its first state"
+
+    def commands(self) -> tuple[str, ...]:
+        """Nothing: the record is vfiomgr's own."""
+        return ()
+
+    def inverse(self) -> RememberOrigin:
+        """Remember it again."""
+        return RememberOrigin(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDriver:
+    """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
+
+    device: DeviceIdentity
+    before: DriverState
+    after: DriverState
+    kind: Literal["change-driver"] = "change-driver"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: {self.before} -> {self.after}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        directory = path.pci_device(self.device.address)
+        lines: list[str] = []
+        if self.before.driver_override != self.after.driver_override:
+            lines.append(_write(self.after.driver_override or "", directory / "driver_override"))
+        if self.before.driver != self.after.driver:
+            if self.before.driver:
+                lines.append(_write(str(self.device.address), directory / "driver/unbind"))
+            if self.after.driver:
+                lines.append(_write(str(self.device.address), probe_file(self.after)))
+        if self.after.power_control:
+            lines.append(_write(self.after.power_control, directory / "power/control"))
+        return tuple(lines)
+
+    def inverse(self) -> ChangeDriver:
+        """The way back."""
+        return ChangeDriver(self.device, before=self.after, after=self.before)
+
+
+def probe_file(state: DriverState) -> path.HostPath:
+    """Where to write an address so that `state.driver` takes it.
+
+    With driver_override set to the driver, drivers_probe can find no other; without, only the
+    driver's own `bind` picks it among several that match.
+    """
+    if state.driver is None or state.driver_override == state.driver:
+        return path.PCI_DRIVERS_PROBE
+    return path.PCI_DRIVERS / state.driver / "bind"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseDriver:
+    """Take a function off a driver whose predecessor nobody recorded; the kernel picks the next."""
+
+    device: DeviceIdentity
+    before: DriverState
+    kind: Literal["release-driver"] = "release-driver"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: {self.before} -> whichever driver the kernel picks"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        directory = path.pci_device(self.device.address)
+        return (
+            _write("", directory / "driver_override"),
+            _write(str(self.device.address), directory / "driver/unbind"),
+            _write(str(self.device.address), path.PCI_DRIVERS_PROBE),
+        )
+
+    def inverse(self) -> ChangeDriver:
+        """Back onto the driver that had it."""
+        return ChangeDriver(self.device, before=DriverState(None, None), after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitVfioNode:
+    """Wait until a guest can open the IOMMU group (or the function's cdev)."""
+
+    group: int
+    device: DeviceIdentity
+    kind: Literal["await-vfio-node"] = "await-vfio-node"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: wait for {path.vfio_group_node(self.group)}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (f"ls -l {path.vfio_group_node(self.group)}",)
+
+    def inverse(self) -> None:
+        """None: waiting changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateMdev:
+    """Make a mediated device."""
+
+    parent: str
+    parent_path: str
+    type_id: str
+    uuid: str
+    kind: Literal["create-mdev"] = "create-mdev"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.parent}: create vGPU {self.uuid} of type {self.type_id}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (
+            _write(self.uuid, f"{self.parent_path}/mdev_supported_types/{self.type_id}/create"),
+        )
+
+    def inverse(self) -> RemoveMdev:
+        """Remove it again."""
+        return RemoveMdev(self.parent, self.parent_path, self.type_id, self.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveMdev:
+    """Remove a mediated device."""
+
+    parent: str
+    parent_path: str
+    type_id: str
+    uuid: str
+    kind: Literal["remove-mdev"] = "remove-mdev"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.parent}: remove vGPU {self.uuid} of type {self.type_id}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (_write("1", path.MDEV_DEVICES / self.uuid / "remove"),)
+
+    def inverse(self) -> CreateMdev:
+        """Make it again, with the same UUID."""
+        return CreateMdev(self.parent, self.parent_path, self.type_id, self.uuid)
+
+
+Step = (
+    LoadModule
+    | RememberOrigin
+    | ForgetOrigin
+    | ChangeDriver
+    | ReleaseDriver
+    | AwaitVfioNode
+    | CreateMdev
+    | RemoveMdev
+)

@@ -1,0 +1,31 @@
+"""What all tests share: a count of each kind at the end of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
+OUTCOMES = ("passed", "failed", "error", "skipped")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each kind of test."""
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    for outcome in OUTCOMES:
+        for report in terminalreporter.stats.get(outcome, []):
+            kind = report.nodeid.removeprefix("tests/").partition("/")[0]
+            if kind in counts:
+                counts[kind][outcome] += 1
+    terminalreporter.section("tests by kind")
+    for kind, count in counts.items():
+        shown = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES)
+        terminalreporter.write_line(f"{KINDS[kind]}: {shown}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` writes golden files anew instead of comparing with them."""
+    parser.addoption("--update-golden", action="store_true", help="write golden files anew")

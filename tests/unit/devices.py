@@ -1,0 +1,71 @@
+"""A plain PCI function and a plain host, for tests that vary a field or two."""
+
+from __future__ import annotations
+
+from vfiomgr.model.iommu import IommuGroup, IommuState
+from vfiomgr.model.pci import PciAddress, PciDevice
+from vfiomgr.model.snapshot import HostSnapshot
+
+
+def pci_device(address: str = "0000:04:00.0") -> PciDevice:
+    """A GPU on its host driver, alone in group 4."""
+    return PciDevice(
+        address=PciAddress.parse(address),
+        name="NVIDIA Corporation GA107GL [A2 / A16]",
+        vendor_id="10de",
+        device_id="25b6",
+        subsystem_id="10de:157e",
+        class_code="030200",
+        class_name="3D controller",
+        revision="a1",
+        header_type=0,
+        bridge_path="pci0000:00/0000:00:01.0",
+        driver="nvidia",
+        driver_override=None,
+        driver_module="nvidia",
+        modalias=None,
+        iommu_group=4,
+        numa_node=0,
+        physical_function=None,
+        virtual_functions=(),
+        sriov_totalvfs=None,
+        sriov_numvfs=None,
+        sriov_drivers_autoprobe=None,
+        is_boot_display=False,
+        is_responsive=True,
+        vfio_device=None,
+        vfio_cdev=False,
+        reset_method=("flr", "bus"),
+        power_state="D0",
+        power_control="on",
+        runtime_status="active",
+        d3cold_allowed=True,
+        drm_nodes=(),
+        bars=(),
+    )
+
+
+def host_of(*devices: PciDevice) -> HostSnapshot:
+    """A host with these functions, in the groups that they name."""
+    numbers = sorted({d.iommu_group for d in devices if d.iommu_group is not None})
+    return HostSnapshot(
+        kernel_release="6.1.0",
+        boot_id="boot",
+        cpu_vendor="GenuineIntel",
+        iommu=IommuState(units=("dmar0",), firmware_tables=("DMAR",), has_groups=bool(numbers)),
+        pci_drivers=("nvidia", "snd_hda_intel", "vfio-pci"),
+        devices=tuple(sorted(devices, key=lambda d: d.address)),
+        groups=tuple(
+            IommuGroup(
+                number=number,
+                members=tuple(str(d.address) for d in devices if d.iommu_group == number),
+                name=None,
+                type="DMA",
+                has_node=False,
+            )
+            for number in numbers
+        ),
+        vgpu_parents=(),
+        vgpus=(),
+        users=(),
+    )

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.host_files import tree_of
+from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_links_are_followed_within_the_root(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        sys/devices/pci0000:00/0000:04:00.0/vendor: 0x10de
+        sys/bus/pci/devices/0000:04:00.0 -> ../../../devices/pci0000:00/0000:04:00.0
+        """,
+    )
+    device = HostPath("/sys/bus/pci/devices/0000:04:00.0")
+    assert tree.read(device / "vendor") == "0x10de"
+    assert tree.resolve(device) == "/sys/devices/pci0000:00/0000:04:00.0"
+    assert tree.link_name(device) == "0000:04:00.0"
+
+
+@pytest.mark.parametrize("target", ["/", "../../../../../../../.."])
+def test_a_link_out_of_the_root_is_refused(tmp_path: Path, target: str) -> None:
+    tree = tree_of(tmp_path / "root", f"sys/trap -> {target}")
+    with pytest.raises(HostError, match="leads out of"):
+        tree.read(HostPath("/sys/trap/etc/hostname"))
+    with pytest.raises(HostError, match="leads out of"):
+        tree.resolve(HostPath("/sys/trap"))
+
+
+def test_an_attribute_that_is_a_link_out_of_the_root_reads_as_absent(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path / "root", "sys/device/vendor -> /etc/hostname")
+    assert tree.read(HostPath("/sys/device/vendor")) is None
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "a\0b"])
+def test_a_name_cannot_leave_its_directory(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a name below"):
+        HostPath("/sys") / name
+
+
+def test_what_is_absent_reads_as_none(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "sys/a: 1")
+    assert tree.read(HostPath("/sys/b")) is None
+    assert tree.read(HostPath("/sys/a/b")) is None
+    assert tree.link(HostPath("/sys/a")) is None
+    assert tree.children(HostPath("/sys/b")) == []
+
+
+def test_a_missing_attribute_is_not_created_by_a_write(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "sys/a: 1")
+    with pytest.raises(WriteFailed) as caught:
+        tree.write(HostPath("/sys/b"), "x")
+    assert caught.value.errno == errno.ENOENT
+    assert not (tmp_path / "sys/b").exists()
+
+
+def test_the_empty_text_is_written_as_a_newline(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "sys/driver_override:")
+    (tmp_path / "sys/driver_override").write_text("")
+    tree.write(HostPath("/sys/driver_override"), "")
+    assert (tmp_path / "sys/driver_override").read_text() == "\n"
+
+
+def test_replace_leaves_no_temporary_file_and_keeps_others_out(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "sys/a: 1")
+    state = HostPath("/var/lib/vfiomgr")
+    tree.make_directory(state)
+    tree.replace(state / "record", b"one")
+    tree.replace(state / "record", b"two")
+    assert os.listdir(tmp_path / "var/lib/vfiomgr") == ["record"]
+    assert (tmp_path / "var/lib/vfiomgr/record").read_bytes() == b"two"
+    assert (tmp_path / "var/lib/vfiomgr/record").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "var/lib/vfiomgr").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_recording_is_not_live(tmp_path: Path) -> None:
+    assert not tree_of(tmp_path, "sys/a: 1").is_live

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.unit.host_files import tree_of
+from vfiomgr.host.users import read_host_uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
+
+
+def test_a_mounted_partition_names_its_controller(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        rf"""
+        {DISK}/nvme0n1p2/partition: 2
+        sys/class/block/nvme0n1p2 -> ../../../{DISK}/nvme0n1p2
+        dev/nvme0n1p2: node
+        proc/mounts: /dev/nvme0n1p2 /srv/a\040b ext4 rw 0 0\ntmpfs /run tmpfs rw 0 0
+        """,
+    )
+    (use,) = read_host_uses(tree)
+    assert str(use.address) == "0000:03:00.0"
+    assert (use.kind, use.what) == ("mounted-disk", "/dev/nvme0n1p2 on /srv/a b")
+
+
+def test_a_mounted_logical_volume_names_the_controller_below_it(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        rf"""
+        {DISK}/size: 1
+        sys/class/block/nvme0n1 -> ../../../{DISK}
+        sys/devices/virtual/block/dm-0/slaves/nvme0n1 -> ../../../../../../{DISK}
+        sys/class/block/dm-0 -> ../../devices/virtual/block/dm-0
+        dev/dm-0: node
+        dev/mapper/root -> ../dm-0
+        proc/mounts: /dev/mapper/root / ext4 rw 0 0
+        """,
+    )
+    (use,) = read_host_uses(tree)
+    assert str(use.address) == "0000:03:00.0"
+
+
+def test_the_default_route_over_a_bridge_names_the_interface_below(tmp_path: Path) -> None:
+    routes = (
+        r"Iface Destination Gateway Flags RefCnt Use Metric Mask\n"
+        r"br0 00000000 0101A8C0 3 0 0 0 00000000\n"
+        r"eth0 0001A8C0 00000000 1 0 0 0 00FFFFFF"
+    )
+    nic = "sys/devices/pci0000:00/0000:05:00.0/net/eth0"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {nic}/address: 00
+        sys/class/net/eth0 -> ../../../{nic}
+        sys/devices/virtual/net/br0/lower_eth0 -> ../../../../../{nic}
+        sys/class/net/br0 -> ../../devices/virtual/net/br0
+        proc/net/route: {routes}
+        """,
+    )
+    (use,) = read_host_uses(tree)
+    assert (str(use.address), use.kind, use.what) == ("0000:05:00.0", "default-route", "br0")

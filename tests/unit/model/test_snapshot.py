@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.pci import Bar, PciAddress
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, read_snapshot, write_snapshot
+from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+
+
+def full_host() -> HostSnapshot:
+    gpu = dataclasses.replace(
+        pci_device(),
+        virtual_functions=(PciAddress(0, 4, 0, 4),),
+        bars=(Bar(0, 0x9000_0000, 1 << 24, is_memory=True, is_64bit=False, is_prefetchable=False),),
+    )
+    types = (VgpuType("0000:04:00.4", "nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci", 3),)
+    origin = Origin(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    return dataclasses.replace(
+        host_of(gpu),
+        vgpu_parents=(VgpuParent("0000:04:00.4", "/sys/devices/x", "mdev", "nvidia", types),),
+        vgpus=(Vgpu("u-u-i-d", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None),),
+        origins=(origin,),
+        users=(DeviceUser("/dev/vfio/4", 17, "qemu"),),
+    )
+
+
+def test_a_snapshot_is_read_back_as_it_was_written() -> None:
+    host = full_host()
+    assert read_snapshot(write_snapshot(host), "host.json") == host
+
+
+def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
+    document = json.loads(write_snapshot(full_host()))
+    document["devices"][0]["address"] = "zz:00.0"
+    with pytest.raises(InvalidDocument, match=r"host\.json: devices\.0\.address: .*zz:00\.0"):
+        read_snapshot(json.dumps(document), "host.json")
+
+
+@pytest.mark.parametrize("place", [[], ["devices", 0], ["origins", 0, "state"]])
+def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
+    document = json.loads(write_snapshot(full_host()))
+    part = document
+    for key in place:
+        part = part[key]
+    part["colour"] = "red"
+    with pytest.raises(InvalidDocument, match="colour"):
+        read_snapshot(json.dumps(document), "host.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a document of kind HostSnapshot"),
+        ('{"kind": "DeviceList"}', "not a document of kind HostSnapshot"),
+        ('{"kind": "HostSnapshot", "api_version": "vfiomgr/v9"}', "vfiomgr/v9"),
+    ],
+)
+def test_other_documents_are_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidDocument, match=why) as caught:
+        read_snapshot(text, "host.json")
+    assert caught.value.exit_code == 65
+
+
+def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
+    physical = pci_device()
+    audio = pci_device("0000:04:00.1")
+    virtual = dataclasses.replace(
+        pci_device("0000:04:00.4"), physical_function=physical.address, iommu_group=9
+    )
+    host = host_of(physical, audio, virtual)
+    assert host.slot(virtual) == (virtual,)
+    assert host.slot(physical) == (physical, audio)
+
+
+def test_an_origin_of_another_boot_or_another_device_is_not_this_devices() -> None:
+    gpu = pci_device()
+    origin = Origin(gpu.identity, DriverState("nvidia", None), "nvidia", "boot")
+    assert dataclasses.replace(host_of(gpu), origins=(origin,)).origin(gpu) == origin
+    rebooted = dataclasses.replace(host_of(gpu), origins=(origin,), boot_id="next")
+    assert rebooted.origin(gpu) is None
+    exchanged = dataclasses.replace(gpu, device_id="2204")
+    assert dataclasses.replace(host_of(exchanged), origins=(origin,)).origin(exchanged) is None
+
+
+def test_an_unknown_address_is_an_error() -> None:
+    with pytest.raises(UnknownDevice, match=r"0000:99:00\.0"):
+        host_of(pci_device()).device(PciAddress.parse("0000:99:00.0"))
