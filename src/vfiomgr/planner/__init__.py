@@ -1,0 +1,33 @@
+"""From a snapshot and an intent to a plan, or a refusal; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
+from vfiomgr.planner import passthrough, vgpu
+
+if TYPE_CHECKING:
+    from vfiomgr.model.plan import Plan
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+def plan(host: HostSnapshot, intent: Intent) -> Plan:
+    """The steps from the host as it is to what the intent wants.
+
+    Raises:
+        Refusal: a guard forbids it.
+        UsageError: the intent names what the host does not have.
+
+    """
+    match intent:
+        case Bind():
+            return passthrough.plan_bind(host, intent)
+        case Unbind():
+            return passthrough.plan_unbind(host, intent)
+        case CreateVgpu():
+            return vgpu.plan_create(host, intent)
+        case RemoveVgpu():
+            return vgpu.plan_remove(host, intent)
+        case _ as never:
+            assert_never(never)

@@ -1,0 +1,213 @@
+"""What is refused, and what would lift the refusal: small rules over facts.
+
+A guard looks at one function that a plan is about to take from the host and yields what speaks
+against it. All findings are collected, so that a refusal names every obstacle at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal
+from vfiomgr.model import path
+from vfiomgr.model.intent import Allowance
+from vfiomgr.model.iommu import blockers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.model.intent import Bind
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """One reason against a plan; `allowance` names the value of `--allow` that overrides it."""
+
+    reason: str
+    remedy: str
+    allowance: Allowance | None = None
+
+
+def refuse_if_any(objections: Iterable[Objection], allow: frozenset[Allowance]) -> None:
+    """Raise one refusal that holds all objections which are not allowed.
+
+    Raises:
+        Refusal: one line of reasons, one line of remedies.
+
+    """
+    standing = [o for o in objections if o.allowance is None or o.allowance not in allow]
+    if not standing:
+        return
+    reasons = dict.fromkeys(o.reason for o in standing)
+    remedies = dict.fromkeys(o.remedy for o in standing)
+    raise Refusal("; ".join(reasons), "; ".join(remedies))
+
+
+def iommu_remedy(host: HostSnapshot) -> str:
+    """What switches the IOMMU on, by what this host shows."""
+    firmware, argument = {
+        "GenuineIntel": ("VT-d", "intel_iommu=on"),
+        "AuthenticAMD": ("AMD-Vi (IOMMU)", "amd_iommu=on"),
+    }.get(host.cpu_vendor or "", ("VT-d or AMD-Vi (IOMMU)", "intel_iommu=on on an Intel host"))
+    boot = f"boot with {argument} on the kernel command line, and look again with vfiomgr groups"
+    if host.iommu.firmware_tables:
+        return f"the firmware describes an IOMMU ({', '.join(host.iommu.firmware_tables)}): {boot}"
+    return f"enable {firmware} in the firmware setup, {boot}"
+
+
+def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Bridges carry other devices and never go to a guest (vfio_pci_core_register_device)."""
+    if device.is_bridge:
+        yield Objection(
+            f"{device} is a bridge ({device.class_name}) and stays with the host",
+            "name the device behind it instead; vfiomgr groups shows them",
+        )
+
+
+def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Without an IOMMU group a guest could write to all of the host's memory."""
+    if not host.iommu.is_on:
+        yield Objection(
+            "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest",
+            iommu_remedy(host),
+        )
+    elif device.iommu_group is None:
+        yield Objection(
+            f"{device} is in no IOMMU group, so it cannot go to a guest",
+            "no IOMMU covers this device; move it to another slot",
+        )
+
+
+def boot_display(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """The console's display: taken away, the host has no screen to tell what went wrong."""
+    if device.is_boot_display:
+        yield Objection(
+            f"{device} is the console's display (boot_vga is 1)",
+            "make another display the primary one in the firmware, or, if this host is reached "
+            "over the network, pass --allow boot-display",
+            "boot-display",
+        )
+
+
+def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """vfio-pci refuses a physical function whose VFs exist (vfio_pci_core_register_device)."""
+    count = len(device.virtual_functions)
+    if not count:
+        return
+    vgpus = [v for v in host.vgpus if v.parent in {str(a) for a in device.virtual_functions}]
+    first = f"remove {_counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else ""
+    yield Objection(
+        f"{device} has {_counted(count, 'active virtual function')}"
+        + (f" that carry {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
+        f"{first}write 0 to {path.pci_device(device.address)}/sriov_numvfs, "
+        "or bind a virtual function instead",
+    )
+
+
+def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Unbinding a vGPU parent destroys its instances, and blocks while a guest runs."""
+    uuids = [vgpu.uuid for vgpu in host.vgpus if vgpu.parent == str(device.address)]
+    if uuids:
+        yield Objection(
+            f"{device} carries {_counted(len(uuids), 'vGPU')}: {', '.join(uuids)}",
+            "remove them first with vfiomgr vgpu remove",
+        )
+
+
+def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Mounted disks and the interface of the default route."""
+    for use in host.host_uses:
+        if use.address != device.address:
+            continue
+        if use.kind == "mounted-disk":
+            yield Objection(
+                f"{device} holds a mounted file system: {use.what}",
+                f"unmount it, or leave the function out with --only, or pass --allow {use.kind}",
+                "mounted-disk",
+            )
+        else:
+            yield Objection(
+                f"{device} carries the default route: interface {use.what}",
+                f"move the route, or leave it out with --only, or pass --allow {use.kind}",
+                "default-route",
+            )
+
+
+def open_display(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """A driver's unbind may wait for ever for the last user of its nodes."""
+    users = host.users_of(frozenset(device.drm_nodes))
+    if users:
+        yield Objection(
+            f"{device} is open in {', '.join(dict.fromkeys(str(u) for u in users))}",
+            "stop these processes, or pass --allow in-use",
+            "in-use",
+        )
+
+
+def held_by_guest(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """A VFIO driver's unbind blocks until the guest is gone (vfio_unregister_group_dev)."""
+    users = host.users_of(host.nodes_of(device)) if device.is_on_vfio else ()
+    if users:
+        yield Objection(
+            f"{device} is held by {', '.join(dict.fromkeys(str(u) for u in users))}",
+            "shut the guest down or detach the device from it first",
+        )
+
+
+TAKING = (
+    bridge,
+    isolation,
+    boot_display,
+    active_virtual_functions,
+    carries_vgpus,
+    host_use,
+    open_display,
+    held_by_guest,
+)
+"""Before a function is taken from its host driver."""
+
+RELEASING = (bridge, held_by_guest)
+"""Before a function is taken from a VFIO driver."""
+
+
+def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
+    """All that speaks against taking functions from their host drivers."""
+    for device in devices:
+        for guard in TAKING:
+            yield from guard(host, device)
+
+
+def releasing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
+    """All that speaks against giving functions back."""
+    for device in devices:
+        for guard in RELEASING:
+            yield from guard(host, device)
+
+
+def foreign_members(
+    host: HostSnapshot, devices: Sequence[PciDevice], intent: Bind
+) -> Iterator[Objection]:
+    """Members of the groups that would stay on host drivers: no guest could own such a group."""
+    taken = {device.address for device in devices}
+    for number in sorted({d.iommu_group for d in devices if d.iommu_group is not None}):
+        foreign = [
+            d
+            for d in blockers(host.group_members(number))
+            if d.address not in taken and not d.is_bridge
+        ]
+        if not foreign:
+            continue
+        names = ", ".join(f"{d} on {d.driver}" for d in foreign)
+        lift = "without --only" if intent.only else "pass --with-group to take them too"
+        yield Objection(
+            f"IOMMU group {number} also holds {names}",
+            f"all of a group goes to one guest: {lift}, or move the device to a slot that has "
+            "a group of its own",
+        )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,166 @@
+"""Bind and unbind: between host drivers and VFIO drivers, whole slots at a time."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.step import (
+    AwaitVfioNode,
+    ChangeDriver,
+    ForgetOrigin,
+    LoadModule,
+    ReleaseDriver,
+    RememberOrigin,
+)
+from vfiomgr.planner import guards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vfiomgr.model.intent import Bind, Unbind
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.step import Step
+
+_DRIVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
+    """Put functions and their companions on a VFIO driver.
+
+    Raises:
+        Refusal: a guard forbids it.
+        UsageError: an address names nothing, or the driver's name is none.
+
+    """
+    if not _DRIVER_NAME.fullmatch(intent.driver):
+        message = f"{intent.driver!r} is no name of a driver"
+        raise UsageError(message, "ls /sys/bus/pci/drivers shows the drivers that are loaded")
+    named = [host.device(address) for address in intent.addresses]
+    targets = _targets(host, intent, named)
+    moving = [device for device in targets if device.driver != intent.driver]
+    guards.refuse_if_any(
+        [
+            *guards.taking(host, moving),
+            *guards.foreign_members(host, targets, intent),
+        ],
+        intent.allow,
+    )
+    steps: list[Step] = []
+    if moving and intent.driver not in host.pci_drivers:
+        steps.append(LoadModule(intent.driver, intent.driver))
+    for device in moving:
+        steps += _take(host, device, intent.driver)
+    first_of_group = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
+    steps += [AwaitVfioNode(n, first_of_group[n].identity) for n in sorted(first_of_group)]
+    return Plan(
+        summary=f"bind {_listed(named)} to {intent.driver}",
+        steps=tuple(steps),
+        locks=_locks(targets),
+        notes=tuple(_companion_notes(named, targets, moving)),
+        already=tuple(f"{d} is on {d.driver} already" for d in targets if d not in moving),
+    )
+
+
+def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
+    """Give functions back to the drivers that they had, with override and power control.
+
+    Raises:
+        Refusal: a guest holds one of them.
+        UnknownDevice: an address names nothing.
+
+    """
+    named = [host.device(address) for address in intent.addresses]
+    targets = _targets(host, intent, named)
+    moving = [d for d in targets if d.is_on_vfio or host.origin(d) is not None]
+    guards.refuse_if_any(guards.releasing(host, moving), frozenset())
+    steps: list[Step] = []
+    for device in moving:
+        steps += _give_back(host, device)
+    return Plan(
+        summary=f"give {_listed(named)} back to the host",
+        steps=tuple(steps),
+        locks=_locks(targets),
+        notes=tuple(_companion_notes(named, targets, moving)),
+        already=tuple(
+            f"{d} is with the host already, on {d.driver or 'no driver'}"
+            for d in targets
+            if d not in moving
+        ),
+    )
+
+
+def _targets(
+    host: HostSnapshot, intent: Bind | Unbind, named: Sequence[PciDevice]
+) -> list[PciDevice]:
+    """The named functions, the rest of their slots, and on request of their groups.
+
+    A bridge that somebody named stays in the list, for a guard to refuse; others never come along.
+    """
+    found = {device.address: device for device in named}
+    companions: list[PciDevice] = []
+    if not intent.only:
+        companions += [other for device in named for other in host.slot(device)]
+    if intent.with_group:
+        groups = {d.iommu_group for d in (*named, *companions)}
+        companions += [other for n in groups for other in host.group_members(n)]
+    found |= {other.address: other for other in companions if not other.is_bridge}
+    return [found[address] for address in sorted(found)]
+
+
+def _take(host: HostSnapshot, device: PciDevice, driver: str) -> Iterable[Step]:
+    before = _state(device)
+    if host.origin(device) is None:
+        yield RememberOrigin(
+            Origin(device.identity, before, device.driver_module, host.boot_id or "")
+        )
+    yield ChangeDriver(device.identity, before, DriverState(driver, driver))
+
+
+def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
+    before = _state(device)
+    origin = host.origin(device)
+    if origin is None:
+        yield ReleaseDriver(device.identity, before)
+        return
+    driver = origin.state.driver
+    if driver is not None and driver not in host.pci_drivers and origin.driver_module:
+        yield LoadModule(origin.driver_module, driver)
+    if before != origin.state:
+        yield ChangeDriver(device.identity, before, origin.state)
+    yield ForgetOrigin(origin)
+
+
+def _state(device: PciDevice) -> DriverState:
+    return DriverState(device.driver, device.driver_override, device.power_control)
+
+
+def _locks(devices: Iterable[PciDevice]) -> tuple[str, ...]:
+    """One lock per IOMMU group; a function outside of any group is locked by its address."""
+    return tuple(
+        sorted(
+            {
+                f"device-{d.address}" if d.iommu_group is None else f"group-{d.iommu_group}"
+                for d in devices
+            }
+        )
+    )
+
+
+def _companion_notes(
+    named: Sequence[PciDevice], targets: Sequence[PciDevice], moving: Sequence[PciDevice]
+) -> Iterable[str]:
+    slots = {device.address.slot for device in named}
+    for device in targets:
+        if device in named or device not in moving:
+            continue
+        why = "same slot" if device.address.slot in slots else f"IOMMU group {device.iommu_group}"
+        yield f"{device} comes along: {why}"
+
+
+def _listed(devices: Sequence[PciDevice]) -> str:
+    return ", ".join(str(device.address) for device in devices)

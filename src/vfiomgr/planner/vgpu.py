@@ -1,0 +1,112 @@
+"""vGPU instances: create and remove."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.model import path
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.step import CreateMdev, RemoveMdev
+from vfiomgr.planner.guards import Objection, refuse_if_any
+
+if TYPE_CHECKING:
+    from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+
+
+def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
+    """Make one instance of a type on a parent.
+
+    Raises:
+        UnknownDevice: no such parent or type.
+        Refusal: the type has no room left, or the UUID is taken.
+
+    """
+    parent = _parent(host, intent.parent)
+    vgpu_type = _type(parent, intent.type)
+    uuid = intent.uuid.lower()
+    summary = f"create vGPU {uuid} of type {vgpu_type.id} on {parent.name}"
+    existing = host.vgpu(uuid)
+    if existing is not None:
+        if (existing.parent, existing.type) != (parent.name, vgpu_type.id):
+            message = f"vGPU {uuid} exists: a {existing.type} on {existing.parent}"
+            raise Refusal(message, "leave out --uuid to get a fresh one, or remove that one first")
+        return Plan(summary, (), already=(f"vGPU {uuid} exists already",))
+    if vgpu_type.available_instances == 0:
+        message = f"{parent.name} has no room for another {vgpu_type.id} ({vgpu_type.name})"
+        raise Refusal(
+            message, "remove one with vfiomgr vgpu remove; vfiomgr vgpu types shows what fits"
+        )
+    step = CreateMdev(parent.name, parent.path, vgpu_type.id, uuid)
+    return Plan(summary, (step,), locks=(f"parent-{parent.name}",))
+
+
+def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
+    """Remove instances; one that is gone already is no error.
+
+    Raises:
+        Refusal: a guest holds one of them.
+
+    """
+    found = {uuid: host.vgpu(uuid) for uuid in intent.uuids}
+    active = [vgpu for vgpu in found.values() if vgpu is not None]
+    refuse_if_any([o for vgpu in active for o in _held(host, vgpu)], frozenset())
+    paths = {parent.name: parent.path for parent in host.vgpu_parents}
+    return Plan(
+        summary=f"remove vGPU {', '.join(intent.uuids)}",
+        steps=tuple(
+            RemoveMdev(vgpu.parent, paths[vgpu.parent], vgpu.type, vgpu.uuid) for vgpu in active
+        ),
+        locks=tuple(sorted({f"parent-{vgpu.parent}" for vgpu in active})),
+        already=tuple(f"there is no vGPU {uuid}" for uuid, v in found.items() if v is None),
+    )
+
+
+def _held(host: HostSnapshot, vgpu: Vgpu) -> list[Objection]:
+    """The kernel's remove blocks while a guest has the instance open (mdev_device_remove)."""
+    users = host.users_of(frozenset({str(path.vfio_group_node(vgpu.iommu_group or 0))}))
+    return [
+        Objection(
+            f"vGPU {vgpu.uuid} is held by {user}",
+            "shut the guest down or detach the vGPU from it first",
+        )
+        for user in users
+    ]
+
+
+def _parent(host: HostSnapshot, name: str) -> VgpuParent:
+    for parent in host.vgpu_parents:
+        if parent.name == name or _is_address(name, parent.name):
+            return parent
+    if not host.vgpu_parents:
+        message = f"{name} makes no vGPUs: no device of this host does"
+        raise UnknownDevice(
+            message, "load the vendor's vGPU driver, and enable its virtual functions"
+        )
+    names = ", ".join(parent.name for parent in host.vgpu_parents)
+    message = f"{name} makes no vGPUs; these do: {names}"
+    raise UnknownDevice(message, "vfiomgr vgpu types shows parents and their types")
+
+
+def _is_address(text: str, name: str) -> bool:
+    """Whether both are the same PCI address, however it is written."""
+    try:
+        return PciAddress.parse(text) == PciAddress.parse(name)
+    except UsageError:
+        return False
+
+
+def _type(parent: VgpuParent, wanted: str) -> VgpuType:
+    for vgpu_type in parent.types:
+        if wanted == vgpu_type.id:
+            return vgpu_type
+    ids = [vgpu_type.id for vgpu_type in parent.types]
+    close = difflib.get_close_matches(wanted, ids, n=1)
+    message = f"{parent.name} has no vGPU type {wanted}; it has {', '.join(ids) or 'none'}"
+    raise UnknownDevice(
+        message, f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
+    )

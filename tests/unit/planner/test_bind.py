@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.model.intent import Allowance, Bind
+from vfiomgr.model.iommu import IommuState
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.pci import PciAddress, PciDevice
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.model.step import AwaitVfioNode, ChangeDriver, LoadModule, RememberOrigin, Step
+from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.planner import plan
+
+GPU = pci_device("0000:04:00.0")
+AUDIO = replace(
+    pci_device("0000:04:00.1"), driver="snd_hda_intel", class_code="040300", name="NVIDIA audio"
+)
+NIC = replace(pci_device("0000:05:00.0"), driver="e1000e", class_code="020000", name="Intel NIC")
+BRIDGE = replace(pci_device("0000:00:01.0"), driver="pcieport", class_code="060400", header_type=1)
+
+
+def bind(host: HostSnapshot, *addresses: str, **options: Any) -> tuple[Step, ...]:
+    intent = replace(Bind(tuple(PciAddress.parse(a) for a in addresses)), **options)
+    return plan(host, intent).steps
+
+
+def refusal(host: HostSnapshot, address: str, *allow: Allowance) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        plan(host, Bind((PciAddress.parse(address),), allow=frozenset(allow)))
+    assert caught.value.exit_code == 4
+    assert caught.value.hint
+    return caught.value
+
+
+def moved(steps: tuple[Step, ...]) -> list[str]:
+    return [str(step.device.address) for step in steps if isinstance(step, ChangeDriver)]
+
+
+def test_the_whole_slot_goes_and_each_origin_is_remembered_before_it_moves() -> None:
+    steps = bind(host_of(GPU, AUDIO), "0000:04:00.1")
+    vfio = DriverState("vfio-pci", "vfio-pci")
+    assert steps == (
+        RememberOrigin(Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")),
+        ChangeDriver(GPU.identity, DriverState("nvidia", None, "on"), vfio),
+        RememberOrigin(
+            Origin(AUDIO.identity, DriverState("snd_hda_intel", None, "on"), "nvidia", "boot")
+        ),
+        ChangeDriver(AUDIO.identity, DriverState("snd_hda_intel", None, "on"), vfio),
+        AwaitVfioNode(4, GPU.identity),
+    )
+
+
+def test_companions_are_announced() -> None:
+    made = plan(host_of(GPU, AUDIO), Bind((GPU.address,)))
+    assert made.notes == ("0000:04:00.1 (NVIDIA audio) comes along: same slot",)
+    assert made.locks == ("group-4",)
+
+
+def test_a_missing_driver_is_loaded_first() -> None:
+    host = replace(host_of(GPU), pci_drivers=("nvidia",))
+    assert bind(host, "0000:04:00.0")[0] == LoadModule("vfio-pci", "vfio-pci")
+
+
+def test_what_is_bound_already_is_left_alone() -> None:
+    bound = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
+    made = plan(host_of(bound), Bind((GPU.address,)))
+    assert made.is_empty
+    assert made.already == (f"{bound} is on vfio-pci already",)
+
+
+def test_of_a_slot_only_what_is_missing_moves() -> None:
+    bound = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
+    assert moved(bind(host_of(bound, AUDIO), "0000:04:00.0")) == ["0000:04:00.1"]
+
+
+def test_an_origin_is_not_overwritten_by_a_later_state() -> None:
+    origin = Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    host = replace(host_of(replace(GPU, driver=None)), origins=(origin,))
+    assert not any(isinstance(s, RememberOrigin) for s in bind(host, "0000:04:00.0"))
+
+
+def test_foreign_members_are_refused_by_name_and_taken_with_consent() -> None:
+    host = host_of(GPU, replace(NIC, iommu_group=4), replace(BRIDGE, iommu_group=4))
+    refused = refusal(host, "0000:04:00.0")
+    assert "IOMMU group 4 also holds 0000:05:00.0 (Intel NIC) on e1000e" in refused.message
+    assert "--with-group" in refused.hint
+    assert "0000:00:01.0" not in refused.message
+    both = ["0000:04:00.0", "0000:05:00.0"]
+    assert moved(bind(host, "0000:04:00.0", with_group=True)) == both
+
+
+@pytest.mark.parametrize("driver", [None, "vfio-pci", "pci-stub"])
+def test_members_that_spoil_nothing_stay(driver: str | None) -> None:
+    host = host_of(GPU, replace(NIC, iommu_group=4, driver=driver))
+    assert moved(bind(host, "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+def test_only_leaves_companions_unless_the_group_forbids_it() -> None:
+    apart = replace(AUDIO, iommu_group=5)
+    assert moved(bind(host_of(GPU, apart), "0000:04:00.0", only=True)) == ["0000:04:00.0"]
+    with pytest.raises(Refusal, match=r"also holds 0000:04:00\.1") as caught:
+        bind(host_of(GPU, AUDIO), "0000:04:00.0", only=True)
+    assert "without --only" in caught.value.hint
+
+
+def test_bridges_are_refused() -> None:
+    assert "is a bridge" in refusal(host_of(BRIDGE), "0000:00:01.0").message
+
+
+def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on() -> None:
+    device = replace(GPU, iommu_group=None)
+    described = refusal(host_of(device), "0000:04:00.0")
+    assert "the IOMMU is off" in described.message
+    assert "the firmware describes an IOMMU (DMAR): boot with intel_iommu=on" in described.hint
+    silent = replace(
+        host_of(device), iommu=IommuState(units=(), firmware_tables=(), has_groups=False)
+    )
+    assert "enable VT-d in the firmware setup" in refusal(silent, "0000:04:00.0").hint
+
+
+def test_a_device_outside_of_all_groups_is_refused() -> None:
+    host = host_of(NIC, replace(GPU, iommu_group=None))
+    assert "is in no IOMMU group" in refusal(host, "0000:04:00.0").message
+
+
+def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
+    virtual = replace(
+        pci_device("0000:04:00.4"), physical_function=GPU.address, iommu_group=9, driver="nvidia"
+    )
+    host = host_of(replace(GPU, virtual_functions=(virtual.address,)), virtual)
+    assert "1 active virtual function" in refusal(host, "0000:04:00.0").message
+    vgpu = Vgpu("u", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None)
+    carrying = replace(host, vgpus=(vgpu,))
+    assert "that carry 1 vGPU" in refusal(carrying, "0000:04:00.0").message
+    assert "carries 1 vGPU: u" in refusal(carrying, "0000:04:00.4").message
+    assert moved(bind(host, "0000:04:00.4")) == ["0000:04:00.4"]
+
+
+def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
+    console = replace(GPU, is_boot_display=True)
+    drawn = replace(GPU, drm_nodes=("/dev/dri/card1",))
+    user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
+    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
+    route = HostUse(GPU.address, "default-route", "eth0")
+    return [
+        ("boot-display", host_of(console), "the console's display"),
+        ("in-use", replace(host_of(drawn), users=(user,)), r"open in gnome-shell \(PID 812\)"),
+        ("mounted-disk", replace(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
+        ("default-route", replace(host_of(GPU), host_uses=(route,)), "interface eth0"),
+    ]
+
+
+@pytest.mark.parametrize(("allowance", "host", "reason"), allowable())
+def test_a_guard_is_overridden_by_its_own_flag_alone(
+    allowance: Allowance, host: HostSnapshot, reason: str
+) -> None:
+    others = [other for other, _, _ in allowable() if other != allowance]
+    refused = refusal(host, "0000:04:00.0", *others)
+    assert refused.message
+    with pytest.raises(Refusal, match=reason):
+        bind(host, "0000:04:00.0")
+    assert f"--allow {allowance}" in refused.hint
+    assert moved(bind(host, "0000:04:00.0", allow=frozenset({allowance}))) == ["0000:04:00.0"]
+
+
+def test_all_obstacles_are_named_at_once() -> None:
+    host = host_of(replace(GPU, is_boot_display=True), replace(NIC, iommu_group=4))
+    refused = refusal(host, "0000:04:00.0")
+    assert "console" in refused.message
+    assert "also holds" in refused.message
+
+
+@pytest.mark.parametrize("driver", ["../evil", "", "a/b", ".hidden"])
+def test_a_driver_has_a_name(driver: str) -> None:
+    with pytest.raises(UsageError, match="no name of a driver"):
+        bind(host_of(GPU), "0000:04:00.0", driver=driver)
+
+
+@pytest.mark.parametrize("device", [GPU, AUDIO])
+def test_a_plan_is_its_own_undoing_backwards(device: PciDevice) -> None:
+    for step in bind(host_of(GPU, AUDIO), str(device.address)):
+        inverse = step.inverse()
+        if inverse is not None:
+            assert inverse.inverse() == step
