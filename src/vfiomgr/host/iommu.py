@@ -37,7 +37,7 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
     return IommuState(
         units=tuple(tree.children(path.IOMMU_UNITS)),
         firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(_ACPI_TABLES / n)),
-        has_groups=any(not group.is_noiommu and group.members for group in groups),
+        has_groups=any(group.has_pci_members and not group.is_noiommu for group in groups),
     )
 
 

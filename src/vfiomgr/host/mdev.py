@@ -27,6 +27,11 @@ def read_parents(tree: HostTree) -> tuple[VgpuParent, ...]:
         for name in tree.children(path.PCI_DEVICES)
         if tree.exists((directory := path.PCI_DEVICES / name) / TYPES)
     ]
+    directories += [
+        device.parent
+        for uuid in tree.children(path.MDEV_DEVICES)
+        if (device := tree.resolve(path.MDEV_DEVICES / uuid))
+    ]
     resolved = {real for directory in directories if (real := tree.resolve(directory))}
     return tuple(_read_parent(tree, real) for real in sorted(resolved, key=lambda p: p.name))
 

@@ -131,6 +131,7 @@ class HostTree:
             WriteFailed: with the errno of the open or of the write.
 
         """
+        self._directories.clear()  # `driver` may link elsewhere by now
         try:
             descriptor = os.open(self.locate(path), os.O_WRONLY | os.O_CLOEXEC)
             try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.pci import is_address
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -26,9 +28,18 @@ class IommuGroup:
     """Whether `/dev/vfio/<number>` exists."""
 
     @property
+    def has_pci_members(self) -> bool:
+        """Whether PCI functions are in it; a mediated device has a group of its own."""
+        return any(is_address(member) for member in self.members)
+
+    @property
     def is_noiommu(self) -> bool:
-        """A group of the unsafe no-IOMMU mode, made by vfio itself."""
-        return self.name == "vfio-noiommu"
+        """A group of the unsafe no-IOMMU mode.
+
+        Groups of emulated devices have the same name (vfio_noiommu_group_alloc in
+        drivers/vfio/group.c), but no PCI function in them.
+        """
+        return self.name == "vfio-noiommu" and self.has_pci_members
 
 
 @dataclass(frozen=True, slots=True)

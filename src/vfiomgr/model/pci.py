@@ -97,6 +97,11 @@ class PciAddress:
         )
 
 
+def is_address(name: str) -> bool:
+    """Whether a name in sysfs is that of a PCI function."""
+    return _FULL.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
     """What makes a function the same one after a reboot or a hot-plug."""

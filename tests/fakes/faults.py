@@ -1,0 +1,115 @@
+"""Faults at chosen operations, and the two ways in which a fake kernel ends a test's code."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from vfiomgr.model.path import HostPath
+
+FaultKind = Literal["fail", "fail-after", "kill", "kill-after", "vanish"]
+OperationKind = Literal["write", "replace", "remove", "make-directory", "load-module"]
+
+
+class PowerCut(BaseException):
+    """The process is gone at this point: no handler of it may run on and touch the host."""
+
+
+class WouldBlockForEver(AssertionError):  # noqa: N818 - it names what happened
+    """A real kernel would not return from this call: code under test should never have made it."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that was asked of the host; `text` is what was written, or empty."""
+
+    kind: OperationKind
+    path: HostPath
+    text: str = ""
+
+    def __str__(self) -> str:
+        """For the message of an assertion."""
+        return f"{self.kind} {self.path} {self.text!r}".rstrip()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at the operation with the number `at`, counted from 1 since the boot."""
+
+    at: int
+    kind: FaultKind
+    errno: int = 0
+    address: str = ""
+
+
+class Record:
+    """All operations so far, in a file: those of child processes count too."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with open(self._file, "w", encoding="utf-8"):
+            pass
+
+    def add(self, operation: Operation) -> int:
+        """Note one operation and tell its number."""
+        line = json.dumps([operation.kind, operation.path, operation.text]) + "\n"
+        with open(self._file, "a", encoding="utf-8") as file:
+            file.write(line)
+        return len(self)
+
+    def __len__(self) -> int:
+        """How many there were."""
+        with open(self._file, "rb") as file:
+            return file.read().count(b"\n")
+
+    def all(self) -> list[Operation]:
+        """The operations in their order."""
+        with open(self._file, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        return [Operation(kind, HostPath(path), text) for kind, path, text in rows]
+
+
+class Stuck:
+    """Calls that the kernel never returned from, as marks in a directory: children leave them too.
+
+    With `really`, the caller sleeps as it would in a kernel; else it gets WouldBlockForEver.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.really = False
+        os.makedirs(directory, exist_ok=True)
+
+    def names(self) -> list[str]:
+        """The devices whose removal hangs."""
+        return sorted(os.listdir(self._directory))
+
+    def forever(self, name: str, why: str, driver: str = "") -> NoReturn:
+        """Hang in the removal of a device from its driver."""
+        if name not in self.names():
+            with open(self._mark(name), "w", encoding="utf-8") as file:
+                file.write(driver)
+        while self.really:
+            time.sleep(3600)
+        message = f"{name}: the kernel would not return, because {why}"
+        raise WouldBlockForEver(message)
+
+    def driver(self, name: str) -> str:
+        """The driver whose removal from a device hangs."""
+        with open(self._mark(name), encoding="utf-8") as file:
+            return file.read()
+
+    def forget(self, name: str) -> None:
+        """The removal of a device has come to its end."""
+        if name in self.names():
+            os.unlink(self._mark(name))
+
+    def _mark(self, name: str) -> str:
+        return os.path.join(self._directory, name)

@@ -1,0 +1,183 @@
+"""A HostTree that counts what is asked of it and lets faults happen at chosen operations."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
+from vfiomgr.errors import HostError
+from vfiomgr.host.tree import HostTree, write_failed
+from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class FaultyTree(HostTree):
+    """Operations are counted from 1, by all processes; subclasses say what each of them does."""
+
+    def __init__(self, root: str | os.PathLike[str], record: str) -> None:
+        super().__init__(root)
+        self.before_write: Callable[[HostPath, str], None] | None = None
+        self._faults: list[Fault] = []
+        self._broken: dict[str, int] = {}
+        self._record = Record(record)
+
+    def store(self, path: HostPath, text: str) -> None:
+        """What a write does; OSError with its errno where it fails."""
+        raise NotImplementedError
+
+    def modprobe(self, name: str) -> None:
+        """What loading a module does; HostError where it fails."""
+        raise NotImplementedError
+
+    def unplug(self, address: str) -> None:
+        """What pulling a function out does."""
+        raise NotImplementedError
+
+    def write(self, path: HostPath, text: str) -> None:
+        """Give an attribute one write, and act."""
+        self._perform(
+            Operation("write", path, text),
+            lambda: self.store(path, text or "\n"),
+            lambda number: write_failed(path, text, number),
+        )
+
+    def replace(self, path: HostPath, data: bytes, mode: int = 0o600) -> None:
+        """As the real tree; a process killed at it leaves its temporary file behind."""
+        self._perform(
+            Operation("replace", path, data.decode(errors="replace")),
+            lambda: super(FaultyTree, self).replace(path, data, mode),
+            lambda number: OSError(number, os.strerror(number), path),
+            torn=lambda: self._leave_torn(path, data),
+        )
+
+    def _leave_torn(self, path: HostPath, data: bytes) -> None:
+        torn = self.locate(path.parent / f".{path.name}.torn")
+        with open(torn, "wb") as file:
+            file.write(data[: len(data) // 2])
+
+    def remove(self, path: HostPath) -> None:
+        """As the real tree."""
+        self._perform(
+            Operation("remove", path),
+            lambda: super(FaultyTree, self).remove(path),
+            lambda number: OSError(number, os.strerror(number), path),
+        )
+
+    def make_directory(self, path: HostPath, mode: int = 0o700) -> None:
+        """As the real tree."""
+        self._perform(
+            Operation("make-directory", path),
+            lambda: super(FaultyTree, self).make_directory(path, mode),
+            lambda number: OSError(number, os.strerror(number), path),
+        )
+
+    def load_module(self, name: str) -> None:
+        """Bring the drivers of a module, which at once look for devices.
+
+        Raises:
+            HostError: with what modprobe would have said.
+
+        """
+        self._perform(
+            Operation("load-module", HostPath(f"/sys/module/{name}"), name),
+            lambda: self.modprobe(name),
+            lambda number: modprobe_failed(
+                name, f"ERROR: could not insert '{name}': {os.strerror(number)}"
+            ),
+        )
+
+    @property
+    def operations(self) -> list[Operation]:
+        """All that was asked of this host so far, by child processes too."""
+        return self._record.all()
+
+    @property
+    def writes(self) -> list[tuple[HostPath, str]]:
+        """The path and the text of every write so far."""
+        return [(o.path, o.text) for o in self._record.all() if o.kind == "write"]
+
+    def fail(self, *, at: int, errno: int) -> None:
+        """The `at`-th operation from now fails and does nothing."""
+        self._fault(at, "fail", errno)
+
+    def fail_after(self, *, at: int, errno: int) -> None:
+        """The `at`-th operation from now takes effect, and then reports failure."""
+        self._fault(at, "fail-after", errno)
+
+    def fail_writes(self, ending: str, errno: int) -> None:
+        """Every write to a path with this ending fails from now on."""
+        self._broken[ending] = errno
+
+    def kill(self, *, at: int, after: bool = False) -> None:
+        """The process dies before (or after) the `at`-th operation from now, until `revive`."""
+        self._fault(at, "kill-after" if after else "kill")
+
+    def vanish(self, *, at: int, address: str) -> None:
+        """A function is pulled out just before the `at`-th operation from now."""
+        self._fault(at, "vanish", address=address)
+
+    def heal(self) -> None:
+        """Forget all faults that are to come."""
+        self._faults.clear()
+        self._broken.clear()
+
+    revive = heal
+    """Another process begins, on the same kernel."""
+
+    def _fault(self, at: int, kind: FaultKind, number: int = 0, address: str = "") -> None:
+        self._faults.append(Fault(len(self._record) + at, kind, number, address))
+
+    def _perform(
+        self,
+        operation: Operation,
+        act: Callable[[], None],
+        failure: Callable[[int], Exception],
+        torn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Count an operation, let the faults of this turn happen, act."""
+        if self._is_dead():
+            raise PowerCut(str(operation))
+        number = self._record.add(operation)
+        due = {fault.kind: fault for fault in self._faults if fault.at == number}
+        if self.before_write is not None and operation.kind == "write":
+            self.before_write(operation.path, operation.text)
+        if "vanish" in due:
+            self.unplug(due["vanish"].address)
+        if "kill" in due:
+            torn()
+            raise PowerCut(str(operation))
+        if refused := self._refusal(operation, due):
+            raise failure(refused)
+        try:
+            act()
+        except OSError as error:
+            raise failure(error.errno or errno.EIO) from error
+        if "kill-after" in due:
+            raise PowerCut(str(operation))
+        if "fail-after" in due:
+            raise failure(due["fail-after"].errno)
+
+    def _is_dead(self) -> bool:
+        done = len(self._record)
+        return any(f.kind in ("kill", "kill-after") and f.at <= done for f in self._faults)
+
+    def _refusal(self, operation: Operation, due: dict[FaultKind, Fault]) -> int | None:
+        """The errno of an operation that fails before it acts."""
+        if "fail" in due:
+            return due["fail"].errno
+        if operation.kind != "write":
+            return None
+        endings = (ending for ending in self._broken if operation.path.endswith(ending))
+        return next((self._broken[ending] for ending in endings), None)
+
+
+def modprobe_failed(name: str, said: str) -> HostError:
+    """The error of the real tree."""
+    return HostError(
+        f"the kernel module {name} cannot be loaded: modprobe: {said}",
+        f"see dmesg, and whether the package of this kernel's modules holds {name}",
+    )

@@ -1,0 +1,378 @@
+"""A reactive kernel: a HostTree over real files and links whose writes act as the kernel's do.
+
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.add_driver("bochs-drm", module="bochs", ids=[("1234", "1111")])
+    kernel.add_pci("0000:00:01.0", vendor="1234", device="1111", group=1, driver="bochs-drm")
+    kernel.fail(at=2, errno=errno.EBUSY)
+
+Operations are counted from 1: each `write`, `replace`, `remove`, `make_directory`, `load_module`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from tests.fakes.attributes import Attributes
+from tests.fakes.drivers import Driver, Drivers, PciId
+from tests.fakes.faults import Stuck
+from tests.fakes.faulty import FaultyTree, modprobe_failed
+from tests.fakes.functions import Functions, Groups, PciFunction
+from tests.fakes.machine import lay_out_machine
+from tests.fakes.mdevs import UUID, MdevParent, Mdevs, MdevType
+from tests.fakes.sriov import Sriov
+from tests.fakes.sysfs import Sysfs, reject, unsigned
+from tests.fakes.vfio import Vfio
+from vfiomgr.model.path import PCI_DRIVERS_PROBE, HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_VOLATILE = ("/sys", "/dev", "/proc", "/run")
+_READABLE = 0o444
+_WRITABLE = 0o222
+_RESCAN = "/sys/bus/pci/rescan"
+_DRIVER_FILE = re.compile(r"/sys/bus/pci/drivers/([^/]+)/(bind|unbind|new_id|remove_id)")
+_CREATE = re.compile(r"(/sys/devices/.+)/mdev_supported_types/([^/]+)/create")
+_FUNCTION = re.compile(r"(/sys/devices/.*/[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/(.+)")
+_MODULES = re.compile(
+    r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?|/sys/class/vfio-dev"
+)
+
+
+class FakeKernel(FaultyTree):
+    """One host with a kernel that reacts; `<root>.kernel` beside its root is its memory."""
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, has_iommu: bool = True, has_cdev: bool = False
+    ) -> None:
+        os.makedirs(root, exist_ok=True)
+        self.stuck = Stuck(f"{os.path.realpath(root)}.kernel/stuck")
+        super().__init__(root, f"{os.path.realpath(root)}.kernel/record")
+        self._has_iommu = has_iommu
+        self._declared: list[Callable[[], None]] = []
+        self._boots = 0
+        self.sysfs = Sysfs(self.root)
+        self.groups = Groups(self.sysfs)
+        self.functions = Functions(self.sysfs, self.groups)
+        self.vfio = Vfio(self.sysfs, self.groups)
+        self.vfio.has_cdev = has_cdev
+        self.drivers = Drivers(self.sysfs, self.functions, self.vfio, self.stuck)
+        self.mdevs = Mdevs(self.sysfs, self.groups, self.vfio, self.stuck)
+        self.sriov = Sriov(self.sysfs, self.functions, self.groups, self.drivers)
+        self.attributes = Attributes(self.sysfs, self.functions, self.vfio)
+        self.drivers.when_bound.append(self.mdevs.bound)
+        self.drivers.when_leaving.append(self.mdevs.leaving)
+        self.drivers.obstacles.append(self.mdevs.obstacle)
+        self._stores = {
+            "driver_override": self.drivers.set_override,
+            "power/control": self.attributes.set_power_control,
+            "d3cold_allowed": self.attributes.set_d3cold_allowed,
+            "reset_method": self.attributes.set_reset_method,
+            "reset": self.attributes.reset,
+            "remove": self._remove_function,
+            "sriov_numvfs": self.sriov.set_number,
+            "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
+        }
+        self.sysfs.make("/var/lib")
+        self.reboot()
+
+    @property
+    def is_live(self) -> bool:
+        """A kernel acts on what is written here."""
+        return True
+
+    def locate(self, path: HostPath) -> str:
+        """As the real tree, but no link is remembered: links change here."""
+        self._directories.clear()
+        return super().locate(path)
+
+    def read_bytes(self, path: HostPath, limit: int = 1 << 16) -> bytes | None:
+        """As the real tree; a write-only attribute says nothing, to root neither."""
+        try:
+            if not os.stat(self.locate(path)).st_mode & _READABLE:
+                return None
+        except OSError:
+            return None
+        return super().read_bytes(path, limit)
+
+    def modprobe(self, name: str) -> None:
+        """Load what is declared; modprobe takes `-` for `_`."""
+        if not self.drivers.load(name):
+            release = self.sysfs.get("/proc/sys/kernel/osrelease")
+            raise modprobe_failed(
+                name, f"FATAL: Module {name} not found in directory /lib/modules/{release}"
+            )
+
+    def store(self, path: HostPath, text: str) -> None:
+        """Open write-only without creating, then write once."""
+        real = self.locate(path)
+        mode = os.stat(real).st_mode
+        if stat.S_ISDIR(mode):
+            reject(errno.EISDIR)
+        if not mode & _WRITABLE:
+            reject(errno.EACCES)  # kernfs checks the mode for root too
+        self._react(HostPath(os.path.realpath(real).removeprefix(self.root)), text)
+
+    def _react(self, path: HostPath, text: str) -> None:
+        """Find what acts on a write to an attribute, by its path without links."""
+        if match := _DRIVER_FILE.fullmatch(path):
+            act = {
+                "bind": self.drivers.bind,
+                "unbind": self.drivers.unbind,
+                "new_id": self.drivers.new_id,
+                "remove_id": self.drivers.remove_id,
+            }[match[2]]
+            act(match[1], text)
+        elif path == PCI_DRIVERS_PROBE:
+            self.drivers.probe(text)
+        elif path == _RESCAN:
+            self._rescan(text)
+        elif match := _CREATE.fullmatch(path):
+            self.mdevs.create(HostPath(match[1]), match[2], text)
+        elif path.name == "remove" and UUID.fullmatch(path.parent.name):
+            self.mdevs.remove(path.parent, text)
+        elif (match := _FUNCTION.fullmatch(path)) and match[2] in self._stores:
+            self._stores[match[2]](HostPath(match[1]), text)
+        else:
+            self.sysfs.put(path, text.removesuffix("\n"))
+
+    # ---- what a host is made of; `reboot` makes it so again
+
+    def add_driver(  # noqa: PLR0913 - each is a fact of its own, with a default
+        self,
+        name: str,
+        *,
+        module: str | None = "",
+        ids: Iterable[PciId] = (),
+        loaded: bool = True,
+        is_vfio: bool = False,
+        manages_dma: bool = False,
+        configures_sriov: bool | None = None,
+    ) -> FakeKernel:
+        """A driver; its module has its name unless told, and None is built in.
+
+        An id is (vendor, device) or (vendor, device, start of class), with `*` for any.
+        """
+        driver = Driver(
+            name=name,
+            module=name if module == "" else module,
+            ids=tuple(ids),
+            is_vfio=is_vfio,
+            manages_dma=manages_dma,
+            configures_sriov=not is_vfio if configures_sriov is None else configures_sriov,
+        )
+
+        def boot() -> None:
+            driver.holds.clear()
+            driver.dynamic_ids.clear()
+            self.drivers.known[name] = driver
+            if loaded:
+                self.drivers.register(driver)
+
+        return self._declare(boot)
+
+    def add_pci(  # noqa: PLR0913 - each is a fact of its own, with a default
+        self,
+        address: str,
+        *,
+        vendor: str,
+        device: str,
+        class_code: str = "038000",
+        group: int | None = None,
+        driver: str | None = None,
+        driver_override: str | None = None,
+        bridge: str | None = None,
+        subsystem: str = "1af4:1100",
+        header_type: int = 0,
+        boot_vga: bool | None = None,
+        numa_node: int = -1,
+        reset_methods: str = "flr bus",
+        gives: Iterable[tuple[str, str]] = (),
+        total_vfs: int = 0,
+        vf_device: str = "",
+        vf_offset: int = 0x80,
+        vf_stride: int = 4,
+    ) -> FakeKernel:
+        """A function, after its bridge and on `driver`, which is added before; None has none.
+
+        `gives` are (class, path below the function) that a native driver makes: ("drm",
+        "drm/card1"), ("net", "net/eth0"), ("block", "nvme/nvme0/nvme0n1").
+        """
+        function = PciFunction(
+            address=address,
+            vendor=vendor,
+            device=device,
+            class_code=class_code,
+            group=group if self._has_iommu else None,
+            bridge=bridge,
+            subsystem=subsystem,
+            header_type=header_type,
+            boot_vga=boot_vga,
+            numa_node=numa_node,
+            reset_methods=reset_methods,
+            gives=tuple(gives),
+            total_vfs=total_vfs,
+            vf_device=vf_device or device,
+            vf_offset=vf_offset,
+            vf_stride=vf_stride,
+        )
+
+        def boot() -> None:
+            directory = self.functions.add(function)
+            if driver_override:
+                self.drivers.set_override(directory, driver_override)
+            if driver:
+                self.drivers.attach(driver, address)
+
+        return self._declare(boot)
+
+    def add_mdev_parent(  # noqa: PLR0913 - each is a fact of its own, with a default
+        self,
+        place: str,
+        *,
+        types: Iterable[MdevType],
+        pool: int,
+        driver: str = "",
+        mdev_driver: str = "vfio_mdev",
+        same_cost_only: bool = False,
+        full: int = errno.ENOSPC,
+    ) -> FakeKernel:
+        """A parent of mediated devices: a function while `driver` has it, or a virtual device.
+
+        `place` is an address, or a path such as /sys/devices/virtual/mbochs/mbochs.
+        """
+        parent = MdevParent(place, driver, mdev_driver, tuple(types), pool, same_cost_only, full)
+
+        def boot() -> None:
+            self.mdevs.parents[place] = parent
+            if not parent.is_pci or self.drivers.driver_of(place) == driver:
+                self.mdevs.register(parent)
+
+        return self._declare(boot)
+
+    def mount(self, node: str, where: str) -> FakeKernel:
+        """A mounted file system: ("/dev/nvme0n1p2", "/")."""
+        return self._declare(lambda: self._append("/proc/mounts", f"{node} {where} ext4 rw 0 0"))
+
+    def default_route(self, interface: str) -> FakeKernel:
+        """An interface that carries the default route."""
+        row = f"{interface}\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
+        return self._declare(lambda: self._append("/proc/net/route", row))
+
+    def _append(self, path: str, line: str) -> None:
+        self.sysfs.put(path, f"{self.sysfs.get(path)}\n{line}".lstrip("\n"))
+
+    def _declare(self, boot: Callable[[], None]) -> FakeKernel:
+        self._declared.append(boot)
+        boot()
+        return self
+
+    # ---- what happens to a host
+
+    def reboot(self) -> None:
+        """All that the kernel holds in memory is as it was built; files of /var stay.
+
+        Faults that are to come are forgotten: another process begins, too.
+        """
+        self._boots += 1
+        self.heal()
+        self.vfio.guests.clear()
+        self.functions.known.clear()
+        self.drivers.known.clear()
+        self.mdevs.parents.clear()
+        for name in self.stuck.names():
+            self.stuck.forget(name)
+        for directory in _VOLATILE:
+            self.sysfs.drop(directory)
+            self.sysfs.make(directory)
+        lay_out_machine(self.sysfs, boot=self._boots, has_iommu=self._has_iommu)
+        for boot in self._declared:
+            boot()
+
+    def unplug(self, address: str, *, surprise: bool = True) -> None:
+        """Take a function away, and all behind it; without surprise, drivers may hang in it."""
+        for name in (*self.functions.below(address), address):
+            directory = self.functions.directory(name)
+            if directory is None:
+                continue
+            if self.functions.known[name].total_vfs:
+                self.sriov.disable(directory, surprise=surprise)
+            self.drivers.detach(name, surprise=surprise)
+            self.stuck.forget(name)
+            self.functions.drop(name)
+        self.vfio.show_nodes()
+
+    def plug(self, address: str) -> None:
+        """Bring a function back that was unplugged: a new device, without override."""
+        self.functions.add(self.functions.known[address])
+        try:
+            self.drivers.autoprobe(address)
+        except OSError:
+            return
+
+    def fall_off_bus(self, address: str) -> None:
+        """The configuration space reads all ones from now on."""
+        directory = self.functions.directory(address)
+        if directory is not None:
+            self.sysfs.put_bytes(directory / "config", b"\xff" * 64)
+
+    def guest_opens(self, group: int) -> None:
+        """A guest takes a group: OSError ENOENT without node, EBUSY where it is not viable."""
+        self.vfio.open(group)
+
+    def guest_closes(self, group: int) -> None:
+        """The guest ends, and removals that hung because of it go on."""
+        self.vfio.close(group)
+        self._wake()
+
+    def hold(self, address: str) -> None:
+        """The function's driver would wait for ever on unbind, as nvidia with a user does."""
+        self.drivers.known[self.drivers.driver_of(address) or ""].holds.add(address)
+
+    def let_go(self, address: str) -> None:
+        """The last user is gone."""
+        for driver in self.drivers.known.values():
+            driver.holds.discard(address)
+        self._wake()
+
+    def _wake(self) -> None:
+        for name in self.stuck.names():
+            retry = self.mdevs.retry_stuck if UUID.fullmatch(name) else self.drivers.retry_stuck
+            retry(name)
+
+    def _remove_function(self, directory: HostPath, text: str) -> None:
+        if unsigned(text):
+            self.unplug(directory.name, surprise=False)
+
+    def _rescan(self, text: str) -> None:
+        if unsigned(text):
+            for address in [a for a in self.functions.known if not self.functions.directory(a)]:
+                self.plug(address)
+
+    # ---- what a test looks at
+
+    def driver(self, name: str) -> Driver:
+        """A driver, to set its `probe_error`."""
+        return self.drivers.known[name]
+
+    def driver_of(self, address: str) -> str | None:
+        """The driver that has a function."""
+        return self.drivers.driver_of(address)
+
+    def override_of(self, address: str) -> str | None:
+        """The function's driver_override."""
+        return self.drivers.override(address)
+
+    def state(self, *, modules: bool = True) -> dict[str, str]:
+        """All of /sys and /dev: links as `-> target`, attributes as their text, directories `/`.
+
+        Without `modules`, that which loading a module leaves behind does not count.
+        """
+        found = self.sysfs.picture("/sys", "/dev")
+        if modules:
+            return found
+        return {path: text for path, text in found.items() if not _MODULES.fullmatch(path)}

@@ -1,0 +1,111 @@
+"""SR-IOV through sriov_numvfs (drivers/pci/iov.c)."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import TYPE_CHECKING
+
+from tests.fakes.functions import PciFunction
+from tests.fakes.sysfs import Sysfs, reject, unsigned
+from vfiomgr.model.path import PCI_DEVICES, HostPath
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from tests.fakes.drivers import Drivers
+    from tests.fakes.functions import Functions, Groups
+
+_MAX_U16 = 0xFFFF
+_VIRTFN = re.compile(r"virtfn\d+")
+_TRUE, _FALSE = re.compile(r"[yYtT1]|[oO][nN]"), re.compile(r"[nNfF0]|[oO][fF]")
+
+
+class Sriov:
+    """Virtual functions come and go as the number of them is written."""
+
+    def __init__(
+        self, sysfs: Sysfs, functions: Functions, groups: Groups, drivers: Drivers
+    ) -> None:
+        self._sysfs = sysfs
+        self._functions = functions
+        self._groups = groups
+        self._drivers = drivers
+
+    def set_number(self, directory: HostPath, text: str) -> None:
+        """sriov_numvfs_store.
+
+        Raises:
+            OSError: ERANGE beyond sriov_totalvfs, ENOENT without a driver that configures SR-IOV,
+                EBUSY from one number to another without 0 between.
+
+        """
+        wanted = unsigned(text)
+        physical = self._functions.known[directory.name]
+        if wanted > physical.total_vfs or wanted > _MAX_U16:
+            reject(errno.ERANGE)
+        present = int(self._sysfs.get(directory / "sriov_numvfs"))
+        if wanted == present:
+            return
+        name = self._drivers.driver_of(physical.address)
+        # vfio-pci has no sriov_configure without its module parameter enable_sriov.
+        if name is None or not self._drivers.known[name].configures_sriov:
+            reject(errno.ENOENT)
+        if wanted and present:
+            reject(errno.EBUSY)
+        if wanted:
+            self._enable(physical, directory, wanted)
+        else:
+            self.disable(directory)
+
+    def set_autoprobe(self, directory: HostPath, text: str) -> None:
+        """sriov_drivers_autoprobe_store (kstrtobool)."""
+        if not (_TRUE.match(text) or _FALSE.match(text)):
+            reject(errno.EINVAL)
+        flag = "1" if _TRUE.match(text) else "0"
+        self._sysfs.put(directory / "sriov_drivers_autoprobe", flag)
+
+    def _enable(self, physical: PciFunction, directory: HostPath, count: int) -> None:
+        owner = self._drivers.driver_of(physical.address) or ""
+        for index in range(count):
+            virtual = self._virtual(physical, index)
+            place = self._functions.add(virtual)
+            self._sysfs.link(place / "physfn", directory)
+            self._sysfs.link(directory / f"virtfn{index}", place)
+            if self._drivers.known[owner].is_vfio:
+                # vfio_pci_bus_notifier: the VFs of a function on VFIO are captured.
+                self._drivers.set_override(place, owner)
+            self._drivers.autoprobe(virtual.address)
+        self._sysfs.put(directory / "sriov_numvfs", str(count))
+
+    def disable(self, directory: HostPath, *, surprise: bool = False) -> None:
+        """sriov_disable; hangs where a guest has one of the virtual functions."""
+        links = sorted(name for name in self._sysfs.names(directory) if _VIRTFN.fullmatch(name))
+        for link in links:
+            address = self._sysfs.target_name(directory / link) or ""
+            self._drivers.detach(address, surprise=surprise)
+            self._sysfs.drop(directory / link)
+            self._functions.drop(address)
+            self._functions.known.pop(address, None)
+        if self._sysfs.exists(PCI_DEVICES / directory.name):
+            self._sysfs.put(directory / "sriov_numvfs", "0")
+
+    def _virtual(self, physical: PciFunction, index: int) -> PciFunction:
+        return PciFunction(
+            address=_address_of(physical, index),
+            vendor=physical.vendor,
+            device=physical.vf_device,
+            class_code=physical.class_code,
+            group=None if physical.group is None else self._groups.fresh(),
+            bridge=physical.bridge,
+            subsystem=physical.subsystem,
+            numa_node=physical.numa_node,
+            physical_function=physical.address,
+        )
+
+
+def _address_of(physical: PciFunction, index: int) -> str:
+    """pci_iov_virtfn_bus and _devfn: routing ids count on from the physical function's."""
+    address = PciAddress.parse(physical.address)
+    own = address.bus << 8 | address.device << 3 | address.function
+    number = own + physical.vf_offset + physical.vf_stride * index
+    return str(PciAddress(address.domain, number >> 8, number >> 3 & 0x1F, number & 7))

@@ -1,0 +1,146 @@
+"""Files and links below one root, laid out as sysfs does; and how the kernel reads numbers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from typing import NoReturn
+
+from vfiomgr.model.path import HostPath
+
+READ_ONLY, WRITE_ONLY, READ_WRITE = 0o444, 0o200, 0o644
+_UNSIGNED = re.compile(r"\+?(?:0[xX](?P<hex>[0-9a-fA-F]+)|0(?P<oct>[0-7]*)|(?P<dec>[1-9]\d*))\n?")
+
+
+class Sysfs:
+    """Makes and takes away what a kernel shows; it has no manners of its own."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def real(self, path: str) -> str:
+        """Where a host's path lies on this machine, unresolved."""
+        return self._root + path
+
+    def put(self, path: str, text: str, mode: int = READ_WRITE) -> None:
+        """An attribute: its text and a newline; write-only ones are empty."""
+        self.put_bytes(path, b"" if mode == WRITE_ONLY else f"{text}\n".encode(), mode)
+
+    def put_bytes(self, path: str, data: bytes, mode: int = READ_WRITE) -> None:
+        """A binary attribute, as it is."""
+        real = self.real(path)
+        try:
+            self._write(real, data, mode)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(real), exist_ok=True)
+            self._write(real, data, mode)
+
+    @staticmethod
+    def _write(real: str, data: bytes, mode: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            descriptor = os.open(real, flags, mode)
+        except FileExistsError:
+            os.unlink(real)  # a read-only file opens for nobody but root
+            descriptor = os.open(real, flags, mode)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+    def get(self, path: str) -> str:
+        """The text of an attribute without newline; empty where there is none."""
+        try:
+            with open(self.real(path), encoding="utf-8", errors="replace") as file:
+                return file.read().rstrip("\n")
+        except OSError:
+            return ""
+
+    def make(self, path: str) -> None:
+        """A directory and its parents."""
+        os.makedirs(self.real(path), exist_ok=True)
+
+    def link(self, path: str, target: str) -> None:
+        """A relative link, as all links of sysfs are."""
+        self.make(os.path.dirname(path))
+        os.symlink(os.path.relpath(target, os.path.dirname(path)), self.real(path))
+
+    def link_absolute(self, path: str, target: str) -> None:
+        """A link as /proc has them."""
+        self.make(os.path.dirname(path))
+        os.symlink(target, self.real(path))
+
+    def target(self, path: str) -> HostPath | None:
+        """What a path leads to with all links followed; None where it leads nowhere."""
+        real = os.path.realpath(self.real(path))
+        return HostPath(real.removeprefix(self._root)) if os.path.exists(real) else None
+
+    def target_name(self, path: str) -> str | None:
+        """The last component of what a link points to; None where there is no link."""
+        real = self.real(path)
+        return os.path.basename(os.readlink(real)) if os.path.islink(real) else None
+
+    def names(self, path: str) -> list[str]:
+        """What a directory holds, sorted; empty where there is none."""
+        try:
+            return sorted(os.listdir(self.real(path)))
+        except OSError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file, directory or link."""
+        return os.path.lexists(self.real(path))
+
+    def drop(self, path: str) -> None:
+        """Take away a file, a link or a whole directory; nothing where it is gone already."""
+        real = self.real(path)
+        if os.path.isdir(real) and not os.path.islink(real):
+            shutil.rmtree(real)
+        elif os.path.lexists(real):
+            os.unlink(real)
+
+    def free_number(self, directory: str, prefix: str = "") -> int:
+        """The lowest number that no entry of the directory has (ida_alloc)."""
+        taken = set(self.names(directory))
+        return next(n for n in range(len(taken) + 1) if f"{prefix}{n}" not in taken)
+
+    def picture(self, *directories: str) -> dict[str, str]:
+        """Each file's text, each link's target and each directory's being there, by path."""
+        found: dict[str, str] = {}
+        for directory in directories:
+            for place, subdirectories, files in os.walk(self.real(directory)):
+                for name in (*subdirectories, *files):
+                    real = os.path.join(place, name)
+                    found[real.removeprefix(self._root)] = _shown(real)
+        return dict(sorted(found.items()))
+
+
+def _shown(real: str) -> str:
+    if os.path.islink(real):
+        return f"-> {os.readlink(real)}"
+    if os.path.isdir(real):
+        return "/"
+    with open(real, "rb") as file:
+        return file.read().decode("latin-1")
+
+
+def reject(number: int) -> NoReturn:
+    """Answer a system call with an errno."""
+    raise OSError(number, os.strerror(number))
+
+
+def unsigned(text: str) -> int:
+    """A number as kstrtoul reads it: base by prefix, one final newline allowed, else EINVAL."""
+    match = _UNSIGNED.fullmatch(text)
+    if match is None:
+        reject(errno.EINVAL)
+    if match["hex"]:
+        return int(match["hex"], 16)
+    return int(match["dec"]) if match["dec"] else int(match["oct"] or "0", 8)
+
+
+def first_line(text: str) -> str:
+    """A name as sysfs_streq compares it: one final newline does not count."""
+    return text.removesuffix("\n")

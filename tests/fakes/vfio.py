@@ -1,0 +1,136 @@
+"""VFIO: which functions it serves, the nodes of groups and devices, and the guests on them."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.fakes.sysfs import READ_ONLY, Sysfs, reject
+from vfiomgr.model.path import VFIO_CDEVS, VFIO_NODES, HostPath
+
+if TYPE_CHECKING:
+    from tests.fakes.functions import Groups
+
+_CLASS = HostPath("/sys/class/vfio-dev")
+_NO_DMA_OF_THEIR_OWN = frozenset({"pcieport", "pci-stub"})
+_FIRST_PID = 4242
+
+
+@dataclass
+class Guest:
+    """A process that holds a group and has opened those members which VFIO served then."""
+
+    pid: int
+    devices: set[HostPath] = field(default_factory=set)
+
+
+class Vfio:
+    """What drivers/vfio keeps in /sys and /dev."""
+
+    def __init__(self, sysfs: Sysfs, groups: Groups) -> None:
+        self._sysfs = sysfs
+        self._groups = groups
+        self.has_cdev = False
+        self.makes_nodes = True
+        self.guests: dict[int, Guest] = {}
+
+    def load(self) -> None:
+        """The module vfio: its class, and the node that all containers come from."""
+        self._sysfs.make(_CLASS)
+        if not self._sysfs.exists(VFIO_NODES / "vfio"):
+            self._sysfs.put_bytes(VFIO_NODES / "vfio", b"", 0o666)
+
+    def serves(self, device: HostPath) -> bool:
+        """Whether a driver has registered the device with VFIO."""
+        return self._sysfs.exists(device / "vfio-dev")
+
+    def register(self, device: HostPath) -> None:
+        """A driver registers a device (vfio_register_group_dev): node of the group, cdev."""
+        name = f"vfio{self._sysfs.free_number(_CLASS, 'vfio')}"
+        self._sysfs.make(device / "vfio-dev" / name)
+        if self.has_cdev:
+            self._sysfs.put(device / "vfio-dev" / name / "dev", "511:0", READ_ONLY)
+        self._sysfs.link(_CLASS / name, device / "vfio-dev" / name)
+        self.show_nodes()
+
+    def unregister(self, device: HostPath) -> None:
+        """A driver takes a device back; the last one of a group takes the node along."""
+        for name in self._sysfs.names(device / "vfio-dev"):
+            self._sysfs.drop(_CLASS / name)
+        self._sysfs.drop(device / "vfio-dev")
+        for guest in self.guests.values():
+            guest.devices.discard(device)
+        self.show_nodes()
+
+    def show_nodes(self) -> None:
+        """Bring /dev/vfio in step with what VFIO serves, as devtmpfs does."""
+        if not self.makes_nodes:
+            return
+        served = {_CLASS / name: name for name in self._sysfs.names(_CLASS)}
+        places = [self._sysfs.target(link) for link in served]
+        groups = {self._groups.of(place.parent.parent) for place in places if place}
+        self._show(VFIO_NODES, {str(n) for n in groups if n is not None})
+        if self.has_cdev:
+            self._show(VFIO_CDEVS, set(served.values()))
+
+    def _show(self, directory: HostPath, wanted: set[str]) -> None:
+        present = set(self._sysfs.names(directory)) - {"vfio", "devices"}
+        for name in present - wanted:
+            self._sysfs.drop(directory / name)
+        for name in wanted - present:
+            self._sysfs.put_bytes(directory / name, b"", 0o600)
+
+    def open(self, number: int) -> None:
+        """A guest takes a group and the devices in it.
+
+        Raises:
+            OSError: ENOENT without node; EBUSY while another guest has it, or a member's native
+                driver may do DMA (iommu_group_claim_dma_owner).
+
+        """
+        if not self._sysfs.exists(VFIO_NODES / str(number)):
+            reject(errno.ENOENT)
+        members = self._groups.members(number)
+        if number in self.guests or any(self._is_native(member) for member in members):
+            reject(errno.EBUSY)
+        guest = Guest(_FIRST_PID + number, {m for m in members if self.serves(m)})
+        self.guests[number] = guest
+        process = f"/proc/{guest.pid}"
+        self._sysfs.put(f"{process}/comm", "qemu-system-x86")
+        self._sysfs.link_absolute(f"{process}/fd/12", VFIO_NODES / str(number))
+        self._settle_group(number)
+
+    def close(self, number: int) -> set[HostPath]:
+        """The guest ends; tells which devices it had open."""
+        guest = self.guests.pop(number)
+        self._sysfs.drop(f"/proc/{guest.pid}")
+        self._settle_group(number)
+        return guest.devices
+
+    def is_open(self, device: HostPath) -> bool:
+        """Whether a guest has the device itself open."""
+        return any(device in guest.devices for guest in self.guests.values())
+
+    def is_owned(self, device: HostPath) -> bool:
+        """Whether a guest owns the group of a device."""
+        return self._groups.of(device) in self.guests
+
+    def _is_native(self, member: HostPath) -> bool:
+        driver = self._sysfs.target_name(member / "driver")
+        return driver is not None and driver not in _NO_DMA_OF_THEIR_OWN and not self.serves(member)
+
+    def _settle_group(self, number: int) -> None:
+        for member in self._groups.members(number):
+            self.settle_power(member)
+
+    def settle_power(self, device: HostPath) -> None:
+        """vfio-pci lets an idle function sleep (pm_runtime_put, disable_idle_d3=N)."""
+        if not self._sysfs.exists(device / "power/control"):
+            return
+        idle = self.serves(device) and not self.is_open(device)
+        asleep = idle and self._sysfs.get(device / "power/control") == "auto"
+        self._sysfs.put(
+            device / "power/runtime_status", "suspended" if asleep else "active", READ_ONLY
+        )
+        self._sysfs.put(device / "power_state", "D3hot" if asleep else "D0", READ_ONLY)
