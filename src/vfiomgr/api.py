@@ -1,0 +1,89 @@
+"""The Python interface: scan a host, plan a change, apply it.
+
+tree = HostTree("/")
+host = api.scan(tree)
+intent = Bind((host.parse_address("04:00.0"),))
+print(api.plan(host, intent).steps)
+api.apply(intent, tree=tree)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError, NeedsRoot
+from vfiomgr.executor.journal import Journal
+from vfiomgr.executor.lock import hold
+from vfiomgr.executor.run import Outcome, run
+from vfiomgr.host.scan import scan as _scan
+from vfiomgr.host.tree import HostTree
+from vfiomgr.model.path import PCI_DRIVERS_PROBE
+from vfiomgr.planner import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.model.intent import Intent
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.step import Step
+
+__all__ = ["HostTree", "Outcome", "apply", "plan", "scan"]
+
+
+def scan(
+    tree: HostTree, machine: HostTree | None = None, *, with_users: bool = False
+) -> HostSnapshot:
+    """The facts of a host; names of hardware come from `machine` where `tree` has none."""
+    return _scan(tree, machine or tree, with_users=with_users)
+
+
+def apply(
+    intent: Intent,
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    on_wait: Callable[[str], None] = lambda _message: None,
+    on_step: Callable[[Step], None] = lambda _step: None,
+) -> Outcome:
+    """Plan an intent on the host as it is, and carry the plan out under its locks.
+
+    Raises:
+        Refusal: a guard forbids it; nothing was changed.
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+        RolledBack, RollbackIncomplete: as `vfiomgr.executor.run.run`.
+
+    """
+    require_rights(tree)
+    first = plan(scan(tree, machine, with_users=True), intent)
+    if first.is_empty:
+        return Outcome(first, is_changed=False)
+    with hold(tree, first.locks, on_wait):
+        host = scan(tree, machine, with_users=True)
+        current = plan(host, intent)
+        if current.is_empty:
+            return Outcome(current, is_changed=False)
+        if not set(current.locks) <= set(first.locks):
+            message = "the host's IOMMU groups changed while waiting for another vfiomgr"
+            raise HostError(message, "run the command again")
+        with Journal(tree, current, host.boot_id) as journal:
+            return run(current, tree=tree, journal=journal, on_step=on_step)
+
+
+def require_rights(tree: HostTree) -> None:
+    """Make sure that this process can change the host at all.
+
+    Raises:
+        HostError: the tree is a recording, or sysfs is mounted read-only.
+        NeedsRoot: this user has no right to.
+
+    """
+    if not tree.is_live:
+        message = f"{tree.root} is a recorded host: no kernel acts on what is written there"
+        raise HostError(message, "pass --dry-run to see the plan")
+    if os.access(tree.locate(PCI_DRIVERS_PROBE), os.W_OK):
+        return
+    if os.geteuid() != 0:
+        raise NeedsRoot
+    message = "the kernel's device files cannot be written: /sys is read-only here"
+    raise HostError(message, "run vfiomgr on the host, or in a privileged container")

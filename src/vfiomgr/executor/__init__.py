@@ -1,0 +1,1 @@
+"""Carries plans out: the only place that changes a host."""

@@ -1,0 +1,211 @@
+"""What each step does to the host, and how it makes sure of it.
+
+An action leads to the state that its step names from wherever the host is: taken a second time,
+or after it was interrupted in the middle, it does only what is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, assert_never
+
+from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.executor.causes import explained
+from vfiomgr.host import mdev, origins, pci
+from vfiomgr.model import path
+from vfiomgr.model.step import (
+    AwaitVfioNode,
+    ChangeDriver,
+    CreateMdev,
+    ForgetOrigin,
+    LoadModule,
+    ReleaseDriver,
+    RememberOrigin,
+    RemoveMdev,
+    Step,
+    probe_file,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.executor.causes import Operation
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.origin import DriverState
+    from vfiomgr.model.pci import DeviceIdentity, PciAddress
+
+NODE_DEADLINE = 10.0
+"""Seconds; devtmpfs makes the node at once, a udev of its own may take a while."""
+_POLL = 0.05
+
+
+def perform(step: Step, tree: HostTree) -> None:
+    """Carry out one step and verify its effect.
+
+    Raises:
+        HostError: the host did not get into the state that the step names.
+
+    """
+    match step:
+        case LoadModule():
+            _load_module(tree, step)
+        case RememberOrigin():
+            origins.write_origin(tree, step.origin)
+        case ForgetOrigin():
+            origins.remove_origin(tree, step.origin)
+        case ChangeDriver():
+            _change_driver(tree, step.device, step.after)
+        case ReleaseDriver():
+            _release_driver(tree, step)
+        case AwaitVfioNode():
+            _await_vfio_node(tree, step)
+        case CreateMdev():
+            _create_mdev(tree, step)
+        case RemoveMdev():
+            _remove_mdev(tree, step)
+        case _ as never:
+            assert_never(never)
+
+
+def _load_module(tree: HostTree, step: LoadModule) -> None:
+    if not tree.exists(path.PCI_DRIVERS / step.driver):
+        tree.load_module(step.module)
+    if not tree.exists(path.PCI_DRIVERS / step.driver):
+        message = f"the module {step.module} is loaded but brings no driver {step.driver}"
+        raise HostError(message, "check --driver, and see dmesg")
+
+
+def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
+    address = device.address
+    _require_same_device(tree, device)
+    _set_override(tree, address, target.driver_override)
+    current = tree.link_name(path.pci_device(address) / "driver")
+    if current != target.driver:
+        if current is not None:
+            _unbind(tree, address)
+        if target.driver is not None:
+            _probe(tree, address, target)
+    _verify_driver(tree, address, target.driver)
+    if target.power_control is not None:
+        _set_power_control(tree, address, target.power_control)
+    if not pci.answers(tree, address):
+        message = f"{address} fell off the bus: its configuration space reads as all ones"
+        raise HostError(message, "only a power cycle of the device or the host brings it back")
+
+
+def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
+    address = step.device.address
+    _require_same_device(tree, step.device)
+    _set_override(tree, address, None)
+    if tree.link_name(path.pci_device(address) / "driver") == step.before.driver:
+        _unbind(tree, address)
+    with _explaining("probe", str(address)):
+        tree.write(path.PCI_DRIVERS_PROBE, str(address))
+
+
+def _require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
+    found = pci.read_identity(tree, expected.address)
+    if found is None:
+        message = f"{expected} is gone"
+        raise HostError(message, "it was unplugged or powered off; vfiomgr list --all")
+    if found != expected:
+        message = f"another device is at this address now: {found} instead of {expected}"
+        raise HostError(message, "look with vfiomgr show, then run the command again")
+
+
+def _set_override(tree: HostTree, address: PciAddress, driver: str | None) -> None:
+    if pci.read_driver_state(tree, address).driver_override == driver:
+        return
+    with _explaining("override", str(address)):
+        tree.write(path.pci_device(address) / "driver_override", driver or "")
+
+
+def _set_power_control(tree: HostTree, address: PciAddress, control: str) -> None:
+    if pci.read_driver_state(tree, address).power_control == control:
+        return
+    with _explaining("power", str(address)):
+        tree.write(path.pci_device(address) / "power/control", control)
+
+
+def _unbind(tree: HostTree, address: PciAddress) -> None:
+    with _explaining("unbind", str(address)):
+        tree.write(path.pci_device(address) / "driver/unbind", str(address))
+
+
+def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:
+    """drivers_probe succeeds when nothing matched; the driver's own `bind` tells why."""
+    first = probe_file(target)
+    operation: Operation = "probe" if first == path.PCI_DRIVERS_PROBE else "bind"
+    with _explaining(operation, f"{address} to {target.driver}"):
+        tree.write(first, str(address))
+    bound = tree.link_name(path.pci_device(address) / "driver")
+    if bound is None and operation == "probe" and target.driver is not None:
+        with _explaining("bind", f"{address} to {target.driver}"):
+            tree.write(path.PCI_DRIVERS / target.driver / "bind", str(address))
+
+
+def _verify_driver(tree: HostTree, address: PciAddress, driver: str | None) -> None:
+    bound = tree.link_name(path.pci_device(address) / "driver")
+    if bound != driver:
+        wanted = driver or "no driver"
+        message = f"{address} is on {bound or 'no driver'}, not on {wanted}, after the change"
+        raise HostError(message, "see dmesg; another tool or a udev rule may have moved it")
+
+
+def _await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
+    group = path.vfio_group_node(step.group)
+    cdevs = path.pci_device(step.device.address) / "vfio-dev"
+
+    def is_there() -> bool:
+        return tree.exists(group) or any(
+            tree.exists(path.VFIO_CDEVS / name) for name in tree.children(cdevs)
+        )
+
+    if not _becomes_true(is_there):
+        message = f"{group} did not appear within {NODE_DEADLINE:.0f} seconds"
+        raise HostError(message, "is udevd running, and /dev the host's own?")
+
+
+def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
+    vgpu = mdev.read_mdev(tree, step.uuid)
+    if vgpu is None:
+        target = path.HostPath(step.parent_path) / mdev.TYPES / step.type_id / "create"
+        with _explaining("mdev-create", f"vGPU {step.uuid} on {step.parent}"):
+            tree.write(target, step.uuid)
+        vgpu = mdev.read_mdev(tree, step.uuid)
+    if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
+        message = f"the kernel took the request, but there is no {step.type_id} {step.uuid}"
+        raise HostError(message, "see dmesg for the driver's words")
+    group = vgpu.iommu_group
+    if group is not None and not _becomes_true(lambda: tree.exists(path.vfio_group_node(group))):
+        message = f"{path.vfio_group_node(group)} did not appear"
+        raise HostError(message, "is udevd running, and /dev the host's own?")
+
+
+def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
+    target = path.MDEV_DEVICES / step.uuid
+    if not tree.exists(target):
+        return
+    with _explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
+        tree.write(target / "remove", "1")
+    if not _becomes_true(lambda: not tree.exists(target)):
+        message = f"the kernel took the request, but vGPU {step.uuid} is still there"
+        raise HostError(message, "see dmesg for the driver's words")
+
+
+def _becomes_true(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + NODE_DEADLINE
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+@contextmanager
+def _explaining(operation: Operation, subject: str) -> Iterator[None]:
+    try:
+        yield
+    except WriteFailed as error:
+        raise explained(error, operation, subject) from error

@@ -1,0 +1,71 @@
+"""One writer at a time for what a plan touches, across processes: flock below /run/vfiomgr."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError
+from vfiomgr.model.path import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+
+_LOCKS = RUNTIME / "locks"
+DEADLINE = 300.0
+"""Seconds to wait for another writer."""
+_POLL = 0.1
+
+
+@contextmanager
+def hold(tree: HostTree, names: Iterable[str], on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the named locks, taken in one order so that two plans never wait for each other.
+
+    `on_wait` is told once per lock that is taken by another process.
+
+    Raises:
+        HostError: another process kept a lock longer than the deadline.
+
+    """
+    tree.make_directory(_LOCKS)
+    with ExitStack() as stack:
+        for name in sorted(set(names)):
+            stack.enter_context(_held(tree, name, on_wait))
+        yield
+
+
+@contextmanager
+def _held(tree: HostTree, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
+    try:
+        _acquire(descriptor, name, on_wait)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "?"
+            if time.monotonic() > deadline:
+                message = f"{name} is being changed by vfiomgr with PID {holder}"
+                raise HostError(message, "wait for that process, or look at what it does") from None
+            if not told:
+                on_wait(f"waiting for PID {holder}, which is changing {name}")
+                told = True
+            time.sleep(_POLL)
+        else:
+            return

@@ -1,0 +1,302 @@
+"""Plans carried out on the fake kernel: done, verified, undone; with a fault at every operation."""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.hosts import without_iommu, workstation
+from vfiomgr import api
+from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.executor import actions
+from vfiomgr.executor.journal import DIRECTORY, read_journal, unfinished
+from vfiomgr.host.pci import read_driver_state
+from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
+from vfiomgr.model.origin import DriverState
+from vfiomgr.model.path import PCI_DRIVERS, pci_device
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.model.path import HostPath
+
+PASSING = re.compile(
+    r"vfio\d|iommu_groups|/dev/vfio/\d|(/dev/vfio|/sys/bus/mdev/devices|/sys/class/vfio-dev)$"
+)
+"""Numbers that the kernel counts up, and directories that come with a module."""
+GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
+VMD_DISK = PciAddress.parse("10000:01:00.0")
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+CREATE = CreateVgpu("mbochs", "mbochs-small", UUID)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return workstation(tmp_path)
+
+
+def driver(kernel: FakeKernel, address: PciAddress) -> str | None:
+    return read_driver_state(kernel, address).driver
+
+
+def test_bind_takes_the_slot_and_unbind_restores_it_exactly(kernel: FakeKernel) -> None:
+    before = kernel.state()
+    outcome = api.apply(Bind((GPU,)), tree=kernel)
+    assert outcome.is_changed
+    vfio = DriverState("vfio-pci", "vfio-pci", "auto")
+    assert read_driver_state(kernel, GPU) == read_driver_state(kernel, AUDIO) == vfio
+    assert api.apply(Unbind((AUDIO,)), tree=kernel).is_changed
+    assert kernel.state() == with_vfio_loaded(kernel, before)
+
+
+def with_vfio_loaded(kernel: FakeKernel, state: dict[str, str]) -> dict[str, str]:
+    """A module that was loaded stays loaded: the one difference that is left."""
+    after = kernel.state()
+    return state | {path: text for path, text in after.items() if "vfio" in path}
+
+
+def test_a_second_run_writes_nothing(kernel: FakeKernel) -> None:
+    for intent in (Bind((GPU,)), Unbind((GPU,))):
+        api.apply(intent, tree=kernel)
+        written = len(kernel.writes)
+        again = api.apply(intent, tree=kernel)
+        assert not again.is_changed
+        assert again.plan.already
+        assert len(kernel.writes) == written
+
+
+def test_the_order_is_override_unbind_probe(kernel: FakeKernel) -> None:
+    api.apply(Bind((VMD_DISK,)), tree=kernel)
+    names = [path.rsplit("/", 1)[-1] for path, _ in kernel.writes]
+    assert names == ["driver_override", "unbind", "drivers_probe"]
+
+
+def test_an_override_that_was_there_before_comes_back(kernel: FakeKernel) -> None:
+    kernel.write(_attribute(GPU, "driver_override"), "nvidia")
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", "nvidia", "on")
+
+
+def test_power_control_comes_back(kernel: FakeKernel) -> None:
+    kernel.write(_attribute(GPU, "power/control"), "auto")
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU).power_control == "auto"
+
+
+def test_the_recorded_driver_comes_back_where_another_one_matches_too(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    kernel.add_driver("nouveau", ids=[("10de", "*", "03")])
+    kernel.write(_attribute(GPU, "driver/unbind"), str(GPU))
+    kernel.write(_driver_file("nouveau", "bind"), str(GPU))
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert driver(kernel, GPU) == "nouveau"
+
+
+def test_a_function_without_a_driver_gets_none_again(kernel: FakeKernel) -> None:
+    kernel.write(_attribute(GPU, "driver/unbind"), str(GPU))
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert driver(kernel, GPU) == "vfio-pci"
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert driver(kernel, GPU) is None
+    assert driver(kernel, AUDIO) == "snd_hda_intel"
+
+
+def test_what_somebody_else_bound_goes_to_whom_the_kernel_picks(kernel: FakeKernel) -> None:
+    kernel.load_module("vfio-pci")
+    kernel.write(_attribute(GPU, "driver_override"), "vfio-pci")
+    kernel.write(_attribute(GPU, "driver/unbind"), str(GPU))
+    kernel.write(_driver_file("vfio-pci", "bind"), str(GPU))
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
+
+
+def test_a_reboot_ends_what_was_recorded(kernel: FakeKernel) -> None:
+    api.apply(Bind((GPU,)), tree=kernel)
+    kernel.reboot()
+    again = api.apply(Unbind((GPU,)), tree=kernel)
+    assert not again.is_changed
+    assert driver(kernel, GPU) == "nvidia"
+    assert api.apply(Bind((GPU,)), tree=kernel).is_changed
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def test_a_guest_that_holds_the_group_is_never_run_into(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.apply(Bind((GPU,)), tree=kernel)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    kernel.guest_opens(10)
+    with pytest.raises(Refusal, match=r"is held by qemu-system-x86 \(PID"):
+        api.apply(Unbind((GPU,)), tree=kernel)
+    assert kernel.stuck.names() == []
+    kernel.guest_closes(10)
+    assert api.apply(Unbind((GPU,)), tree=kernel).is_changed
+
+
+def test_a_vgpu_is_made_and_removed_exactly(kernel: FakeKernel) -> None:
+    before = kernel.state()
+    assert api.apply(CREATE, tree=kernel).is_changed
+    (vgpu,) = api.scan(kernel).vgpus
+    assert (vgpu.uuid, vgpu.parent, vgpu.type) == (UUID, "mbochs", "mbochs-small")
+    assert not api.apply(CREATE, tree=kernel).is_changed
+    assert api.apply(RemoveVgpu((UUID,)), tree=kernel).is_changed
+    assert not api.apply(RemoveVgpu((UUID,)), tree=kernel).is_changed
+    assert comparable(kernel.state()) == comparable(before)
+
+
+def _attribute(address: PciAddress, name: str) -> HostPath:
+    return pci_device(address) / name
+
+
+def _driver_file(name: str, file: str) -> HostPath:
+    return PCI_DRIVERS / name / file
+
+
+INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+    "bind": ((), Bind((GPU,))),
+    "unbind": ((Bind((GPU,)),), Unbind((GPU,))),
+    "create": ((), CREATE),
+    "remove": ((CREATE,), RemoveVgpu((UUID,))),
+}
+
+
+def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
+    first, intent = INTENTS[name]
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    for earlier in first:
+        api.apply(earlier, tree=kernel)
+    return kernel, intent
+
+
+def operations_of(tmp_path: Path, name: str) -> int:
+    kernel, intent = prepared(tmp_path / "count", name)
+    before = len(kernel.operations)
+    api.apply(intent, tree=kernel)
+    return len(kernel.operations) - before
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+@pytest.mark.parametrize("name", INTENTS)
+def test_a_fault_at_any_operation_leaves_everything_as_it_was(
+    tmp_path: Path, name: str, *, late: bool
+) -> None:
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel, intent = prepared(tmp_path / str(at), name)
+        before = kernel.state()
+        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
+        error = failure(kernel, intent)
+        if error is not None:
+            assert not isinstance(error, RollbackIncomplete), at
+            assert comparable(kernel.state()) == comparable(before), (at, error)
+        assert unfinished(kernel) == []
+
+
+def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
+    try:
+        api.apply(intent, tree=kernel)
+    except (VfiomgrError, OSError) as error:
+        return error
+    return None
+
+
+def comparable(state: dict[str, str]) -> dict[str, str]:
+    """What a failed run must not change."""
+    return {p: t for p, t in state.items() if not PASSING.search(p) and "iommu_groups" not in t}
+
+
+def test_a_driver_that_refuses_is_explained_and_rolled_back(kernel: FakeKernel) -> None:
+    before = kernel.state()
+    kernel.fail_writes("drivers_probe", errno.EINVAL)
+    with pytest.raises(RolledBack, match=r"0000:01:00\.0 to vfio-pci") as caught:
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert "everything is as it was before" in caught.value.message
+    assert caught.value.hint
+    assert kernel.state() == with_vfio_loaded(kernel, before)
+
+
+def test_a_roll_back_that_fails_says_what_is_left(kernel: FakeKernel) -> None:
+    kernel.fail_writes("drivers_probe", errno.EINVAL)
+    kernel.fail_writes("drivers/nvidia/bind", errno.EBUSY)
+    with pytest.raises(RollbackIncomplete, match="undoing it failed") as caught:
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert caught.value.exit_code == 5
+    assert "-> nvidia" in caught.value.message
+
+
+def test_a_device_that_is_pulled_out_is_named(kernel: FakeKernel) -> None:
+    kernel.load_module("vfio-pci")
+    kernel.vanish(at=6, address=str(GPU))
+    with pytest.raises(RollbackIncomplete, match=r"0000:01:00\.0.*vanished.*is gone"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert driver(kernel, AUDIO) == "snd_hda_intel"
+
+
+def test_a_module_that_is_not_there_is_named(kernel: FakeKernel) -> None:
+    with pytest.raises(RolledBack, match="no-such-driver"):
+        api.apply(replace(Bind((GPU,)), driver="no-such-driver"), tree=kernel)
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def test_a_driver_that_makes_no_node_is_no_vfio_driver(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "NODE_DEADLINE", 0.1)
+    kernel.add_driver("idle", ids=[("10de", "*")])
+    with pytest.raises(RolledBack, match="/dev/vfio/10 did not appear"):
+        api.apply(replace(Bind((GPU,)), driver="idle", only=True, with_group=True), tree=kernel)
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def test_without_an_iommu_nothing_is_written(tmp_path: Path) -> None:
+    kernel = without_iommu(tmp_path)
+    with pytest.raises(Refusal, match="the IOMMU is off"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert kernel.writes == []
+
+
+def test_a_recording_is_not_written_to(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    with pytest.raises(HostError, match="is a recorded host") as caught:
+        api.apply(Bind((GPU,)), tree=api.HostTree(kernel.root))
+    assert "--dry-run" in caught.value.hint
+
+
+def test_each_step_is_in_the_journal_before_it_is_taken(kernel: FakeKernel) -> None:
+    seen: list[str] = []
+
+    def look(_path: str, _text: str) -> None:
+        (name,) = kernel.children(DIRECTORY)
+        seen.append(read_journal(kernel, name)[-1]["event"])
+
+    kernel.before_write = look
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert len(seen) == 6
+    assert set(seen) == {"begin"}
+    (name,) = kernel.children(DIRECTORY)
+    events = [record["event"] for record in read_journal(kernel, name)]
+    assert events[0] == "plan"
+    assert events[-1] == "end"
+    assert events.count("begin") == events.count("done") == 6
+
+
+def test_a_journal_that_was_cut_off_is_read_to_its_last_whole_record(kernel: FakeKernel) -> None:
+    kernel.kill(at=8)
+    with pytest.raises(BaseException, match="write"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    (name,) = unfinished(kernel)
+    whole = read_journal(kernel, name)
+    with open(kernel.locate(DIRECTORY / name), "a") as file:
+        file.write('{"event": "do')
+    assert read_journal(kernel, name) == whole
+    assert whole[-1]["event"] == "begin"
