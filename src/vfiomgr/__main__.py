@@ -1,0 +1,5 @@
+"""python -m vfiomgr."""
+
+from vfiomgr.cli.main import main
+
+main()

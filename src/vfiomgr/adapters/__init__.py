@@ -1,0 +1,1 @@
+"""What guest systems read; renderers return text and touch nothing."""

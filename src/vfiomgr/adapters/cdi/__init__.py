@@ -1,0 +1,1 @@
+"""Container Device Interface: specifications that name host devices for container runtimes."""

@@ -1,0 +1,1 @@
+"""Kata Containers: configuration of its runtime."""

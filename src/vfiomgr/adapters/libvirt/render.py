@@ -1,0 +1,89 @@
+"""libvirt's <hostdev> elements, from templates/libvirt (https://libvirt.org/formatdomain.html)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from vfiomgr.adapters.resources import resource_directory
+from vfiomgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from jinja2 import Environment, Template
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.vgpu import Vgpu
+
+DEFAULT_GUEST_BUS = 0x10
+"""Beyond the root ports that virt-install makes; libvirt adds the ports up to it."""
+LAST_GUEST_BUS = 0xFF
+_PCI_APIS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+
+
+@dataclass(frozen=True, slots=True)
+class GuestAddress:
+    """Where a function sits in the guest: slot 0 behind the root port with index `bus`."""
+
+    bus: int
+    function: int
+    multifunction: bool
+
+
+def pci_hostdevs(
+    slots: Iterable[Sequence[PciDevice]], *, first_bus: int, managed: bool
+) -> Iterator[str]:
+    """One element a function; the functions of a slot make one multifunction guest device.
+
+    A function that goes alone gets no guest address: libvirt finds a free port for it.
+
+    Raises:
+        UsageError: more slots than guest buses are left.
+
+    """
+    bus = first_bus
+    for functions in slots:
+        ordered = sorted(functions, key=lambda device: device.address)
+        several = len(ordered) > 1
+        if several and bus > LAST_GUEST_BUS:
+            message = f"no guest bus is left for {ordered[0].address}"
+            raise UsageError(message, "choose a lower --guest-bus")
+        for position, device in enumerate(ordered):
+            address = GuestAddress(bus, position, position == 0) if several else None
+            yield _template("hostdev-pci.xml.j2").render(
+                device=device, guest=address, managed=managed
+            )
+        bus += several
+
+
+def mdev_hostdev(vgpu: Vgpu, device_api: str) -> str:
+    """One element for a mediated device; `device_api` is the attribute of its type.
+
+    Raises:
+        UsageError: libvirt has no hostdev model for that API.
+
+    """
+    if device_api not in _PCI_APIS:
+        message = f"libvirt has no hostdev model for the device API {device_api!r} of {vgpu.uuid}"
+        raise UsageError(message, f"it knows {', '.join(_PCI_APIS)}")
+    return _template("hostdev-mdev.xml.j2").render(vgpu=vgpu, model=device_api)
+
+
+def _template(name: str) -> Template:
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - slow
+
+    return Environment(
+        loader=FileSystemLoader(resource_directory("templates") / "libvirt"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

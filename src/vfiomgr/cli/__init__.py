@@ -1,0 +1,1 @@
+"""The command line: thin; everything that decides or acts is below."""

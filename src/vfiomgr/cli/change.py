@@ -1,0 +1,95 @@
+"""What all commands that change the host share: plan or apply an intent, say what came of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from vfiomgr.cli.session import Session
+    from vfiomgr.model.intent import Intent
+    from vfiomgr.model.plan import Plan
+    from vfiomgr.model.step import Step
+
+
+def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
+    """Print the plan of an intent with --dry-run (and return None); apply it otherwise."""
+    if session.dry_run:
+        _print_plan(session, api.plan(session.host(with_users=True), intent))
+        return None
+    if session.snapshot is not None:
+        message = "a snapshot cannot be changed"
+        raise UsageError(message, "pass --dry-run to see the plan")
+    return api.apply(
+        intent,
+        tree=session.tree,
+        machine=session.machine,
+        on_wait=note,
+        on_step=_tell if session.verbose or sys.stderr.isatty() else lambda _step: None,
+    )
+
+
+def _tell(step: Step) -> None:
+    note(f"  {step.describe()}")
+
+
+def confirm(session: Session, question: str) -> None:
+    """Ask a person before a guard is overridden; without a terminal the flag is the answer."""
+    if session.yes or session.dry_run or not sys.stdin.isatty():
+        return
+    click.confirm(question, abort=True, err=True)
+
+
+def print_outcome(
+    session: Session, outcome: api.Outcome, lines: list[str], **facts: object
+) -> None:
+    """What a run did: `lines` for people, the steps and `facts` for programs."""
+    plan = outcome.plan
+    if session.format != "table":
+        body = {"changed": outcome.is_changed, **_plan_body(plan), **facts}
+        print_document("Outcome", body, session.format)
+        return
+    for text in (*plan.notes, *plan.already):
+        click.echo(text)
+    if not outcome.is_changed:
+        click.echo("nothing to do")
+    for line in lines:
+        click.echo(line)
+
+
+def _plan_body(plan: Plan) -> dict[str, object]:
+    return {
+        "summary": plan.summary,
+        "notes": plan.notes,
+        "already": plan.already,
+        "locks": plan.locks,
+        "steps": [
+            {
+                "description": step.describe(),
+                "commands": step.commands(),
+                **{name: getattr(step, name) for name in type(step).__dataclass_fields__},
+            }
+            for step in plan.steps
+        ],
+    }
+
+
+def _print_plan(session: Session, plan: Plan) -> None:
+    if session.format != "table":
+        print_document("Plan", _plan_body(plan), session.format)
+        return
+    click.echo(f"plan: {plan.summary}")
+    for text in (*plan.notes, *plan.already):
+        click.echo(f"  {text}")
+    if plan.is_empty:
+        click.echo("nothing to do")
+    for number, step in enumerate(plan.steps, start=1):
+        click.echo(f"{number:3}. {step.describe()}")
+        for command in step.commands():
+            click.echo(f"       {command}")

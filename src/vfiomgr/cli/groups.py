@@ -1,0 +1,97 @@
+"""`vfiomgr groups`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.output import or_dash, print_document, print_table
+from vfiomgr.cli.session import Session, common_options
+from vfiomgr.model.iommu import blockers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.iommu import IommuGroup
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
+
+
+@click.command("groups")
+@common_options()
+@click.pass_obj
+def groups(session: Session) -> None:
+    """List IOMMU groups: which could go to a guest now, and what keeps the others.
+
+    \b
+    Examples:
+      vfiomgr groups
+      vfiomgr groups --format json
+    """
+    host = session.host()
+    finding, remedy = _iommu_finding(host)
+    if session.format != "table":
+        body = {
+            "iommu": {"is_on": host.iommu.is_on, "finding": finding, "remedy": remedy},
+            "items": [_document(host, group) for group in host.groups],
+        }
+        print_document("IommuGroupList", body, session.format)
+        return
+    if finding:
+        click.echo(f"{finding}\nremedy: {remedy}")
+    if host.groups:
+        rows = [row for group in host.groups for row in _rows(host, group)]
+        print_table(_HEADINGS, rows)
+
+
+def _iommu_finding(host: HostSnapshot) -> tuple[str | None, str | None]:
+    from vfiomgr.planner.guards import iommu_remedy  # noqa: PLC0415
+
+    if host.iommu.is_on:
+        return None, None
+    finding = "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest"
+    return finding, iommu_remedy(host)
+
+
+def _obstacles(host: HostSnapshot, group: IommuGroup) -> dict[str, str]:
+    """Why the group is not viable, by the address of the member that is in the way."""
+    members = host.group_members(group.number)
+    return {str(d.address): f"{d.address} is on {d.driver}" for d in blockers(members)}
+
+
+def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, object]:
+    obstacles = _obstacles(host, group)
+    return {
+        "number": group.number,
+        "type": group.type,
+        "is_noiommu": group.is_noiommu,
+        "is_viable": not obstacles,
+        "obstacles": list(obstacles.values()),
+        "node": f"/dev/vfio/{group.number}" if group.has_node else None,
+        "members": [_member(host, name) for name in group.members],
+    }
+
+
+def _member(host: HostSnapshot, name: str) -> dict[str, object]:
+    for device in host.devices:
+        if str(device.address) == name:
+            return {"address": name, "name": device.name, "driver": device.driver}
+    vgpu = host.vgpu(name)
+    return {
+        "address": name,
+        "name": f"vGPU {vgpu.type} of {vgpu.parent}" if vgpu else None,
+        "driver": vgpu.driver if vgpu else None,
+    }
+
+
+def _rows(host: HostSnapshot, group: IommuGroup) -> Iterator[tuple[str, ...]]:
+    obstacles = _obstacles(host, group)
+    number, viable = str(group.number), "no" if obstacles else "yes"
+    for name in group.members:
+        member = _member(host, name)
+        driver = or_dash(member["driver"])
+        why_not = "on a host driver" if name in obstacles else ""
+        yield (number, viable, name, or_dash(member["name"]), driver, why_not)
+        number = viable = ""

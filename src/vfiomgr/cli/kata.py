@@ -1,0 +1,42 @@
+"""`vfiomgr kata …`."""
+
+from __future__ import annotations
+
+import click
+
+from vfiomgr.adapters.kata import render
+from vfiomgr.cli.output import note
+from vfiomgr.cli.session import Session, common_options, complete_address
+
+
+@click.group("kata")
+def kata() -> None:
+    """Kata Containers: configuration that hands a device to a secure container."""
+
+
+@kata.command("config")
+@click.argument("addresses", nargs=-1, shell_complete=complete_address)
+@common_options()
+@click.pass_obj
+def config(session: Session, addresses: tuple[str, ...]) -> None:
+    """Print a configuration drop-in for ADDRESSES, or for all that is bound.
+
+    \b
+    Examples:
+      vfiomgr kata config
+      vfiomgr kata config 0000:04:00.0
+    """
+    host = session.host()
+    named = [host.device(host.parse_address(text)) for text in addresses]
+    functions = {d.address: d for device in named for d in host.slot(device)}
+    bound = {d.address: d for d in host.devices if d.is_on_vfio}
+    click.echo(render.render_drop_in(list((functions if addresses else bound).values())), nl=False)
+    if not addresses and not bound:
+        note("nothing is bound yet: vfiomgr bind ADDRESS")
+    for device in (d for d in functions.values() if d.address not in bound):
+        note(f"{device} is not bound yet: vfiomgr bind {device.address}")
+    if host.vgpus:
+        note(
+            "vGPUs that are mediated devices are left out: Kata cannot attach them; "
+            "libvirt can, with vfiomgr libvirt hostdev UUID"
+        )

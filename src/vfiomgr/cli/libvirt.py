@@ -1,0 +1,99 @@
+"""`vfiomgr libvirt …`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.adapters.libvirt import render
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.session import Session, common_options, complete_address
+from vfiomgr.errors import UnknownDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+@click.group("libvirt")
+def libvirt() -> None:
+    """Libvirt domains: the XML that hands a device to a guest."""
+
+
+@libvirt.command("hostdev")
+@click.argument(
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
+)
+@click.option(
+    "--guest-bus",
+    type=click.IntRange(1, render.LAST_GUEST_BUS),
+    default=render.DEFAULT_GUEST_BUS,
+    show_default=True,
+    help="Index of the guest's root port for the first device of several functions.",
+)
+@click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
+@common_options()
+@click.pass_obj
+def hostdev(
+    session: Session, *, devices: tuple[str, ...], guest_bus: int, managed: bool, only: bool
+) -> None:
+    """Print <hostdev> elements for PCI devices and vGPUs, to put into a domain's <devices>.
+
+    The functions of a slot become one multifunction guest device.
+
+    \b
+    Examples:
+      vfiomgr libvirt hostdev 0000:04:00.0
+      vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de
+    """
+    host = session.host()
+    vgpus = [_vgpu(host, text) for text in devices if _UUID.fullmatch(text)]
+    slots = _slots(host, [text for text in devices if not _UUID.fullmatch(text)], only=only)
+    elements = list(render.pci_hostdevs(slots, first_bus=guest_bus, managed=managed))
+    elements += [render.mdev_hostdev(vgpu, _device_api(host, vgpu)) for vgpu in vgpus]
+    if session.format == "table":
+        click.echo("".join(elements), nl=False)
+    else:
+        print_document("HostdevList", {"items": elements}, session.format)
+    if not managed:
+        for device in (d for slot in slots for d in slot if not d.is_on_vfio):
+            note(
+                f"{device} is on {device.driver or 'no driver'}: the domain starts only after "
+                f"vfiomgr bind {device.address}"
+            )
+
+
+def _slots(host: HostSnapshot, texts: Sequence[str], *, only: bool) -> list[tuple[PciDevice, ...]]:
+    """The named functions by slot, each slot whole unless `only`, in the order of naming."""
+    named = [host.device(host.parse_address(text)) for text in texts]
+    slots: dict[object, dict[object, PciDevice]] = {}
+    for device in named:
+        key = device.address if device.physical_function else device.address.slot
+        functions = (device,) if only else host.slot(device)
+        slots.setdefault(key, {}).update({d.address: d for d in functions})
+    return [tuple(functions.values()) for functions in slots.values()]
+
+
+def _vgpu(host: HostSnapshot, uuid: str) -> Vgpu:
+    found = host.vgpu(uuid)
+    if found is None:
+        message = f"there is no active vGPU {uuid}"
+        raise UnknownDevice(message, "vfiomgr vgpu list shows the active ones")
+    return found
+
+
+def _device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
+    """`device_api` of the vGPU's type; a recorded host may not tell, GPUs have vfio-pci."""
+    for parent in host.vgpu_parents:
+        for vgpu_type in parent.types:
+            if (parent.name, vgpu_type.id) == (vgpu.parent, vgpu.type) and vgpu_type.device_api:
+                return vgpu_type.device_api
+    return "vfio-pci"

@@ -1,0 +1,100 @@
+"""The entry point: commands found lazily, errors interpreted once."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+
+import click
+
+from vfiomgr import __version__
+from vfiomgr.cli.output import print_error
+from vfiomgr.cli.session import Session, common_options
+from vfiomgr.errors import VfiomgrError
+
+_COMMANDS = {
+    "list": ("vfiomgr.cli.devices", "list_devices"),
+    "show": ("vfiomgr.cli.devices", "show"),
+    "groups": ("vfiomgr.cli.groups", "groups"),
+    "bind": ("vfiomgr.cli.passthrough", "bind"),
+    "unbind": ("vfiomgr.cli.passthrough", "unbind"),
+    "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
+    "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
+    "kata": ("vfiomgr.cli.kata", "kata"),
+    "cdi": ("vfiomgr.cli.cdi", "cdi"),
+    "snapshot": ("vfiomgr.cli.snapshot", "snapshot"),
+}
+_INTERRUPTED = 130
+"""128 + SIGINT, as shells count."""
+_PIPE_CLOSED = 141
+
+
+class LazyGroup(click.Group):
+    """Imports the module of a command when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order that a newcomer meets them."""
+        return [*_COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name not in _COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = _COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vfiomgr")
+@common_options(from_environment=True)
+def cli() -> None:
+    """Take a PCI device from its host driver to a guest, and back.
+
+    \b
+    Examples:
+      vfiomgr list                      GPUs and accelerators of this host
+      vfiomgr bind 0000:04:00.0         hand a GPU, whole, to guests
+      vfiomgr bind 04:00.0 --dry-run    show what that would do
+      vfiomgr libvirt hostdev 04:00.0   the XML for a domain
+      vfiomgr unbind 0000:04:00.0       give it back to the driver it had
+
+    Exit status: 0 done or already so, 1 failed and rolled back, 2 usage, 4 refused by a guard,
+    5 failed and the roll-back is incomplete, 65 a malformed document. Each option below can
+    also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
+    """
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    logging.basicConfig(format="vfiomgr: %(message)s", stream=sys.stderr)
+    session = Session()
+    try:
+        cli.main(standalone_mode=False, obj=session)
+    except VfiomgrError as error:
+        if session.debug:
+            traceback.print_exc()
+        print_error(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_PIPE_CLOSED)
+    except Exception as error:
+        if session.debug:
+            raise
+        print_error(
+            VfiomgrError(
+                f"unexpected {type(error).__name__}: {error}",
+                "this is a defect of vfiomgr: run it again with --debug and report what it prints",
+            )
+        )
+        sys.exit(1)

@@ -1,0 +1,80 @@
+"""Data on stdout as table, JSON or YAML; everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr.model.snapshot import API_VERSION, to_jsonable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vfiomgr.cli.session import Format
+    from vfiomgr.errors import VfiomgrError
+
+
+def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
+    """A document of the JSON contract, in JSON or YAML."""
+    document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
+    if output == "yaml":
+        _print_yaml(document)
+    else:
+        click.echo(json.dumps(document, indent=2))
+
+
+def _print_yaml(document: dict[str, Any]) -> None:
+    from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(document, sys.stdout)
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on a terminal, aligned columns elsewhere."""
+    if sys.stdout.isatty():
+        _print_rich_table(headings, rows)
+        return
+    columns = list(zip(headings, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    for row in (headings, *rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
+
+
+def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow, and only a terminal needs it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def note(message: str) -> None:
+    """Something that is not data, on stderr."""
+    click.echo(message, err=True)
+
+
+def print_error(error: VfiomgrError) -> None:
+    """The cause on one line, the remedy on a second one."""
+    word = "refused" if type(error).__name__ == "Refusal" else "error"
+    click.echo(f"vfiomgr: {word}: {_one_line(error.message)}", err=True)
+    if error.hint:
+        click.echo(f"  remedy: {_one_line(error.hint)}", err=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def or_dash(value: object) -> str:
+    """A cell of a table; a dash for what is not there."""
+    return "-" if value is None or value == "" else str(value)

@@ -1,0 +1,120 @@
+"""`vfiomgr bind` and `vfiomgr unbind`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.change import confirm, plan_or_apply, print_outcome
+from vfiomgr.cli.output import note
+from vfiomgr.cli.session import Session, common_options, complete_address
+from vfiomgr.host.iommu import group_number
+from vfiomgr.host.pci import read_driver_state
+from vfiomgr.model.intent import ALLOWANCES, Allowance, Bind, Unbind
+from vfiomgr.model.path import pci_device, vfio_group_node
+from vfiomgr.model.step import ChangeDriver, ReleaseDriver
+
+if TYPE_CHECKING:
+    from vfiomgr.api import Outcome
+    from vfiomgr.model.pci import PciAddress
+
+
+@click.command("bind")
+@click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
+@click.option(
+    "--driver", default="vfio-pci", metavar="NAME", show_default=True, help="VFIO driver."
+)
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
+@click.option("--with-group", is_flag=True, help="Take foreign members of the IOMMU group too.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(ALLOWANCES),
+    help="Override a guard; a refusal names the one.",
+)
+@common_options()
+@click.pass_obj
+def bind(
+    session: Session,
+    *,
+    addresses: tuple[str, ...],
+    driver: str,
+    only: bool,
+    with_group: bool,
+    allow: tuple[Allowance, ...],
+) -> None:
+    """Hand devices to guests: bind all functions of their slots to vfio-pci.
+
+    A GPU's audio function comes along. What they were bound to is recorded, and `vfiomgr unbind`
+    gives it back exactly. Nothing is left half done: a failure is rolled back.
+
+    \b
+    Examples:
+      vfiomgr bind 0000:04:00.0
+      vfiomgr bind 04:00.0 --dry-run
+      vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
+    """
+    intent = Bind(
+        session.addresses(addresses),
+        driver=driver,
+        only=only,
+        with_group=with_group,
+        allow=frozenset(allow),
+    )
+    if allow:
+        confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
+    outcome = plan_or_apply(session, intent)
+    if outcome is None:
+        return
+    _print_moved(session, outcome)
+    if outcome.is_changed and session.format == "table":
+        note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in intent.addresses)}")
+
+
+@click.command("unbind")
+@click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
+@click.option("--with-group", is_flag=True, help="Give back the whole IOMMU group.")
+@common_options()
+@click.pass_obj
+def unbind(session: Session, *, addresses: tuple[str, ...], only: bool, with_group: bool) -> None:
+    """Give devices back to the host: the driver and driver_override that they had.
+
+    \b
+    Examples:
+      vfiomgr unbind 0000:04:00.0
+      vfiomgr unbind 04:00.0 --dry-run
+    """
+    intent = Unbind(session.addresses(addresses), only=only, with_group=with_group)
+    outcome = plan_or_apply(session, intent)
+    if outcome is not None:
+        _print_moved(session, outcome)
+
+
+def _print_moved(session: Session, outcome: Outcome) -> None:
+    moved = [
+        _describe(session, step.device.address)
+        for step in outcome.plan.steps
+        if isinstance(step, ChangeDriver | ReleaseDriver)
+    ]
+    lines = [
+        f"{m['address']} is on {m['driver'] or 'no driver'}"
+        + (f", guests open {m['node']}" if m["node"] else "")
+        for m in moved
+    ]
+    print_outcome(session, outcome, lines, devices=moved)
+
+
+def _describe(session: Session, address: PciAddress) -> dict[str, object]:
+    """What came of a function, read again from the host."""
+    group = group_number(session.tree, pci_device(address))
+    node = None if group is None else vfio_group_node(group)
+    state = read_driver_state(session.tree, address)
+    return {
+        "address": address,
+        "driver": state.driver,
+        "driver_override": state.driver_override,
+        "iommu_group": group,
+        "node": node if node is not None and session.tree.exists(node) else None,
+    }

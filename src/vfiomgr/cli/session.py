@@ -1,0 +1,143 @@
+"""The options that every command takes, and the host that they select."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from vfiomgr.errors import UsageError
+from vfiomgr.host.tree import HostTree
+from vfiomgr.model.path import PCI_DEVICES
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.model.snapshot import HostSnapshot
+
+Format = Literal["table", "json", "yaml"]
+_MACHINE = "/"
+"""The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
+
+
+@dataclass
+class Session:
+    """What the common options say; those after a command override those before it."""
+
+    format: Format = "table"
+    root: str = _MACHINE
+    snapshot: str | None = None
+    dry_run: bool = False
+    yes: bool = False
+    verbose: int = 0
+    debug: bool = False
+
+    @functools.cached_property
+    def tree(self) -> HostTree:
+        """The tree to read and change.
+
+        Raises:
+            UsageError: there is no host below the root.
+
+        """
+        if self.snapshot is not None and self.root != _MACHINE:
+            message = "--snapshot and --root name two different hosts"
+            raise UsageError(message, "pass one of them")
+        if not Path(self.root, "sys").is_dir():
+            message = f"{self.root} holds no host: there is no {self.root.rstrip('/')}/sys"
+            raise UsageError(message, "--root takes a directory that looks like the root of a host")
+        return HostTree(self.root)
+
+    @functools.cached_property
+    def machine(self) -> HostTree:
+        """The machine that vfiomgr runs on."""
+        return HostTree(_MACHINE)
+
+    def host(self, *, with_users: bool = False) -> HostSnapshot:
+        """The facts to answer from: of a snapshot file, or of the tree as it is now."""
+        from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
+
+        if self.snapshot is not None:
+            return _load_snapshot(self.snapshot)
+        return scan(self.tree, self.machine, with_users=with_users)
+
+    def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:
+        """Addresses as users type them; the domain may be left out where it is plain."""
+        if self.snapshot is not None:
+            host = self.host()
+            return tuple(host.parse_address(text) for text in texts)
+        known = [PciAddress.parse(name) for name in self.tree.children(PCI_DEVICES)]
+        return tuple(PciAddress.parse(text, known) for text in texts)
+
+
+def _load_snapshot(source: str) -> HostSnapshot:
+    from vfiomgr.model.snapshot import read_snapshot  # noqa: PLC0415 - brings pydantic
+
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the snapshot {source}: {error}"
+        raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
+    return read_snapshot(text, source)
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    session = context.ensure_object(Session)
+    name = str(parameter.name)
+    if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+        setattr(session, name, value)
+    if name == "verbose" and value:
+        logging.getLogger("vfiomgr").setLevel(logging.DEBUG if session.verbose > 1 else "INFO")
+
+
+_COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--format",),
+        {
+            "type": click.Choice(["table", "json", "yaml"]),
+            "help": "How to print data.  [default: table]",
+        },
+    ),
+    (("--root",), {"metavar": "DIR", "help": "Read the host below DIR, e.g. a recorded one."}),
+    (("--snapshot",), {"metavar": "FILE", "help": "Answer from `vfiomgr snapshot` output."}),
+    (("--dry-run",), {"is_flag": True, "help": "Print the plan and change nothing."}),
+    (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),
+    (("-v", "--verbose"), {"count": True, "help": "Say what is being done; -vv for more."}),
+    (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
+)
+
+
+def common_options(*, from_environment: bool = False) -> Callable[[Any], Any]:
+    """Decorate a command with the common options; the outermost also reads VFIOMGR_…."""
+
+    def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+        for names, settings in reversed(_COMMON):
+            variable = f"VFIOMGR_{names[-1].lstrip('-').replace('-', '_').upper()}"
+            function = click.option(
+                *names,
+                **settings,
+                expose_value=False,
+                callback=_remember,
+                envvar=variable if from_environment else None,
+            )(function)
+        return function
+
+    return decorate
+
+
+def complete_address(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Addresses of the selected host that continue what is typed, with or without the domain."""
+    root = next(
+        (str(c.params["root"]) for c in (context, context.parent) if c and c.params.get("root")),
+        _MACHINE,
+    )
+    names = HostTree(root).children(PCI_DEVICES)
+    full = [name for name in names if name.startswith(incomplete)]
+    return full or [name for name in names if name.partition(":")[2].startswith(incomplete)]

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import errno
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vfiomgr.errors import NeedsRoot
+
+if TYPE_CHECKING:
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.cli.conftest import Matches, Run
+
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("bind-plan", ["bind", "0000:01:00.0"]),
+        ("vgpu-create-plan", ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small"]),
+    ],
+)
+def test_plans_are_golden_and_change_nothing(
+    run: Run, kernel: FakeKernel, matches: Matches, name: str, arguments: list[str]
+) -> None:
+    if "create" in arguments:
+        arguments = [*arguments, "--uuid", UUID]
+    matches(f"{name}.txt", run(*arguments, "--dry-run").stdout)
+    matches(f"{name}.json", run(*arguments, "--dry-run", "--format", "json").stdout)
+    assert kernel.operations == []
+
+
+def test_bind_says_what_it_did_and_how_to_undo_it(run: Run) -> None:
+    answer = run("bind", "02:00.0")
+    assert answer.status == 0
+    assert answer.stdout.splitlines() == [
+        "0000:02:00.1 (Device 10de:22ba) comes along: same slot",
+        "0000:02:00.0 is on vfio-pci, guests open /dev/vfio/11",
+        "0000:02:00.1 is on vfio-pci, guests open /dev/vfio/11",
+    ]
+    assert answer.stderr == "undo with: vfiomgr unbind 0000:02:00.0\n"
+    again = run("bind", "02:00.0")
+    assert again.status == 0
+    assert again.stdout.splitlines() == [
+        "0000:02:00.0 (Device 10de:2684) is on vfio-pci already",
+        "0000:02:00.1 (Device 10de:22ba) is on vfio-pci already",
+        "nothing to do",
+    ]
+    assert run("unbind", "02:00.0").stdout.splitlines()[1:] == [
+        "0000:02:00.0 is on nvidia",
+        "0000:02:00.1 is on snd_hda_intel",
+    ]
+
+
+def test_outcomes_are_documents_too(run: Run) -> None:
+    document = json.loads(run("bind", "02:00.0", "--format", "json").stdout)
+    assert (document["kind"], document["changed"]) == ("Outcome", True)
+    assert document["devices"][0] == {
+        "address": "0000:02:00.0",
+        "driver": "vfio-pci",
+        "driver_override": "vfio-pci",
+        "iommu_group": 11,
+        "node": "/dev/vfio/11",
+    }
+    assert json.loads(run("bind", "02:00.0", "--format", "json").stdout)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("0000:00:02.0", "is the console's display"),
+        ("0000:04:00.0", "carries the default route: interface enp4s0"),
+        ("0000:04:02.0", "IOMMU group 20 also holds 0000:04:00.0"),
+        ("0000:03:00.0", "is a bridge"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_refusals_exit_4_in_two_lines(run: Run, address: str, words: str, *, dry: bool) -> None:
+    answer = run("bind", address, *(["--dry-run"] if dry else []))
+    assert answer.status == 4
+    assert answer.stdout == ""
+    reason, remedy = answer.stderr.splitlines()
+    assert words in reason
+    assert remedy.startswith("  remedy: ")
+
+
+def test_an_allowed_guard_lets_pass(run: Run, kernel: FakeKernel) -> None:
+    kernel.default_route("enp5s0")
+    assert run("bind", "0000:05:00.0").status == 4
+    assert run("bind", "0000:05:00.0", "--allow", "default-route").status == 0
+
+
+def test_a_failure_exits_1_with_cause_and_remedy(run: Run, kernel: FakeKernel) -> None:
+    kernel.fail_writes("drivers_probe", errno.EINVAL)
+    answer = run("bind", "0000:01:00.0")
+    assert answer.status == 1
+    assert "everything is as it was before" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    kernel.fail_writes("drivers/nvidia/bind", errno.EBUSY)
+    assert run("bind", "0000:01:00.0").status == 5
+
+
+def test_without_rights_nothing_is_tried(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.api.os.access", lambda *_: False)
+    monkeypatch.setattr("vfiomgr.api.os.geteuid", lambda: 1000)
+    answer = run("bind", "0000:01:00.0")
+    assert answer.status == NeedsRoot.exit_code == 1
+    assert "needs root" in answer.stderr
+    assert "sudo" in answer.stderr
+    assert kernel.operations == []
+    assert run("bind", "0000:01:00.0", "--dry-run").status == 0
+
+
+def test_a_snapshot_cannot_be_changed(run: Run, kernel: FakeKernel) -> None:
+    file = f"{kernel.root}.json"
+    with open(file, "w") as target:
+        target.write(run("snapshot").stdout)
+    answer = run("--snapshot", file, "bind", "0000:01:00.0")
+    assert answer.status == 2
+    assert "a snapshot cannot be changed" in answer.stderr
+
+
+def test_a_vgpu_from_its_making_to_its_end(run: Run) -> None:
+    made = run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large")
+    assert made.status == 0
+    uuid = made.stdout.strip()
+    (item,) = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
+    assert (item["uuid"], item["parent"], item["type"]) == (uuid, "mbochs", "mbochs-large")
+    assert f"uuid='{uuid}'" in run("libvirt", "hostdev", uuid).stdout
+    assert run("vgpu", "remove", uuid).stdout == f"removed {uuid}\n"
+    again = run("vgpu", "remove", uuid)
+    assert (again.status, again.stdout) == (0, f"there is no vGPU {uuid}\nnothing to do\n")
+    assert run("vgpu", "list").stderr == "no vGPU is active\n"
+    full = [run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large") for _ in "12345"]
+    assert [answer.status for answer in full] == [0, 0, 0, 0, 4]
+    assert "no room" in full[-1].stderr

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.fakes.hosts import without_iommu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.cli.conftest import Matches, Run
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("list", ["list"]),
+        ("list-all", ["list", "--all"]),
+        ("show", ["show", "02:00.0"]),
+        ("show-physical-function", ["show", "0000:05:00.0"]),
+        ("groups", ["groups"]),
+        ("vgpu-types", ["vgpu", "types"]),
+    ],
+)
+def test_golden(run: Run, matches: Matches, name: str, arguments: list[str]) -> None:
+    matches(f"{name}.txt", run(*arguments).stdout)
+    answer = run(*arguments, "--format", "json")
+    matches(f"{name}.json", answer.stdout)
+    assert answer.status == 0
+    yaml = run("--format", "yaml", *arguments)
+    assert YAML(typ="safe").load(yaml.stdout) == json.loads(answer.stdout)
+
+
+def test_the_device_list_keeps_its_contract(run: Run) -> None:
+    document = json.loads(run("list", "--all", "--format", "json").stdout)
+    assert (document["api_version"], document["kind"]) == ("vfiomgr/v1", "DeviceList")
+    promised = {
+        "address",
+        "vendor_id",
+        "device_id",
+        "subsystem_id",
+        "class_code",
+        "name",
+        "driver",
+        "driver_override",
+        "iommu_group",
+        "numa_node",
+        "physical_function",
+        "virtual_functions",
+        "is_boot_display",
+    }
+    assert all(promised <= item.keys() for item in document["items"])
+    domains = [int(item["address"].partition(":")[0], 16) for item in document["items"]]
+    assert domains == sorted(domains)
+
+
+def test_a_snapshot_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    for command in (["list", "--all"], ["groups"], ["bind", "02:00.0", "--dry-run"]):
+        assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
+
+
+def test_options_come_before_and_after_the_command_and_from_the_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = run("list", "--format", "json").stdout
+    assert run("--format", "json", "list").stdout == after
+    assert run("--format", "yaml", "list", "--format", "json").stdout == after
+    monkeypatch.setenv("VFIOMGR_FORMAT", "json")
+    assert run("list").stdout == after
+    assert run("list", "--format", "table").stdout != after
+
+
+def test_an_iommu_that_is_off_is_told_with_its_remedy(run: Run, tmp_path: Path) -> None:
+    kernel = without_iommu(tmp_path / "off")
+    answer = run("--root", kernel.root, "groups")
+    assert answer.status == 0
+    assert answer.stdout.startswith("the IOMMU is off")
+    assert "remedy: " in answer.stdout
+    document = json.loads(run("--root", kernel.root, "groups", "--format", "json").stdout)
+    assert document["iommu"]["is_on"] is False
+    assert document["iommu"]["remedy"]
+    assert document["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["show", "04:00"], 2, "is not a PCI address"),
+        (["bind", "0000:zz:00.0"], 2, "is not a PCI address"),
+        (["bind", "0000:99:00.0"], 2, "has no PCI device 0000:99:00.0"),
+        (["bind", "0000:99:00.0", "--dry-run"], 2, "has no PCI device 0000:99:00.0"),
+        (["--root", "/nonexistent", "list"], 2, "/nonexistent holds no host"),
+        (["--snapshot", "/nonexistent", "list"], 2, "cannot read the snapshot"),
+        (["--snapshot", "x", "--root", "y", "list"], 2, "two different hosts|cannot read"),
+        (["vgpu", "remove", "not-a-uuid"], 2, "is no UUID"),
+        (["cdi", "generate", "--kind", "gpu"], 2, "is no CDI kind"),
+        (["libvirt", "hostdev", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"], 2, "no active vGPU"),
+    ],
+)
+def test_mistakes_get_one_clear_message(
+    run: Run, arguments: list[str], status: int, words: str
+) -> None:
+    answer = run(*arguments)
+    assert answer.status == status
+    assert answer.stdout == ""
+    first, second = answer.stderr.splitlines()
+    assert any(word in first for word in words.split("|"))
+    assert second.startswith("  remedy: ")
+
+
+def test_a_malformed_snapshot_exits_65(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text('{"kind": "HostSnapshot"')
+    assert run("--snapshot", str(file), "list").status == 65
+
+
+def test_an_unexpected_error_shows_no_traceback_unless_asked(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "children", lambda _path: 1 / 0)
+    answer = run("list")
+    assert answer.status == 1
+    assert "unexpected ZeroDivisionError" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    with pytest.raises(ZeroDivisionError):
+        run("list", "--debug")
+
+
+def test_list_imports_nothing_heavy(kernel: FakeKernel) -> None:
+    program = (
+        "import sys; from vfiomgr.cli.main import cli; cli(sys.argv[1:], standalone_mode=False); "
+        "print([m for m in ('pydantic', 'jinja2', 'libvirt', 'grpc', 'pyudev', 'rich', 'tomlkit')"
+        " if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, "--root", kernel.root, "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "0000:01:00.0" in result.stdout
+    assert result.stderr.strip() == "[]"
+
+
+def test_every_command_has_help_with_examples(run: Run) -> None:
+    commands = ["list", "show", "groups", "bind", "unbind", "snapshot", "libvirt hostdev"]
+    commands += [f"vgpu {verb}" for verb in ("types", "list", "create", "remove")]
+    commands += ["kata config", "cdi generate"]
+    for command in commands:
+        answer = run(*command.split(), "--help")
+        assert answer.status == 0
+        assert f"vfiomgr {command}" in answer.stdout.partition("Examples:")[2], command
