@@ -50,6 +50,7 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
     numbers = sorted({d.iommu_group for d in devices if d.iommu_group is not None})
     return HostSnapshot(
         kernel_release="6.1.0",
+        kernel_command_line="quiet",
         boot_id="boot",
         cpu_vendor="GenuineIntel",
         iommu=IommuState(units=("dmar0",), firmware_tables=("DMAR",), has_groups=bool(numbers)),

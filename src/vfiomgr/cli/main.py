@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
-import traceback
+import warnings
 
 import click
 
@@ -69,15 +68,19 @@ def cli() -> None:
     """
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    click.echo(f"vfiomgr: warning: {message}", err=True)
+
+
 def main() -> None:
     """Run the command line and exit with its status."""
-    logging.basicConfig(format="vfiomgr: %(message)s", stream=sys.stderr)
     session = Session()
+    warnings.showwarning = _show_warning
     try:
         cli.main(standalone_mode=False, obj=session)
     except VfiomgrError as error:
         if session.debug:
-            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)
         print_error(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:

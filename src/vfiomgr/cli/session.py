@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -48,7 +47,7 @@ class Session:
         if self.snapshot is not None and self.root != _MACHINE:
             message = "--snapshot and --root name two different hosts"
             raise UsageError(message, "pass one of them")
-        if not Path(self.root, "sys").is_dir():
+        if not os.path.isdir(os.path.join(self.root, "sys")):
             message = f"{self.root} holds no host: there is no {self.root.rstrip('/')}/sys"
             raise UsageError(message, "--root takes a directory that looks like the root of a host")
         return HostTree(self.root)
@@ -79,7 +78,8 @@ def _load_snapshot(source: str) -> HostSnapshot:
     from vfiomgr.model.snapshot import read_snapshot  # noqa: PLC0415 - brings pydantic
 
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        with open(source, encoding="utf-8") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read the snapshot {source}: {error}"
         raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
@@ -91,8 +91,6 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
     name = str(parameter.name)
     if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
         setattr(session, name, value)
-    if name == "verbose" and value:
-        logging.getLogger("vfiomgr").setLevel(logging.DEBUG if session.verbose > 1 else "INFO")
 
 
 _COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vfiomgr.executor.journal import Journal
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.step import Step
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def _note(journal: Journal, event: str, **details: object) -> None:
     try:
         journal.record(event, **details)
     except OSError as error:
-        _LOG.warning("the journal cannot be written: %s", error)
+        warnings.warn(f"the journal cannot be written: {error}", stacklevel=2)
 
 
 def _undo(begun: Sequence[Step], cause: BaseException, tree: HostTree, journal: Journal) -> None:

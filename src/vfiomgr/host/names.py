@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _PCI_IDS = (HostPath("/usr/share/misc/pci.ids"), HostPath("/usr/share/hwdata/pci.ids"))
+_NEXT_ENTRY = re.compile(r"\n(?![\t#])")
+"""Where the block of a vendor or a class ends."""
 _UDEV_DATABASE = HostPath("/run/udev/data")
 
 
@@ -82,9 +85,8 @@ class PciIds:
         if start < 0:
             return None, None
         end = self._text.find("\n", start + 1)
-        block_end = end
-        while self._text.startswith(("\n\t", "\n#"), block_end):
-            block_end = self._text.find("\n", block_end + 1)
+        after = _NEXT_ENTRY.search(self._text, end)
+        block_end = after.start() if after else len(self._text)
         name = self._text[start + len(outer) : end].strip()
         found = self._text.find(inner, end, block_end)
         if found < 0:

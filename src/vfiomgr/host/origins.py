@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.origin import DriverState, Origin
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.path import HostPath
 
 _ORIGINS = STATE / "origins"
-_LOG = logging.getLogger(__name__)
 
 
 def _file(origin: Origin) -> HostPath:
@@ -33,7 +32,8 @@ def read_origins(tree: HostTree) -> tuple[Origin, ...]:
         try:
             found.append(_parse(text))
         except (ValueError, KeyError, TypeError) as error:
-            _LOG.warning("%s is not a record of vfiomgr and is ignored: %s", _ORIGINS / name, error)
+            message = f"{_ORIGINS / name} is no record of vfiomgr and is ignored: {error}"
+            warnings.warn(message, stacklevel=2)
     return tuple(sorted(found, key=lambda origin: origin.device.address))
 
 

@@ -21,6 +21,7 @@ def scan(tree: HostTree, machine: HostTree, *, with_users: bool = False) -> Host
     groups = iommu.read_groups(tree)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
+        kernel_command_line=tree.read(HostPath("/proc/cmdline")),
         boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
         cpu_vendor=_cpu_vendor(tree),
         iommu=iommu.read_state(tree, groups),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import tempfile
-from pathlib import Path
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.model.path import HostPath
@@ -78,7 +75,8 @@ class HostTree:
     def read_text(self, path: HostPath) -> str | None:
         """The whole text of a file of any length; None as for `read_bytes`."""
         try:
-            return Path(self.locate(path)).read_text(errors="replace")
+            with open(self.locate(path), encoding="utf-8", errors="replace") as file:
+                return file.read()
         except OSError as error:
             if error.errno in _ABSENT | _UNSAID:
                 return None
@@ -143,6 +141,8 @@ class HostTree:
 
     def replace(self, path: HostPath, data: bytes, mode: int = 0o600) -> None:
         """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory."""
+        import tempfile  # noqa: PLC0415 - reading needs none
+
         target = self.locate(path)
         directory = os.path.dirname(target)
         descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{path.name}.")
@@ -179,6 +179,8 @@ class HostTree:
             HostError: with what modprobe said.
 
         """
+        import subprocess  # noqa: PLC0415 - reading needs none
+
         remedy = f"see dmesg, and whether the package of this kernel's modules holds {name}"
         try:
             result = subprocess.run(

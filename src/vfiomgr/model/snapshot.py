@@ -47,6 +47,7 @@ class HostSnapshot:
     """The facts of a host at one moment; devices, groups and vGPUs sorted by number."""
 
     kernel_release: str | None
+    kernel_command_line: str | None
     boot_id: str | None
     cpu_vendor: str | None
     iommu: IommuState

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
 
 
+_AMD = "AuthenticAMD"
+_FIRMWARE_NAMES = {"GenuineIntel": "VT-d", _AMD: "AMD-Vi (IOMMU)"}
+_SWITCHED_OFF = frozenset({"intel_iommu=off", "amd_iommu=off", "iommu=off"})
+
+
 @dataclass(frozen=True, slots=True)
 class Objection:
     """One reason against a plan; `allowance` names the value of `--allow` that overrides it."""
@@ -47,15 +52,22 @@ def refuse_if_any(objections: Iterable[Objection], allow: frozenset[Allowance]) 
 
 
 def iommu_remedy(host: HostSnapshot) -> str:
-    """What switches the IOMMU on, by what this host shows."""
-    firmware, argument = {
-        "GenuineIntel": ("VT-d", "intel_iommu=on"),
-        "AuthenticAMD": ("AMD-Vi (IOMMU)", "amd_iommu=on"),
-    }.get(host.cpu_vendor or "", ("VT-d or AMD-Vi (IOMMU)", "intel_iommu=on on an Intel host"))
-    boot = f"boot with {argument} on the kernel command line, and look again with vfiomgr groups"
-    if host.iommu.firmware_tables:
-        return f"the firmware describes an IOMMU ({', '.join(host.iommu.firmware_tables)}): {boot}"
-    return f"enable {firmware} in the firmware setup, {boot}"
+    """What switches the IOMMU on, by what this host shows.
+
+    An AMD IOMMU is used as soon as the firmware describes it; an Intel one may have to be asked
+    for (Documentation/admin-guide/kernel-parameters.txt).
+    """
+    switched_off = [w for w in (host.kernel_command_line or "").split() if w in _SWITCHED_OFF]
+    firmware = _FIRMWARE_NAMES.get(host.cpu_vendor or "", "VT-d or AMD-Vi (IOMMU)")
+    steps = []
+    if not host.iommu.firmware_tables:
+        steps.append(f"enable {firmware} in the firmware setup")
+    if switched_off:
+        steps.append(f"take {' '.join(switched_off)} off the kernel command line")
+    elif host.cpu_vendor != _AMD:
+        host_kind = "" if host.cpu_vendor else " (on an Intel host)"
+        steps.append(f"put intel_iommu=on on the kernel command line{host_kind}")
+    return f"{', '.join(steps) or 'see dmesg for IOMMU'}; then reboot and look with vfiomgr groups"
 
 
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:

@@ -112,15 +112,45 @@ def test_bridges_are_refused() -> None:
     assert "is a bridge" in refusal(host_of(BRIDGE), "0000:00:01.0").message
 
 
-def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on() -> None:
-    device = replace(GPU, iommu_group=None)
-    described = refusal(host_of(device), "0000:04:00.0")
-    assert "the IOMMU is off" in described.message
-    assert "the firmware describes an IOMMU (DMAR): boot with intel_iommu=on" in described.hint
-    silent = replace(
-        host_of(device), iommu=IommuState(units=(), firmware_tables=(), has_groups=False)
+@pytest.mark.parametrize(
+    ("vendor", "tables", "command_line", "hint"),
+    [
+        (
+            "GenuineIntel",
+            (),
+            "quiet",
+            "enable VT-d in the firmware setup, put intel_iommu=on on the kernel command line",
+        ),
+        ("GenuineIntel", ("DMAR",), "quiet", "put intel_iommu=on on the kernel command line"),
+        (
+            "GenuineIntel",
+            ("DMAR",),
+            "quiet intel_iommu=off",
+            "take intel_iommu=off off the kernel command line",
+        ),
+        ("AuthenticAMD", (), "quiet", "enable AMD-Vi (IOMMU) in the firmware setup"),
+        ("AuthenticAMD", ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        (
+            None,
+            (),
+            None,
+            "enable VT-d or AMD-Vi (IOMMU) in the firmware setup, "
+            "put intel_iommu=on on the kernel command line (on an Intel host)",
+        ),
+    ],
+)
+def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
+    vendor: str | None, tables: tuple[str, ...], command_line: str | None, hint: str
+) -> None:
+    host = replace(
+        host_of(replace(GPU, iommu_group=None)),
+        cpu_vendor=vendor,
+        kernel_command_line=command_line,
+        iommu=IommuState(units=(), firmware_tables=tables, has_groups=False),
     )
-    assert "enable VT-d in the firmware setup" in refusal(silent, "0000:04:00.0").hint
+    refused = refusal(host, "0000:04:00.0")
+    assert "the IOMMU is off" in refused.message
+    assert refused.hint == f"{hint}; then reboot and look with vfiomgr groups"
 
 
 def test_a_device_outside_of_all_groups_is_refused() -> None:

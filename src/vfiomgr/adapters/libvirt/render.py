@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.vgpu import Vgpu
 
-DEFAULT_GUEST_BUS = 0x10
-"""Beyond the root ports that virt-install makes; libvirt adds the ports up to it."""
+DEFAULT_GUEST_BUS = 8
+"""Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
 LAST_GUEST_BUS = 0xFF
 _PCI_APIS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 

@@ -1,0 +1,75 @@
+"""The wheel, in an empty virtual environment, away from the checkout and without extras."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from tests.fakes.hosts import workstation
+from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS_PROBE
+
+CHECKOUT = Path(__file__).parents[2]
+BOUND = "0000:02:00.0"
+
+
+@pytest.fixture(scope="module")
+def vfiomgr(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed command."""
+    place = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(place)]
+    subprocess.run([*build, str(CHECKOUT)], check=True, capture_output=True)
+    (wheel,) = place.glob("*.whl")
+    environment = place / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    pip = [str(environment / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    return environment / "bin/vfiomgr"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded host with one GPU bound."""
+    kernel = workstation(tmp_path_factory.mktemp("host"), vfio_loaded=True)
+    for address in (BOUND, BOUND.replace(".0", ".1")):
+        device = PCI_DEVICES / address
+        kernel.write(device / "driver_override", "vfio-pci")
+        kernel.write(device / "driver/unbind", address)
+        kernel.write(PCI_DRIVERS_PROBE, address)
+    recorded = tmp_path_factory.mktemp("recorded") / "root"
+    shutil.copytree(kernel.root, recorded, symlinks=True)
+    return recorded
+
+
+def answer(vfiomgr: Path, recording: Path, *arguments: str) -> str:
+    command = [str(vfiomgr), "--root", str(recording), *arguments]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=recording)
+    return result.stdout
+
+
+def test_it_lists(vfiomgr: Path, recording: Path) -> None:
+    document = json.loads(answer(vfiomgr, recording, "list", "--all", "--format", "json"))
+    drivers = {item["address"]: item["driver"] for item in document["items"]}
+    assert drivers["0000:01:00.0"] == "nvidia"
+    assert drivers[BOUND] == "vfio-pci"
+
+
+def test_it_plans_a_bind(vfiomgr: Path, recording: Path) -> None:
+    plan = answer(vfiomgr, recording, "bind", "0000:01:00.0", "--dry-run")
+    assert "0000:01:00.1" in plan
+    assert "drivers_probe" in plan
+
+
+def test_it_prints_what_guests_read(vfiomgr: Path, recording: Path) -> None:
+    xml = answer(vfiomgr, recording, "libvirt", "hostdev", BOUND)
+    assert len(etree.fromstring(f"<devices>{xml}</devices>")) == 2
+    kata = tomllib.loads(answer(vfiomgr, recording, "kata", "config"))
+    assert kata["hypervisor"]["qemu"]["pcie_root_port"] == 2
+    (device,) = json.loads(answer(vfiomgr, recording, "cdi", "generate"))["devices"]
+    assert device["name"] == BOUND

@@ -1,0 +1,1 @@
+"""The laboratory: a real kernel with emulated PCI devices, in which tests run."""

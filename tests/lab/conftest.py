@@ -1,0 +1,52 @@
+"""Fixtures of lab tests in a guest; on the machine, the hooks that send them to one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab import libvirtd as daemon
+from tests.lab.plugin import LabRun
+from tests.lab.topology import Topology, current
+
+_RUN = pytest.StashKey[LabRun]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    line = "topology(name): runs in a guest of that topology (see tests/lab/topology.py)"
+    config.addinivalue_line("markers", line)
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Report a lab test from its guest; in a guest, let pytest run it."""
+    if current() is not None or item.get_closest_marker("topology") is None:
+        return None
+    stash = item.session.stash
+    if _RUN not in stash:
+        stash[_RUN] = LabRun(item.session)
+    hook = item.ihook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in stash[_RUN].reports(item):
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the guests."""
+    if _RUN in session.stash:
+        session.stash[_RUN].close()
+
+
+@pytest.fixture(scope="session")
+def topology() -> Topology:
+    """The topology of this guest."""
+    here = current()
+    assert here is not None
+    return here
+
+
+@pytest.fixture(scope="session")
+def libvirtd() -> str:
+    """The URI of a real libvirtd in this guest."""
+    return daemon.start()

@@ -1,0 +1,190 @@
+"""The guest's kernel: Debian's packages unpacked beside the machine, never installed on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_META_PACKAGE = "linux-image-amd64"
+_SAMPLES = ("mtty", "mdpy", "mbochs")
+_FORMAT = 1  # counts up when the content of a kernel's directory changes
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel unpacked in the cache."""
+
+    directory: Path
+
+    @property
+    def release(self) -> str:
+        """The kernel's release, as `uname -r` prints it."""
+        return self.directory.parent.name
+
+    @property
+    def image(self) -> Path:
+        """The compressed kernel that QEMU loads."""
+        return self.directory / "boot" / f"vmlinuz-{self.release}"
+
+    @property
+    def modules(self) -> Path:
+        """The directory that the guest sees as /lib/modules/RELEASE."""
+        return self.directory / "lib" / "modules" / self.release
+
+
+def cache_root() -> Path:
+    """Return where built parts are kept between runs."""
+    if explicit := os.environ.get("VFIOMGR_LAB_CACHE"):
+        return Path(explicit).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "vfiomgr", "lab").absolute()
+
+
+def provide() -> Kernel:
+    """Return the newest kernel of the cache, built first if there is none."""
+    if kernel := _newest():
+        return kernel
+    with locked(cache_root()):
+        return _newest() or _build()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other builds out of a directory of the cache."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _newest() -> Kernel | None:
+    """Return the cached kernel of the highest release."""
+    found = cache_root().glob(f"*/kernel-{_FORMAT}")
+    return max(map(Kernel, found), key=lambda kernel: _numbers(kernel.release), default=None)
+
+
+def _numbers(release: str) -> list[int]:
+    """Return the numbers in a release, for ordering."""
+    return [int(number) for number in re.findall(r"\d+", release)]
+
+
+def _build() -> Kernel:
+    """Fetch, unpack and complete a kernel, then move it into the cache at once."""
+    image = _kernel_packages(_META_PACKAGE, r"linux-image-\d.*")[0]
+    release = image.removeprefix("linux-image-")
+    home = cache_root() / release
+    home.mkdir(exist_ok=True)
+    # Beside its destination: a rename stays on one file system.
+    with tempfile.TemporaryDirectory(dir=home, prefix="build-") as name:
+        staging = Path(name)
+        tree = staging / "tree"
+        _unpack(_fetch(_package_names(image, release), staging), tree)
+        _relocate_headers(tree)
+        _build_samples(tree, release)
+        kernel = _keep(tree, release, staging / "kernel")
+        run(["depmod", "-b", str(kernel), release])
+        return Kernel(kernel.rename(home / f"kernel-{_FORMAT}"))
+
+
+def _package_names(image: str, release: str) -> list[str]:
+    """Return the packages that hold a kernel, its headers and its source."""
+    headers = f"linux-headers-{release}"
+    parts = _kernel_packages(headers, r"linux-(headers-.*-common.*|kbuild-.*)")
+    series = ".".join(release.split(".")[:2])
+    return [image, headers, *parts, f"linux-source-{series}"]
+
+
+def _kernel_packages(package: str, pattern: str) -> list[str]:
+    """Return the direct dependencies of a package whose name matches."""
+    text = run(["apt-cache", "depends", "--important", package])
+    names = re.findall(r"Depends: (\S+)", text)
+    if matching := [name for name in names if re.fullmatch(pattern, name)]:
+        return matching
+    reason = f"apt knows no {pattern} behind {package}: run `apt-get update` first"
+    raise BuildError(reason)
+
+
+def _fetch(packages: list[str], directory: Path) -> list[Path]:
+    """Download packages of the machine's own distribution."""
+    run(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *packages], directory)
+    return sorted(directory.glob("*.deb"))
+
+
+def _unpack(packages: list[Path], tree: Path) -> None:
+    """Unpack packages side by side, without their installation scripts."""
+    for package in packages:
+        run(["dpkg", "-x", str(package), str(tree)])
+
+
+def _relocate_headers(tree: Path) -> None:
+    """Make the headers' absolute includes point into the unpacked tree."""
+    for makefile in tree.glob("usr/src/linux-headers-*/Makefile"):
+        text = makefile.read_text()
+        makefile.write_text(text.replace(" /usr/src/", f" {tree}/usr/src/"))
+
+
+def _build_samples(tree: Path, release: str) -> None:
+    """Build the kernel's sample drivers for mediated devices as modules."""
+    (archive,) = tree.glob("usr/src/linux-source-*.tar.xz")
+    series = archive.name.removesuffix(".tar.xz")
+    samples = f"{series}/samples/vfio-mdev"
+    run(["tar", "-xJf", str(archive), "-C", str(tree), samples])
+    source = tree / samples
+    objects = " ".join(f"{name}.o" for name in _SAMPLES)
+    (source / "Makefile").write_text(f"obj-m := {objects}\n")
+    headers = tree / "usr" / "src" / f"linux-headers-{release}"
+    run(["make", "-j2", "-C", str(headers), f"M={source}", "modules"])
+    extra = _modules(tree) / release / "extra"
+    extra.mkdir()
+    for name in _SAMPLES:
+        shutil.copy(source / f"{name}.ko", extra)
+
+
+def _keep(tree: Path, release: str, kernel: Path) -> Path:
+    """Move what the guest needs out of the unpacked tree."""
+    modules = kernel / "lib" / "modules" / release
+    modules.parent.mkdir(parents=True)
+    (tree / "boot").rename(kernel / "boot")
+    (_modules(tree) / release).rename(modules)
+    for link in ("build", "source"):
+        (modules / link).unlink(missing_ok=True)
+    return kernel
+
+
+def _modules(tree: Path) -> Path:
+    """Return the modules directory of an unpacked tree: Debian 13 has it below /usr."""
+    candidates = (tree / "lib" / "modules", tree / "usr" / "lib" / "modules")
+    return next(path for path in candidates if path.is_dir())
+
+
+def run(command: list[str], directory: Path | None = None) -> str:
+    """Run a command and return what it printed; BuildError with its output where it fails."""
+    environment = os.environ | {"LC_ALL": "C"}
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        tail = "\n".join(done.stdout.splitlines()[-30:])
+        reason = f"`{' '.join(command)}` failed ({done.returncode}):\n{tail}"
+        raise BuildError(reason)
+    return done.stdout

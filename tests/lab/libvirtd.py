@@ -1,0 +1,88 @@
+"""Starts the real libvirtd inside a guest: `python -m tests.lab.libvirtd`, or start()."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.lab.errors import LabError
+from tests.lab.topology import current
+
+URI = "qemu:///system"
+_CONFIGURATION = Path("/etc/libvirt")
+_STATE = (Path("/var/log/libvirt"), Path("/var/lib/libvirt"), Path("/var/cache/libvirt"))
+_LOG = Path("/run/lab/libvirtd.log")
+_PID = Path("/run/lab/libvirtd.pid")
+_ACCOUNT = "libvirt-qemu"
+_LIMIT = 120.0
+# Without systemd there is no machine to own a cgroup, and the guest's root is the only user.
+_QEMU_CONF = """\
+namespaces = []
+cgroup_controllers = []
+user = "root"
+group = "root"
+security_driver = "none"
+"""
+_LIBVIRTD_CONF = f"""\
+unix_sock_group = "root"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+log_outputs = "2:file:{_LOG}"
+"""
+
+
+def start() -> str:
+    """Start virtlogd and libvirtd in this guest, and return the URI when they answer."""
+    if current() is None:
+        reason = "libvirtd is started inside a guest only, not on the machine"
+        raise LabError(reason)
+    if not _answers():
+        _configure()
+        _add_account("/etc/passwd", f"{_ACCOUNT}:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin")
+        _add_account("/etc/group", f"{_ACCOUNT}:x:64055:")
+        subprocess.run(["virtlogd", "--daemon"], check=True)
+        subprocess.run(["libvirtd", "--daemon", "--pid-file", str(_PID)], check=True)
+        _wait()
+    return URI
+
+
+def _add_account(database: str, line: str) -> None:
+    """Add what libvirtd was compiled to look up, and libvirt-daemon-system would have made."""
+    path = Path(database)
+    present = path.read_text()
+    if not any(entry.startswith(f"{_ACCOUNT}:") for entry in present.splitlines()):
+        path.write_text(f"{present}{line}\n")
+
+
+def _configure() -> None:
+    """Write the daemons' configuration, into the memory of the guest."""
+    for directory in (_CONFIGURATION, *_STATE):
+        directory.mkdir(parents=True, exist_ok=True)
+    (_CONFIGURATION / "qemu.conf").write_text(_QEMU_CONF)
+    (_CONFIGURATION / "libvirtd.conf").write_text(_LIBVIRTD_CONF)
+
+
+def _answers() -> bool:
+    """Return whether libvirtd lists its domains."""
+    command = ["virsh", "--connect", URI, "list"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _wait() -> None:
+    """Return when libvirtd answers."""
+    deadline = time.monotonic() + _LIMIT
+    process = Path("/proc", _PID.read_text().strip())
+    while not _answers():
+        # A driver that does not initialise ends the daemon after it has gone to the background.
+        if not process.exists() or time.monotonic() > deadline:
+            log = _LOG.read_text(errors="replace") if _LOG.exists() else "(no log)"
+            reason = f"libvirtd ended or did not answer within {_LIMIT:.0f} s:\n{log}"
+            raise LabError(reason)
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    print(start())
+    sys.exit(0)

@@ -1,0 +1,74 @@
+"""Nested guests of a laboratory's guest: libvirt domains with devices from vfiomgr's XML."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from lxml import etree
+
+from tests.lab import libvirtd
+
+NAME = "guest"
+MONITOR = ("virsh", "qemu-monitor-command", NAME, "--hmp", "info pci")
+_FILE = Path("/run/lab/guest.xml")
+_DOMAIN = f"""\
+<domain type='qemu'>
+  <name>{NAME}</name>
+  <uuid>5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11</uuid>
+  <memory unit='MiB'>128</memory>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+"""
+_DISPLAY = "PCI device 1234:1111"
+_FIRMWARE_DEADLINE = 90.0
+"""Seconds for the guest's firmware to number its buses; until then the monitor lists no device."""
+
+
+def call(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of this guest, virsh talking to its libvirtd."""
+    environment = {**os.environ, "LIBVIRT_DEFAULT_URI": libvirtd.URI}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def write_domain(elements: str) -> Path:
+    """Write the XML of a domain with these devices, and return its file."""
+    domain = etree.fromstring(_DOMAIN)
+    devices = domain.find("devices")
+    assert devices is not None
+    devices.extend(etree.fromstring(f"<devices>{elements}</devices>"))
+    _FILE.write_bytes(etree.tostring(domain, pretty_print=True))
+    return _FILE
+
+
+def await_displays(expected: dict[str, int]) -> bool:
+    """Wait until QEMU's monitor lists the expected displays; whether it did."""
+    deadline = time.monotonic() + _FIRMWARE_DEADLINE
+    while displays(call(*MONITOR).stdout) != expected:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def displays(listing: str) -> dict[str, int]:
+    """How many bochs displays share their slot with an audio function ("pair"), or not ("lone")."""
+    places: dict[str, list[str]] = {}
+    place = ""
+    for line in map(str.strip, listing.splitlines()):
+        if line.startswith("Bus "):
+            place = line.rpartition(", function")[0]
+        elif "PCI device" in line:
+            places.setdefault(place, []).append(line)
+    found: dict[str, int] = {}
+    for functions in places.values():
+        if any(_DISPLAY in function for function in functions):
+            kind = "pair" if any("Audio" in function for function in functions) else "lone"
+            found[kind] = found.get(kind, 0) + 1
+    return found

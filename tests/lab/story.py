@@ -1,0 +1,154 @@
+"""The main job told in a guest of the laboratory: `make demo`.
+
+Each command is shown before its output; the story ends at the first surprise.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab import libvirtd, nested
+from tests.lab.topology import Topology, current
+
+if TYPE_CHECKING:
+    import subprocess
+
+VGPU_PARENT = "mbochs"
+VGPU_TYPE = "mbochs-medium"
+BEGIN = time.monotonic()
+
+
+class Surprise(Exception):
+    """Something did not go as told."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+
+
+def main() -> int:
+    """Tell the story; 0 where it went as expected."""
+    topology = current()
+    if topology is None:
+        print("the story is told in a guest: make demo", file=sys.stderr)
+        return 2
+    try:
+        with ThreadPoolExecutor() as beside:
+            _tell(topology, beside.submit(_start_libvirt))
+    except Surprise as surprise:
+        print(f"\n### A surprise, and the end of the story: {surprise}")
+        return 1
+    print(f"\n### Told in {time.monotonic() - BEGIN:.0f} seconds.")
+    return 0
+
+
+def _start_libvirt() -> bool:
+    """Start libvirtd beside the first chapters, and let it look at QEMU once: both take a while."""
+    libvirtd.start()
+    return _call("virsh domcapabilities --machine q35 --virttype qemu").returncode == 0
+
+
+def _tell(topology: Topology, libvirt: Future[bool]) -> None:
+    gpu, audio = topology.addresses["gpu"], topology.addresses["gpu_audio"]
+
+    _chapter("The host, and the display function that stands for a GPU")
+    first_list = _run("vfiomgr list")
+    _run("vfiomgr groups")
+    before = _states(gpu, audio)
+
+    _chapter("To the guests: the whole slot, its audio function comes along")
+    _run(f"vfiomgr bind {gpu}")
+    _expect(_drivers(gpu, audio) == ["vfio-pci", "vfio-pci"], "a function is not on vfio-pci")
+
+    _chapter("A domain that libvirt starts from vfiomgr's XML")
+    elements = _run(f"vfiomgr libvirt hostdev {gpu}")
+    _expect(libvirt.result(), "libvirtd does not answer")
+    _start_domain(elements)
+    _expect_in_guest({"pair": 1}, "the guest has not both functions at one slot")
+
+    _chapter("What Kata and container runtimes read")
+    _run("vfiomgr kata config")
+    _expect(gpu in _run("vfiomgr cdi generate"), "the CDI specification does not name the GPU")
+
+    _chapter("While a guest holds the device, the kernel's unbind would never return")
+    _run(f"vfiomgr unbind {gpu}", status=4)
+
+    _chapter("A vGPU for the domain's next start")
+    _run("virsh destroy guest")
+    _run(f"vfiomgr vgpu types --parent {VGPU_PARENT}")
+    uuid = _run(f"vfiomgr vgpu create --parent {VGPU_PARENT} --type {VGPU_TYPE}").strip()
+    _start_domain(elements + _run(f"vfiomgr libvirt hostdev {uuid}"))
+    _expect_in_guest({"pair": 1, "lone": 1}, "the guest has not all three functions")
+
+    _chapter("Back to the host, exactly as it was")
+    _run("virsh destroy guest")
+    _run("virsh undefine guest")
+    _run(f"vfiomgr vgpu remove {uuid}")
+    _run(f"vfiomgr unbind {gpu}")
+    _expect(_states(gpu, audio) == before, f"{gpu} or {audio} is not as it was")
+    _expect(_run("vfiomgr list") == first_list, "the list is not the first one")
+    for address, (driver, override) in before.items():
+        print(f"{address}: driver {driver}, driver_override {override}: as at first")
+
+
+def _start_domain(elements: str) -> None:
+    """Define the domain with the devices of vfiomgr, validated, and start it."""
+    _run(f"virsh define {nested.write_domain(elements)} --validate")
+    _run("virsh start guest")
+
+
+def _expect_in_guest(expected: dict[str, int], otherwise: str) -> None:
+    """Wait for the devices of the guest, and show QEMU's list of them."""
+    _expect(nested.await_displays(expected), otherwise)
+    _run(shlex.join(nested.MONITOR))
+
+
+def _states(*addresses: str) -> dict[str, tuple[str, str]]:
+    """Driver and driver_override by address, as the kernel tells them."""
+    found = {}
+    for address in addresses:
+        device = Path("/sys/bus/pci/devices", address)
+        override = (device / "driver_override").read_text().strip()
+        found[address] = ((device / "driver").resolve().name, override)
+    return found
+
+
+def _drivers(*addresses: str) -> list[str]:
+    return [driver for driver, _ in _states(*addresses).values()]
+
+
+def _chapter(title: str) -> None:
+    print(f"\n### {title}  [{time.monotonic() - BEGIN:.0f} s]", flush=True)
+
+
+def _run(line: str, status: int = 0) -> str:
+    """Show a command, run it, show its output; its standard output is returned."""
+    print(f"\n$ {line}", flush=True)
+    result = _call(line)
+    print((result.stdout + result.stderr).rstrip(), flush=True)
+    _expect(result.returncode == status, f"{line} exited with {result.returncode}, not {status}")
+    return result.stdout
+
+
+def _call(line: str) -> subprocess.CompletedProcess[str]:
+    program, *arguments = shlex.split(line)
+    return nested.call(_program(program), *arguments)
+
+
+def _program(name: str) -> str:
+    """A program of this virtual environment, or from PATH."""
+    ours = Path(sys.executable).with_name(name)
+    return str(ours) if ours.exists() else name
+
+
+def _expect(condition: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not condition:
+        raise Surprise(otherwise)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Machines that the laboratory can boot: which PCI devices, and at which addresses.
+
+The firmware numbers buses depth first, in the order of the slots on the root bus, so every
+address below is known before the boot. Slots of q35's root bus: 00 host bridge, 01 the
+console's display, 02-07 what a topology adds, 10 and up what carries the laboratory itself,
+1f the chipset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CURRENT_VARIABLE = "VFIOMGR_LAB_TOPOLOGY"  # set in a guest
+NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
+_DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
+_TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
+_MDEV_MODULES = ("mtty", "mdpy", "mbochs")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One machine. `addresses` names its devices; `drivers` is by those names."""
+
+    name: str
+    summary: str
+    devices: tuple[str, ...]
+    addresses: Mapping[str, str]
+    drivers: Mapping[str, str]
+    modules: tuple[str, ...] = ()
+    iommu: bool = True
+    numa: tuple[str, ...] = ()
+
+    def qemu_arguments(self, memory: int) -> list[str]:
+        """Return the arguments that give QEMU these devices, with `memory` MiB in all."""
+        nodes = [text.replace(NODE_MEMORY, str(memory // 2)) for text in self.numa]
+        iommu = ["intel-iommu,intremap=on,caching-mode=on"] if self.iommu else []
+        devices = [part for device in (*iommu, *self.devices) for part in ("-device", device)]
+        return [*nodes, "-vga", "none", *devices]
+
+    @property
+    def kernel_arguments(self) -> tuple[str, ...]:
+        """The kernel's arguments that belong to these devices."""
+        return ("intel_iommu=on", "iommu=pt") if self.iommu else ("intel_iommu=off",)
+
+    @property
+    def expected_drivers(self) -> dict[str, str]:
+        """The driver by address, as every command finds them."""
+        return {self.addresses[name]: driver for name, driver in self.drivers.items()}
+
+
+def _root_port(name: str, slot: int, bus: str = "pcie.0", **properties: str) -> str:
+    """Return a root port; `name` is what a device's bus= refers to."""
+    more = "".join(f",{key.replace('_', '-')}={value}" for key, value in properties.items())
+    return f"pcie-root-port,id={name},bus={bus},addr={slot:#x},chassis={slot},slot={slot}{more}"
+
+
+def _display_pair(port: str) -> tuple[str, str]:
+    """Return a display function and its audio, as one device behind a root port."""
+    return (
+        f"bochs-display,bus={port},addr=0.0,multifunction=on",
+        f"intel-hda,bus={port},addr=0.1",
+    )
+
+
+_CONSOLE = "VGA,bus=pcie.0,addr=0x1"
+
+# Every virtual function needs queues and vectors of its own: 60 take the flexible ones.
+_NVME = (
+    "nvme,serial=lab,subsys=subsystem,bus=first,addr=0,max_ioqpairs=130,msix_qsize=70,"
+    "sriov_max_vfs=60,sriov_vq_flexible=120,sriov_vi_flexible=60"
+)
+
+_WORKSTATION_DEVICES = (
+    _CONSOLE,
+    _root_port("first", 2),
+    *_display_pair("first"),
+    _root_port("second", 3),
+    *_display_pair("second"),
+    _root_port("third", 4),
+    "pcie-pci-bridge,id=bridge,bus=third,addr=0",
+    "edu,bus=bridge,addr=1",
+    "e1000,bus=bridge,addr=2,romfile=",
+    "pci-ohci,bus=bridge,addr=3",
+    _root_port("fourth", 5),
+    "e1000e,bus=fourth,addr=0,romfile=",
+)
+_WORKSTATION_ADDRESSES = {
+    "console": "0000:00:01.0",
+    "gpu": "0000:01:00.0",
+    "gpu_audio": "0000:01:00.1",
+    "twin": "0000:02:00.0",
+    "twin_audio": "0000:02:00.1",
+    "bridge": "0000:03:00.0",
+    "edu": "0000:04:01.0",
+    "peer": "0000:04:02.0",
+    "peer2": "0000:04:03.0",
+    "nic": "0000:05:00.0",
+}
+_WORKSTATION_DRIVERS = {
+    "console": "bochs-drm",
+    **_DISPLAY_DRIVERS,
+    **_TWIN_DRIVERS,
+    "peer": "e1000",
+    "peer2": "ohci-pci",
+    "nic": "e1000e",
+}
+
+WORKSTATION = Topology(
+    name="workstation",
+    summary="two identical display+audio pairs, functions behind a bridge, a NIC, mdev parents",
+    devices=_WORKSTATION_DEVICES,
+    addresses=_WORKSTATION_ADDRESSES,
+    drivers=_WORKSTATION_DRIVERS,
+    modules=_MDEV_MODULES,
+)
+
+NO_IOMMU = Topology(
+    name="no-iommu",
+    summary="the workstation without an IOMMU",
+    devices=_WORKSTATION_DEVICES,
+    addresses=_WORKSTATION_ADDRESSES,
+    drivers=_WORKSTATION_DRIVERS,
+    modules=_MDEV_MODULES,
+    iommu=False,
+)
+
+SRIOV = Topology(
+    name="sriov",
+    summary="an NVMe controller with 60 virtual functions, none enabled at boot",
+    devices=(
+        _CONSOLE,
+        _root_port("first", 2),
+        "nvme-subsys,id=subsystem",
+        _NVME,
+    ),
+    addresses={"console": "0000:00:01.0", "nvme": "0000:01:00.0"},
+    drivers={"console": "bochs-drm", "nvme": "nvme"},
+)
+
+TWO_ROOTS = Topology(
+    name="two-roots",
+    summary="a display+audio pair on each of two root complexes, one per NUMA node",
+    numa=(
+        "-object",
+        f"memory-backend-ram,id=memory0,size={NODE_MEMORY}M",
+        "-object",
+        f"memory-backend-ram,id=memory1,size={NODE_MEMORY}M",
+        "-numa",
+        "node,nodeid=0,cpus=0,memdev=memory0",
+        "-numa",
+        "node,nodeid=1,cpus=1,memdev=memory1",
+    ),
+    devices=(
+        _CONSOLE,
+        _root_port("first", 2),
+        *_display_pair("first"),
+        "pxb-pcie,id=root100,bus=pcie.0,addr=0x7,bus_nr=100,numa_node=1",
+        _root_port("second", 3, bus="root100"),
+        *_display_pair("second"),
+    ),
+    addresses={
+        "console": "0000:00:01.0",
+        "gpu": "0000:01:00.0",
+        "gpu_audio": "0000:01:00.1",
+        "twin": "0000:65:00.0",
+        "twin_audio": "0000:65:00.1",
+    },
+    drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, **_TWIN_DRIVERS},
+)
+
+TOPOLOGIES: dict[str, Topology] = {
+    topology.name: topology for topology in (WORKSTATION, SRIOV, TWO_ROOTS, NO_IOMMU)
+}
+DEFAULT = WORKSTATION
+
+
+def current() -> Topology | None:
+    """Return the topology of the guest that this process runs in, or None on the machine."""
+    name = os.environ.get(CURRENT_VARIABLE)
+    return TOPOLOGIES[name] if name else None
