@@ -134,8 +134,10 @@ def test_bridges_are_refused() -> None:
             None,
             (),
             None,
-            "enable VT-d or AMD-Vi (IOMMU) in the firmware setup, "
-            "put intel_iommu=on on the kernel command line (on an Intel host)",
+            (
+                "enable VT-d or AMD-Vi (IOMMU) in the firmware setup, "
+                "put intel_iommu=on on the kernel command line (on an Intel host)"
+            ),
         ),
     ],
 )
