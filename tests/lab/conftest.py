@@ -17,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", line)
 
 
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Report a lab test from its guest; in a guest, let pytest run it."""
     if current() is not None or item.get_closest_marker("topology") is None:
         return None
@@ -29,6 +29,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     for report in stash[_RUN].reports(item):
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    # What pytest kept set up for this test is not needed here; nothing else tears it down.
+    item.session._setupstate.teardown_exact(nextitem)
     return True
 
 
