@@ -13,9 +13,10 @@ import os
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, NeedsRoot
-from vfiomgr.executor.journal import Journal
+from vfiomgr.executor.journal import Journal, cut_off_runs, supersede
 from vfiomgr.executor.lock import hold
-from vfiomgr.executor.run import Outcome, run
+from vfiomgr.executor.run import Outcome
+from vfiomgr.executor.run import run as run_plan
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfiomgr.model.intent import Intent
+    from vfiomgr.model.plan import Plan
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
@@ -43,10 +45,12 @@ def apply(
     *,
     tree: HostTree,
     machine: HostTree | None = None,
-    on_wait: Callable[[str], None] = lambda _message: None,
+    on_note: Callable[[str], None] = lambda _message: None,
     on_step: Callable[[Step], None] = lambda _step: None,
 ) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks.
+
+    `on_note` is told of waiting for another process, and of earlier runs that were cut off.
 
     Raises:
         Refusal: a guard forbids it; nothing was changed.
@@ -55,19 +59,41 @@ def apply(
 
     """
     require_rights(tree)
-    first = plan(scan(tree, machine, with_users=True), intent)
-    if first.is_empty:
-        return Outcome(first, is_changed=False)
-    with hold(tree, first.locks, on_wait):
-        host = scan(tree, machine, with_users=True)
-        current = plan(host, intent)
-        if current.is_empty:
-            return Outcome(current, is_changed=False)
-        if not set(current.locks) <= set(first.locks):
-            message = "the host's IOMMU groups changed while waiting for another vfiomgr"
-            raise HostError(message, "run the command again")
-        with Journal(tree, current, host.boot_id) as journal:
-            return run(current, tree=tree, journal=journal, on_step=on_step)
+    host = scan(tree, machine, with_users=True)
+    lost = cut_off_runs(tree, host.boot_id)
+    for run in lost:
+        on_note(
+            f"an earlier run was cut off: {run.summary}, in: {run.step}; "
+            "the same command finishes it, the opposite one undoes it"
+        )
+    first = plan(host, intent)
+    outcome = Outcome(first, is_changed=False)
+    if not first.is_empty:
+        with hold(tree, first.locks, on_note):
+            outcome = _apply_locked(intent, first, tree, machine, on_step)
+    for run in lost:
+        if run.locks <= set(outcome.plan.locks):
+            supersede(tree, run)
+    return outcome
+
+
+def _apply_locked(
+    intent: Intent,
+    first: Plan,
+    tree: HostTree,
+    machine: HostTree | None,
+    on_step: Callable[[Step], None],
+) -> Outcome:
+    """Plan again, since the host may have changed while waiting for the locks, and run."""
+    host = scan(tree, machine, with_users=True)
+    current = plan(host, intent)
+    if current.is_empty:
+        return Outcome(current, is_changed=False)
+    if not set(current.locks) <= set(first.locks):
+        message = "the host's IOMMU groups changed while waiting for another vfiomgr"
+        raise HostError(message, "run the command again")
+    with Journal(tree, current, host.boot_id) as journal:
+        return run_plan(current, tree=tree, journal=journal, on_step=on_step)
 
 
 def require_rights(tree: HostTree) -> None:

@@ -30,7 +30,7 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
         intent,
         tree=session.tree,
         machine=session.machine,
-        on_wait=note,
+        on_note=note,
         on_step=_tell if session.verbose or sys.stderr.isatty() else lambda _step: None,
     )
 

@@ -1,19 +1,23 @@
 """The journal: what a run is about to do, written and fsynced before it is done.
 
 One file per run in /var/lib/vfiomgr/journal, one JSON record per line: `plan` with all steps,
-then `begin`, `done` and `failed` of each step (`undo-…` while rolling back), and `end`. A file
-without `end` is a run that was cut off; a last line that is no whole record was never written.
+then `begin`, `done` and `failed` of each step (`undo-…` while rolling back), and `end`. A run holds
+a lock on its file: one without `end` and without a lock was cut off. A last line that is no whole
+record was never written.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from vfiomgr.host.tree import sync_directory
-from vfiomgr.model.path import STATE, HostPath
+from vfiomgr.model.path import STATE
 from vfiomgr.model.snapshot import to_jsonable
 
 if TYPE_CHECKING:
@@ -36,7 +40,15 @@ class Journal:
         target = tree.locate(DIRECTORY / self.name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(target, flags, 0o600)
-        self.record("plan", summary=plan.summary, boot_id=boot_id, steps=to_jsonable(plan.steps))
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self.record(
+            "plan",
+            summary=plan.summary,
+            boot_id=boot_id,
+            locks=plan.locks,
+            steps=to_jsonable(plan.steps),
+            descriptions=[step.describe() for step in plan.steps],
+        )
         sync_directory(os.path.dirname(target))
 
     def record(self, event: str, **details: object) -> None:
@@ -55,23 +67,46 @@ class Journal:
 
 
 def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
-    """The whole records of a journal, up to the first that was cut off."""
+    """The whole records of a journal; one that was cut off was never acted upon."""
     records: list[dict[str, Any]] = []
     for line in (tree.read_text(DIRECTORY / name) or "").splitlines():
-        try:
+        with suppress(ValueError):
             records.append(json.loads(line))
-        except ValueError:
-            break
     return records
 
 
-def unfinished(tree: HostTree) -> list[str]:
-    """Names of journals whose run neither ended nor is under way in a living process."""
-    return [
-        name
-        for name in tree.children(DIRECTORY)
-        if not _is_finished(tree, name) and not _is_running(tree, name)
-    ]
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A run of this boot that a crash ended; a reboot undoes what a run did to devices."""
+
+    name: str
+    summary: str
+    step: str
+    """What it was doing, or was about to begin with."""
+    locks: frozenset[str]
+
+
+def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
+    """The runs of this boot that neither ended nor are under way."""
+    found: list[CutOff] = []
+    for name in tree.children(DIRECTORY):
+        records = read_journal(tree, name)
+        if not records or records[-1]["event"] == "end" or _is_under_way(tree, name):
+            continue
+        plan = records[0]
+        if plan["boot_id"] == boot_id:
+            step = plan["descriptions"][records[-1].get("step", 0)]
+            found.append(CutOff(name, plan["summary"], step, frozenset(plan["locks"])))
+    return found
+
+
+def supersede(tree: HostTree, run: CutOff) -> None:
+    """Close the journal of a run that was cut off, once a later run has settled its devices."""
+    line = "\n" + json.dumps({"event": "end", "outcome": "superseded"}) + "\n"
+    with open(tree.locate(DIRECTORY / run.name), "ab") as file:
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _is_finished(tree: HostTree, name: str) -> bool:
@@ -79,10 +114,13 @@ def _is_finished(tree: HostTree, name: str) -> bool:
     return bool(records) and records[-1]["event"] == "end"
 
 
-def _is_running(tree: HostTree, name: str) -> bool:
-    pid = name.split("-")[1]
-    command = tree.read(HostPath("/proc") / pid / "comm")
-    return command is not None and "vfiomgr" in command
+def _is_under_way(tree: HostTree, name: str) -> bool:
+    with open(tree.locate(DIRECTORY / name), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _prune(tree: HostTree) -> None:

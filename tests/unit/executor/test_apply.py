@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
 from vfiomgr import api
 from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.executor import actions
-from vfiomgr.executor.journal import DIRECTORY, read_journal, unfinished
+from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
 from vfiomgr.model.origin import DriverState
@@ -198,7 +199,7 @@ def test_a_fault_at_any_operation_leaves_everything_as_it_was(
         if error is not None:
             assert not isinstance(error, RollbackIncomplete), at
             assert comparable(kernel.state()) == comparable(before), (at, error)
-        assert unfinished(kernel) == []
+        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
 
 
 def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
@@ -289,14 +290,68 @@ def test_each_step_is_in_the_journal_before_it_is_taken(kernel: FakeKernel) -> N
     assert events.count("begin") == events.count("done") == 6
 
 
-def test_a_journal_that_was_cut_off_is_read_to_its_last_whole_record(kernel: FakeKernel) -> None:
+OPPOSITES: dict[str, Intent] = {
+    "bind": Unbind((GPU,)),
+    "unbind": Bind((GPU,)),
+    "create": RemoveVgpu((UUID,)),
+    "remove": CREATE,
+}
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
+@pytest.mark.parametrize("name", INTENTS)
+def test_after_a_power_cut_the_same_command_finishes_and_the_opposite_undoes(
+    tmp_path: Path, name: str, *, finish: bool
+) -> None:
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel, intent = prepared(tmp_path / str(at), name)
+        before = kernel.state()
+        kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            api.apply(intent, tree=kernel)
+        kernel.revive()
+        notes: list[str] = []
+        cut_off = len(cut_off_runs(kernel, api.scan(kernel).boot_id))
+        api.apply(intent if finish else OPPOSITES[name], tree=kernel, on_note=notes.append)
+        assert len(notes) == cut_off
+        assert all("an earlier run was cut off" in note for note in notes)
+        if finish:
+            assert not api.apply(intent, tree=kernel).is_changed
+            api.apply(OPPOSITES[name], tree=kernel)
+        assert comparable(kernel.state()) == comparable(before), at
+
+
+def test_a_power_cut_is_told_until_its_devices_are_settled(kernel: FakeKernel) -> None:
     kernel.kill(at=8)
-    with pytest.raises(BaseException, match="write"):
+    with pytest.raises(PowerCut):
         api.apply(Bind((GPU,)), tree=kernel)
     kernel.revive()
-    (name,) = unfinished(kernel)
-    whole = read_journal(kernel, name)
-    with open(kernel.locate(DIRECTORY / name), "a") as file:
+    notes: list[str] = []
+    api.apply(Bind((VMD_DISK,)), tree=kernel, on_note=notes.append)
+    api.apply(Bind((GPU,)), tree=kernel, on_note=notes.append)
+    assert [note.partition(", in: ")[2].partition(";")[0] for note in notes] == [
+        "0000:01:00.0: nvidia -> vfio-pci (driver_override vfio-pci)"
+    ] * 2
+    api.apply(Unbind((GPU,)), tree=kernel, on_note=notes.append)
+    assert len(notes) == 2
+
+
+def test_a_run_under_way_is_not_cut_off(kernel: FakeKernel) -> None:
+    seen: list[int] = []
+    boot_id = api.scan(kernel).boot_id
+    kernel.before_write = lambda _path, _text: seen.append(len(cut_off_runs(kernel, boot_id)))
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert set(seen) == {0}
+
+
+def test_a_record_that_was_cut_off_hides_no_whole_one(kernel: FakeKernel) -> None:
+    kernel.kill(at=8)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    whole = read_journal(kernel, run.name)
+    with open(kernel.locate(DIRECTORY / run.name), "a") as file:
         file.write('{"event": "do')
-    assert read_journal(kernel, name) == whole
+    assert read_journal(kernel, run.name) == whole
     assert whole[-1]["event"] == "begin"
