@@ -59,11 +59,30 @@ def apply(
 
     """
     require_rights(tree)
+    try:
+        return _apply(intent, tree, machine, on_note, on_step)
+    except OSError as error:
+        message = f"vfiomgr cannot keep its records: {error}"
+        raise HostError(
+            message, "it writes to /var/lib/vfiomgr and /run/vfiomgr: is there room, and the right?"
+        ) from error
+
+
+def _apply(
+    intent: Intent,
+    tree: HostTree,
+    machine: HostTree | None,
+    on_note: Callable[[str], None],
+    on_step: Callable[[Step], None],
+) -> Outcome:
     host = scan(tree, machine, with_users=True)
+    if host.users is None:
+        message = "who holds devices cannot be seen: /proc hides the files of some process"
+        raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
     lost = cut_off_runs(tree, host.boot_id)
     for run in lost:
         on_note(
-            f"an earlier run was cut off: {run.summary}, in: {run.step}; "
+            f"an earlier run was left half done: {run.summary}, in: {run.step}; "
             "the same command finishes it, the opposite one undoes it"
         )
     first = plan(host, intent)

@@ -45,7 +45,7 @@ class FaultyTree(HostTree):
             lambda number: write_failed(path, text, number),
         )
 
-    def replace(self, path: HostPath, data: bytes, mode: int = 0o600) -> None:
+    def replace(self, path: HostPath, data: bytes, mode: int = 0o644) -> None:
         """As the real tree; a process killed at it leaves its temporary file behind."""
         self._perform(
             Operation("replace", path, data.decode(errors="replace")),
@@ -67,7 +67,7 @@ class FaultyTree(HostTree):
             lambda number: OSError(number, os.strerror(number), path),
         )
 
-    def make_directory(self, path: HostPath, mode: int = 0o700) -> None:
+    def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
         """As the real tree."""
         self._perform(
             Operation("make-directory", path),

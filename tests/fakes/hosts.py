@@ -38,7 +38,7 @@ def workstation(tmp_path: Path, *, vfio_loaded: bool = False, has_cdev: bool = F
     _add_gpu(kernel, 2, "0000:00:01.1", group=11)
     _add_volume_management(kernel)
     _add_shared_group(kernel)
-    _add_network_card(kernel)
+    _add_network_adapter(kernel)
     _add_vgpu_parents(kernel)
     return kernel
 
@@ -202,7 +202,7 @@ def _add_shared_group(kernel: FakeKernel) -> None:
     kernel.mount("/dev/nvme0n1p2", "/").default_route("enp4s0")
 
 
-def _add_network_card(kernel: FakeKernel) -> None:
+def _add_network_adapter(kernel: FakeKernel) -> None:
     _add_root_port(kernel, "0000:00:1d.0", group=14)
     kernel.add_pci(
         "0000:05:00.0",

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
-GPU = replace(pci_device("10000:04:00.0"), driver="vfio-pci", name="Tricky & Co -- <GPU>")
+GPU = replace(pci_device("10000:04:00.0"), driver="vfio-pci", name="Tricky & Co --- <GPU> --")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1))
 LONE = replace(GPU, address=replace(GPU.address, domain=0, bus=9))
-VGPU = Vgpu("f715f63c-0d00-4007-9c5a-b07b0c6c05de", "mdev", "mtty", "mtty-2", None, None, 9, None)
+VGPU = Vgpu(
+    "f715f63c-0d00-4007-9c5a-b07b0c6c05de", "mdev", "mtty", "mtty-2", None, None, 9, None, None
+)
 
 SETS = {
     "two-functions": list(pci_hostdevs([(GPU, AUDIO)], first_bus=0x10, managed=False)),

@@ -40,7 +40,7 @@ def pci_device(address: str = "0000:04:00.0") -> PciDevice:
         power_control="on",
         runtime_status="active",
         d3cold_allowed=True,
-        drm_nodes=(),
+        nodes=(),
         bars=(),
     )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from vfiomgr.adapters.cdi import render
-from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, common_options
+from vfiomgr.cli.output import note, print_yaml
+from vfiomgr.cli.session import Session, session_options
 
 
 @click.group("cdi")
+@session_options()
 def cdi() -> None:
     """Container Device Interface: specifications that name devices for container runtimes."""
 
@@ -22,10 +25,10 @@ def cdi() -> None:
     metavar="VENDOR/CLASS",
     help="Kata wants the resource name of the kubelet plugin here.",
 )
-@common_options()
+@session_options()
 @click.pass_obj
 def generate(session: Session, kind: str) -> None:
-    """Print a CDI specification of what is bound, as JSON.
+    """Print a CDI specification of what is bound, as JSON (or YAML, which CDI reads too).
 
     \b
     Examples:
@@ -36,4 +39,7 @@ def generate(session: Session, kind: str) -> None:
     text = render.render_spec(host, kind)
     if not any(True for _ in render.guest_ready_groups(host)):
         note("no device is ready for a guest: bind one first, then generate again")
-    click.echo(text, nl=False)
+    if session.format == "yaml":
+        print_yaml(json.loads(text))
+    else:
+        click.echo(text, nl=False)

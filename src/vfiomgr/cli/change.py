@@ -9,7 +9,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import Refusal, UsageError
 
 if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     """Print the plan of an intent with --dry-run (and return None); apply it otherwise."""
     if session.dry_run:
-        _print_plan(session, api.plan(session.host(with_users=True), intent))
+        host = session.host(with_users=True)
+        _print_plan(session, api.plan(host, intent))
+        if host.users is None:
+            note("who holds the devices is not known here (root sees it): a run may be refused")
         return None
     if session.snapshot is not None:
         message = "a snapshot cannot be changed"
@@ -43,7 +46,9 @@ def confirm(session: Session, question: str) -> None:
     """Ask a person before a guard is overridden; without a terminal the flag is the answer."""
     if session.yes or session.dry_run or not sys.stdin.isatty():
         return
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        message = "the guard stands: the question was not answered with yes"
+        raise Refusal(message, "answer yes, or pass --yes; nothing was changed")
 
 
 def print_outcome(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, common_options, complete_address
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.model.path import vfio_group_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ _KIB = 1 << 10
 @click.option(
     "--all", "every", is_flag=True, help="All PCI devices, not GPUs and accelerators alone."
 )
-@common_options()
+@session_options()
 @click.pass_obj
 def list_devices(session: Session, *, every: bool) -> None:
     """List devices: GPUs and accelerators, or all with --all.
@@ -80,7 +81,7 @@ def _notes(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
 
 @click.command("show")
 @click.argument("address", shell_complete=complete_address)
-@common_options()
+@session_options()
 @click.pass_obj
 def show(session: Session, address: str) -> None:
     """Show one device: its group and peers, driver, users, reset, power, NUMA, BARs, vGPUs.
@@ -97,8 +98,9 @@ def show(session: Session, address: str) -> None:
         print_document("Device", {**_own_facts(device), **facts}, session.format)
         return
     click.echo(str(device))
-    width = max(len(label) for label, _ in _lines(host, device))
-    for label, text in _lines(host, device):
+    lines = _lines(host, device, facts)
+    width = max(len(label) for label, _ in lines)
+    for label, text in lines:
         click.echo(f"  {label.ljust(width)}  {text}")
 
 
@@ -126,7 +128,8 @@ def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
     """Processes that hold the device's nodes; None where they cannot be seen."""
     if host.users is None:
         return None
-    return [str(user) for user in host.users_of(host.nodes_of(device))]
+    nodes = frozenset(device.nodes) | host.guest_nodes(device)
+    return list(dict.fromkeys(str(user) for user in host.users_of(nodes)))
 
 
 def _refusal(host: HostSnapshot, device: PciDevice) -> str | None:
@@ -142,8 +145,9 @@ def _refusal(host: HostSnapshot, device: PciDevice) -> str | None:
     return None
 
 
-def _lines(host: HostSnapshot, device: PciDevice) -> list[tuple[str, str]]:
-    facts = _facts(host, device)
+def _lines(
+    host: HostSnapshot, device: PciDevice, facts: dict[str, object]
+) -> list[tuple[str, str]]:
     users = facts["users"]
     lines = [
         ("class", f"{device.class_name} [{device.class_code}]"),
@@ -181,7 +185,7 @@ def _lines(host: HostSnapshot, device: PciDevice) -> list[tuple[str, str]]:
 
 def _readiness(host: HostSnapshot, device: PciDevice, refusal: object) -> str:
     if device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group):
-        return f"yes, as /dev/vfio/{device.iommu_group}"
+        return f"yes, as {vfio_group_node(device.iommu_group)}"
     if refusal:
         return f"no: {refusal}"
     return f"not yet: vfiomgr bind {device.address}"

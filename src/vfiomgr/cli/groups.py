@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.output import or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, common_options
+from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.iommu import blockers
+from vfiomgr.planner.guards import iommu_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,7 @@ _HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
 
 
 @click.command("groups")
-@common_options()
+@session_options()
 @click.pass_obj
 def groups(session: Session) -> None:
     """List IOMMU groups: which could go to a guest now, and what keeps the others.
@@ -31,28 +32,23 @@ def groups(session: Session) -> None:
       vfiomgr groups --format json
     """
     host = session.host()
-    finding, remedy = _iommu_finding(host)
+    off = iommu_off(host)
     if session.format != "table":
         body = {
-            "iommu": {"is_on": host.iommu.is_on, "finding": finding, "remedy": remedy},
+            "iommu": {
+                "is_on": host.iommu.is_on,
+                "finding": off.reason if off else None,
+                "remedy": off.remedy if off else None,
+            },
             "items": [_document(host, group) for group in host.groups],
         }
         print_document("IommuGroupList", body, session.format)
         return
-    if finding:
-        click.echo(f"{finding}\nremedy: {remedy}")
+    if off:
+        click.echo(f"{off.reason}\nremedy: {off.remedy}")
     if host.groups:
         rows = [row for group in host.groups for row in _rows(host, group)]
         print_table(_HEADINGS, rows)
-
-
-def _iommu_finding(host: HostSnapshot) -> tuple[str | None, str | None]:
-    from vfiomgr.planner.guards import iommu_remedy  # noqa: PLC0415
-
-    if host.iommu.is_on:
-        return None, None
-    finding = "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest"
-    return finding, iommu_remedy(host)
 
 
 def _obstacles(host: HostSnapshot, group: IommuGroup) -> dict[str, str]:
@@ -69,7 +65,7 @@ def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, object]:
         "is_noiommu": group.is_noiommu,
         "is_viable": not obstacles,
         "obstacles": list(obstacles.values()),
-        "node": f"/dev/vfio/{group.number}" if group.has_node else None,
+        "node": group.node if group.has_node else None,
         "members": [_member(host, name) for name in group.members],
     }
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import click
 
 from vfiomgr.adapters.kata import render
-from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, common_options, complete_address
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.planner.guards import bridge, refuse_if_any
 
 
 @click.group("kata")
+@session_options()
 def kata() -> None:
     """Kata Containers: configuration that hands a device to a secure container."""
 
 
 @kata.command("config")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@common_options()
+@session_options()
 @click.pass_obj
 def config(session: Session, addresses: tuple[str, ...]) -> None:
     """Print a configuration drop-in for ADDRESSES, or for all that is bound.
@@ -28,9 +30,15 @@ def config(session: Session, addresses: tuple[str, ...]) -> None:
     """
     host = session.host()
     named = [host.device(host.parse_address(text)) for text in addresses]
+    refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
     functions = {d.address: d for device in named for d in host.slot(device)}
     bound = {d.address: d for d in host.devices if d.is_on_vfio}
-    click.echo(render.render_drop_in(list((functions if addresses else bound).values())), nl=False)
+    text = render.render_drop_in(list((functions if addresses else bound).values()))
+    if session.format == "table":
+        click.echo(text, nl=False)
+    else:
+        body = {"path": render.DROP_IN, "text": text}
+        print_document("KataConfiguration", body, session.format)
     if not addresses and not bound:
         note("nothing is bound yet: vfiomgr bind ADDRESS")
     for device in (d for d in functions.values() if d.address not in bound):

@@ -9,8 +9,9 @@ import click
 
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.cli.output import note, print_document
-from vfiomgr.cli.session import Session, common_options, complete_address
+from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UnknownDevice
+from vfiomgr.planner.guards import bridge, refuse_if_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 @click.group("libvirt")
+@session_options()
 def libvirt() -> None:
     """Libvirt domains: the XML that hands a device to a guest."""
 
@@ -40,7 +42,7 @@ def libvirt() -> None:
 )
 @click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
-@common_options()
+@session_options()
 @click.pass_obj
 def hostdev(
     session: Session, *, devices: tuple[str, ...], guest_bus: int, managed: bool, only: bool
@@ -74,6 +76,7 @@ def hostdev(
 def _slots(host: HostSnapshot, texts: Sequence[str], *, only: bool) -> list[tuple[PciDevice, ...]]:
     """The named functions by slot, each slot whole unless `only`, in the order of naming."""
     named = [host.device(host.parse_address(text)) for text in texts]
+    refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
     slots: dict[object, dict[object, PciDevice]] = {}
     for device in named:
         key = device.address if device.physical_function else device.address.slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import warnings
 
@@ -11,7 +12,7 @@ import click
 
 from vfiomgr import __version__
 from vfiomgr.cli.output import print_error
-from vfiomgr.cli.session import Session, common_options
+from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import VfiomgrError
 
 _COMMANDS = {
@@ -50,7 +51,7 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vfiomgr")
-@common_options(from_environment=True)
+@session_options(from_environment=True)
 def cli() -> None:
     """Take a PCI device from its host driver to a guest, and back.
 
@@ -63,9 +64,14 @@ def cli() -> None:
       vfiomgr unbind 0000:04:00.0       give it back to the driver it had
 
     Exit status: 0 done or already so, 1 failed and rolled back, 2 usage, 4 refused by a guard,
-    5 failed and the roll-back is incomplete, 65 a malformed document. Each option below can
-    also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
+    5 failed and the roll-back is incomplete, 65 a malformed document, 130 interrupted. Each
+    option below can also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
     """
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """End as by Ctrl-C: a run rolls back first."""
+    raise KeyboardInterrupt
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -75,9 +81,11 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main() -> None:
     """Run the command line and exit with its status."""
     session = Session()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     warnings.showwarning = _show_warning
     try:
-        cli.main(standalone_mode=False, obj=session)
+        cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)
     except VfiomgrError as error:
         if session.debug:
             sys.excepthook(type(error), error, error.__traceback__)

@@ -21,12 +21,13 @@ def print_document(kind: str, body: Mapping[str, object], output: Format) -> Non
     """A document of the JSON contract, in JSON or YAML."""
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":
-        _print_yaml(document)
+        print_yaml(document)
     else:
         click.echo(json.dumps(document, indent=2))
 
 
-def _print_yaml(document: dict[str, Any]) -> None:
+def print_yaml(document: dict[str, Any]) -> None:
+    """A document as YAML 1.2."""
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
 
     yaml = YAML(typ="safe", pure=True)

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.change import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, common_options, complete_address
+from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.host.iommu import group_number
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import ALLOWANCES, Allowance, Bind, Unbind
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     type=click.Choice(ALLOWANCES),
     help="Override a guard; a refusal names the one.",
 )
-@common_options()
+@session_options()
 @click.pass_obj
 def bind(
     session: Session,
@@ -76,7 +76,7 @@ def bind(
 @click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Give back the whole IOMMU group.")
-@common_options()
+@session_options()
 @click.pass_obj
 def unbind(session: Session, *, addresses: tuple[str, ...], only: bool, with_group: bool) -> None:
     """Give devices back to the host: the driver and driver_override that they had.

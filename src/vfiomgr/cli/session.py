@@ -12,7 +12,7 @@ import click
 from vfiomgr.errors import UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import PCI_DEVICES
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.pci import PciAddress, is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ _MACHINE = "/"
 
 @dataclass
 class Session:
-    """What the common options say; those after a command override those before it."""
+    """What these options say; those after a command override those before it."""
 
     format: Format = "table"
     root: str = _MACHINE
@@ -44,9 +44,6 @@ class Session:
             UsageError: there is no host below the root.
 
         """
-        if self.snapshot is not None and self.root != _MACHINE:
-            message = "--snapshot and --root name two different hosts"
-            raise UsageError(message, "pass one of them")
         if not os.path.isdir(os.path.join(self.root, "sys")):
             message = f"{self.root} holds no host: there is no {self.root.rstrip('/')}/sys"
             raise UsageError(message, "--root takes a directory that looks like the root of a host")
@@ -62,6 +59,9 @@ class Session:
         from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
 
         if self.snapshot is not None:
+            if self.root != _MACHINE:
+                message = "--snapshot and --root name two different hosts"
+                raise UsageError(message, "pass one of them")
             return _load_snapshot(self.snapshot)
         return scan(self.tree, self.machine, with_users=with_users)
 
@@ -70,7 +70,8 @@ class Session:
         if self.snapshot is not None:
             host = self.host()
             return tuple(host.parse_address(text) for text in texts)
-        known = [PciAddress.parse(name) for name in self.tree.children(PCI_DEVICES)]
+        names = filter(is_address, self.tree.children(PCI_DEVICES))
+        known = [PciAddress.parse(name) for name in names]
         return tuple(PciAddress.parse(text, known) for text in texts)
 
 
@@ -93,7 +94,7 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
         setattr(session, name, value)
 
 
-_COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--format",),
         {
@@ -110,11 +111,11 @@ _COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 
-def common_options(*, from_environment: bool = False) -> Callable[[Any], Any]:
-    """Decorate a command with the common options; the outermost also reads VFIOMGR_…."""
+def session_options(*, from_environment: bool = False) -> Callable[[Any], Any]:
+    """Decorate a command with the options of a session; the outermost also reads VFIOMGR_…."""
 
     def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-        for names, settings in reversed(_COMMON):
+        for names, settings in reversed(_OPTIONS):
             variable = f"VFIOMGR_{names[-1].lstrip('-').replace('-', '_').upper()}"
             function = click.option(
                 *names,
@@ -132,10 +133,10 @@ def complete_address(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
     """Addresses of the selected host that continue what is typed, with or without the domain."""
-    root = next(
-        (str(c.params["root"]) for c in (context, context.parent) if c and c.params.get("root")),
-        _MACHINE,
-    )
-    names = HostTree(root).children(PCI_DEVICES)
+    session = context.find_object(Session) or Session()
+    if session.snapshot is not None:
+        names = [str(device.address) for device in session.host().devices]
+    else:
+        names = session.tree.children(PCI_DEVICES)
     full = [name for name in names if name.startswith(incomplete)]
     return full or [name for name in names if name.partition(":")[2].startswith(incomplete)]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from vfiomgr.cli.session import Session, common_options
+from vfiomgr.cli.output import print_yaml
+from vfiomgr.cli.session import Session, session_options
 
 
 @click.command("snapshot")
-@common_options()
+@session_options()
 @click.pass_obj
 def snapshot(session: Session) -> None:
-    """Print all facts of the host as JSON, to answer from elsewhere with --snapshot.
+    """Print all facts of the host as JSON (or YAML), to answer from elsewhere with --snapshot.
 
     \b
     Examples:
@@ -20,4 +23,8 @@ def snapshot(session: Session) -> None:
     """
     from vfiomgr.model.snapshot import write_snapshot  # noqa: PLC0415
 
-    click.echo(write_snapshot(session.host(with_users=True)), nl=False)
+    text = write_snapshot(session.host(with_users=True))
+    if session.format == "yaml":
+        print_yaml(json.loads(text))
+    else:
+        click.echo(text, nl=False)

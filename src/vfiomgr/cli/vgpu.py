@@ -8,23 +8,25 @@ import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, common_options
+from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
 from vfiomgr.model.step import RemoveMdev
+from vfiomgr.planner.vgpu import find_parent
 
 _TYPE_HEADINGS = ("PARENT", "TYPE", "NAME", "AVAILABLE", "DEVICE API", "DESCRIPTION")
 _HEADINGS = ("UUID", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER")
 
 
 @click.group("vgpu")
+@session_options()
 def vgpu() -> None:
     """vGPUs: what a device can make, what it has made, create and remove."""
 
 
 @vgpu.command("types")
 @click.option("--parent", metavar="DEVICE", help="Types of this device alone.")
-@common_options()
+@session_options()
 @click.pass_obj
 def types(session: Session, parent: str | None) -> None:
     """List vGPU types by parent, and how many of each can still be made.
@@ -35,7 +37,8 @@ def types(session: Session, parent: str | None) -> None:
       vfiomgr vgpu types --parent 0000:08:00.4 --format json
     """
     host = session.host()
-    items = [t for p in host.vgpu_parents if parent in (None, p.name) for t in p.types]
+    parents = host.vgpu_parents if parent is None else (find_parent(host, parent),)
+    items = [vgpu_type for known in parents for vgpu_type in known.types]
     if session.format != "table":
         print_document("VgpuTypeList", {"items": items}, session.format)
     elif items:
@@ -52,11 +55,11 @@ def types(session: Session, parent: str | None) -> None:
         ]
         print_table(_TYPE_HEADINGS, rows)
     else:
-        note(f"{parent or 'no device of this host'} makes no vGPUs of mediated device type")
+        note("no device of this host makes vGPUs (mediated devices)")
 
 
 @vgpu.command("list")
-@common_options()
+@session_options()
 @click.pass_obj
 def list_vgpus(session: Session) -> None:
     """List active vGPUs.
@@ -90,7 +93,7 @@ def list_vgpus(session: Session) -> None:
 @click.option("--parent", required=True, metavar="DEVICE", help="Address or name of the parent.")
 @click.option("--type", "type_id", required=True, metavar="TYPE", help="As `vgpu types` lists it.")
 @click.option("--uuid", metavar="UUID", help="Its name; a random one by default.")
-@common_options()
+@session_options()
 @click.pass_obj
 def create(session: Session, *, parent: str, type_id: str, uuid: str | None) -> None:
     """Make a vGPU and print its UUID.
@@ -102,13 +105,19 @@ def create(session: Session, *, parent: str, type_id: str, uuid: str | None) -> 
     """
     chosen = _uuid(uuid) if uuid else str(uuids.uuid4())
     outcome = plan_or_apply(session, CreateVgpu(parent, type_id, chosen))
-    if outcome is not None:
-        print_outcome(session, outcome, [chosen] if outcome.is_changed else [], uuid=chosen)
+    if outcome is None:
+        return
+    if session.format == "table":
+        for text in outcome.plan.already:
+            note(f"{text}: nothing to do")
+        click.echo(chosen)
+    else:
+        print_outcome(session, outcome, [], uuid=chosen)
 
 
 @vgpu.command("remove")
 @click.argument("uuid", nargs=-1, required=True)
-@common_options()
+@session_options()
 @click.pass_obj
 def remove(session: Session, uuid: tuple[str, ...]) -> None:
     """Remove vGPUs; one that a guest holds is refused.

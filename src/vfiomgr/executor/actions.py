@@ -68,6 +68,18 @@ def perform(step: Step, tree: HostTree) -> None:
             assert_never(never)
 
 
+def require_life(step: Step, tree: HostTree) -> None:
+    """Make sure that a function survived its change of drivers.
+
+    Raises:
+        HostError: its configuration space reads as all ones.
+
+    """
+    if isinstance(step, ChangeDriver) and not pci.answers(tree, step.device.address):
+        message = f"{step.device.address} fell off the bus: it reads as all ones"
+        raise HostError(message, "only a power cycle of the device or the host brings it back")
+
+
 def _load_module(tree: HostTree, step: LoadModule) -> None:
     if not tree.exists(path.PCI_DRIVERS / step.driver):
         tree.load_module(step.module)
@@ -89,9 +101,6 @@ def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) 
     _verify_driver(tree, address, target.driver)
     if target.power_control is not None:
         _set_power_control(tree, address, target.power_control)
-    if not pci.answers(tree, address):
-        message = f"{address} fell off the bus: its configuration space reads as all ones"
-        raise HostError(message, "only a power cycle of the device or the host brings it back")
 
 
 def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
@@ -102,6 +111,11 @@ def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
         _unbind(tree, address)
     with _explaining("probe", str(address)):
         tree.write(path.PCI_DRIVERS_PROBE, str(address))
+    if tree.link_name(path.pci_device(address) / "driver") == step.before.driver:
+        message = f"{address} went back to {step.before.driver}, which claims its identifiers"
+        raise HostError(
+            message, "look for vfio-pci.ids= on the kernel command line and in /etc/modprobe.d"
+        )
 
 
 def _require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
@@ -175,8 +189,9 @@ def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
             tree.write(target, step.uuid)
         vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
-        message = f"the kernel took the request, but there is no {step.type_id} {step.uuid}"
-        raise HostError(message, "see dmesg for the driver's words")
+        found = "none" if vgpu is None else f"a {vgpu.type} on {vgpu.parent}"
+        message = f"vGPU {step.uuid} should be a {step.type_id} on {step.parent}, there is {found}"
+        raise HostError(message, "see dmesg, and vfiomgr vgpu list")
     group = vgpu.iommu_group
     if group is not None and not _becomes_true(lambda: tree.exists(path.vfio_group_node(group))):
         message = f"{path.vfio_group_node(group)} did not appear"
@@ -185,8 +200,9 @@ def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
 
 def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
     target = path.MDEV_DEVICES / step.uuid
-    if not tree.exists(target):
-        return
+    vgpu = mdev.read_mdev(tree, step.uuid)
+    if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
+        return  # gone, or somebody else's of the same UUID
     with _explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
         tree.write(target / "remove", "1")
     if not _becomes_true(lambda: not tree.exists(target)):

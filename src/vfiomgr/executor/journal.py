@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = STATE / "journal"
 _KEPT = 100
-"""Finished runs to keep; older ones are removed."""
+"""Runs to keep; older ones are removed."""
 
 
 class Journal:
@@ -77,7 +77,10 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A run of this boot that a crash ended; a reboot undoes what a run did to devices."""
+    """A run of this boot that a crash, or a failed roll-back, left half done.
+
+    A reboot undoes what a run did to devices.
+    """
 
     name: str
     summary: str
@@ -87,16 +90,18 @@ class CutOff:
 
 
 def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
-    """The runs of this boot that neither ended nor are under way."""
+    """The runs of this boot that left their work half done, and are not under way."""
     found: list[CutOff] = []
     for name in tree.children(DIRECTORY):
+        if _is_under_way(tree, name):  # first: a run that ends meanwhile has its end written
+            continue
         records = read_journal(tree, name)
-        if not records or records[-1]["event"] == "end" or _is_under_way(tree, name):
+        if not records or _is_settled(records) or records[0].get("boot_id") != boot_id:
             continue
         plan = records[0]
-        if plan["boot_id"] == boot_id:
-            step = plan["descriptions"][records[-1].get("step", 0)]
-            found.append(CutOff(name, plan["summary"], step, frozenset(plan["locks"])))
+        steps = [record["step"] for record in records if "step" in record]
+        step = plan["descriptions"][steps[-1] if steps else 0]
+        found.append(CutOff(name, plan["summary"], step, frozenset(plan["locks"])))
     return found
 
 
@@ -109,9 +114,10 @@ def supersede(tree: HostTree, run: CutOff) -> None:
         os.fsync(file.fileno())
 
 
-def _is_finished(tree: HostTree, name: str) -> bool:
-    records = read_journal(tree, name)
-    return bool(records) and records[-1]["event"] == "end"
+def _is_settled(records: list[dict[str, Any]]) -> bool:
+    """Whether a run ended, and left nothing to be done by hand."""
+    last = records[-1]
+    return bool(last["event"] == "end" and last["outcome"] != "incomplete")
 
 
 def _is_under_way(tree: HostTree, name: str) -> bool:
@@ -124,6 +130,6 @@ def _is_under_way(tree: HostTree, name: str) -> bool:
 
 
 def _prune(tree: HostTree) -> None:
-    finished = [name for name in tree.children(DIRECTORY) if _is_finished(tree, name)]
-    for name in finished[:-_KEPT]:
-        tree.remove(DIRECTORY / name)
+    for name in tree.children(DIRECTORY)[:-_KEPT]:
+        if not _is_under_way(tree, name):
+            tree.remove(DIRECTORY / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model import path
@@ -17,19 +18,20 @@ _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
 
 def read_groups(tree: HostTree) -> tuple[IommuGroup, ...]:
     """All groups, sorted by number; numbers have gaps."""
-    numbers = sorted(int(name) for name in tree.children(path.IOMMU_GROUPS) if name.isdigit())
+    numbers = sorted(int(name) for name in tree.children(path.IOMMU_GROUPS) if name.isdecimal())
     return tuple(_read_group(tree, number) for number in numbers)
 
 
 def _read_group(tree: HostTree, number: int) -> IommuGroup:
     directory = path.IOMMU_GROUPS / str(number)
-    return IommuGroup(
+    group = IommuGroup(
         number=number,
         members=tuple(tree.children(directory / "devices")),
         name=tree.read(directory / "name"),
         type=tree.read(directory / "type"),
-        has_node=tree.exists(path.vfio_group_node(number)),
+        has_node=False,
     )
+    return replace(group, has_node=tree.exists(group.node))
 
 
 def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
@@ -44,4 +46,4 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
 def group_number(tree: HostTree, device: HostPath) -> int | None:
     """The group of any device, by its `iommu_group` link."""
     name = tree.link_name(device / "iommu_group")
-    return int(name) if name is not None and name.isdigit() else None
+    return int(name) if name is not None and name.isdecimal() else None

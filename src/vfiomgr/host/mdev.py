@@ -13,19 +13,22 @@ from vfiomgr.model import path
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
+    from vfiomgr.model.pci import PciAddress
 
 TYPES = "mdev_supported_types"
 
 
-def read_parents(tree: HostTree) -> tuple[VgpuParent, ...]:
-    """All devices that make mediated devices, sorted by name."""
+def read_parents(tree: HostTree, functions: Iterable[PciAddress]) -> tuple[VgpuParent, ...]:
+    """All devices that make mediated devices, sorted by name; any of the functions may."""
     directories = [path.MDEV_PARENTS / name for name in tree.children(path.MDEV_PARENTS)]
     directories += [
         directory
-        for name in tree.children(path.PCI_DEVICES)
-        if tree.exists((directory := path.PCI_DEVICES / name) / TYPES)
+        for address in functions
+        if tree.exists((directory := path.pci_device(address)) / TYPES)
     ]
     directories += [
         device.parent
@@ -58,7 +61,7 @@ def _read_type(tree: HostTree, parent: HostPath, type_id: str) -> VgpuType:
         name=tree.read(directory / "name"),
         description=", ".join(description.splitlines()) if description else None,
         device_api=tree.read(directory / "device_api"),
-        available_instances=int(available) if available and available.isdigit() else None,
+        available_instances=int(available) if available and available.isdecimal() else None,
     )
 
 
@@ -83,5 +86,6 @@ def read_mdev(tree: HostTree, uuid: str) -> Vgpu | None:
         type_name=tree.read(directory.parent / TYPES / type_id / "name") if type_id else None,
         driver=tree.link_name(directory / "driver"),
         iommu_group=group_number(tree, directory),
-        numa_node=int(node) if node and node.isdigit() else None,
+        vfio_device=next(iter(tree.children(directory / "vfio-dev")), None),
+        numa_node=int(node) if node and node.isdecimal() else None,
     )

@@ -6,10 +6,11 @@ import json
 import warnings
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import VfiomgrError
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import STATE
 from vfiomgr.model.pci import DeviceIdentity, PciAddress
-from vfiomgr.model.snapshot import to_jsonable
+from vfiomgr.model.snapshot import API_VERSION, to_jsonable
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -31,7 +32,7 @@ def read_origins(tree: HostTree) -> tuple[Origin, ...]:
             continue
         try:
             found.append(_parse(text))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, VfiomgrError) as error:
             message = f"{_ORIGINS / name} is no record of vfiomgr and is ignored: {error}"
             warnings.warn(message, stacklevel=2)
     return tuple(sorted(found, key=lambda origin: origin.device.address))
@@ -40,7 +41,7 @@ def read_origins(tree: HostTree) -> tuple[Origin, ...]:
 def write_origin(tree: HostTree, origin: Origin) -> None:
     """Record a first state durably."""
     tree.make_directory(_ORIGINS)
-    data = json.dumps(to_jsonable(origin), indent=2) + "\n"
+    data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
     tree.replace(_file(origin), data.encode())
 
 
@@ -51,6 +52,9 @@ def remove_origin(tree: HostTree, origin: Origin) -> None:
 
 def _parse(text: str) -> Origin:
     document = json.loads(text)
+    if document["api_version"] != API_VERSION:
+        message = f"api_version is {document['api_version']!r}"
+        raise ValueError(message)
     device = document["device"]
     return Origin(
         device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import HostError
 from vfiomgr.model import path
 from vfiomgr.model.origin import DriverState
-from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice, is_address
 
 if TYPE_CHECKING:
     from vfiomgr.host.names import Names
@@ -21,13 +23,29 @@ _IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
 """Flags of the third column of `resource` (include/linux/ioport.h)."""
 _ASLEEP = "suspended"
 """Reading the configuration space of a function in this state would wake it (pci_read_config)."""
+_RESOURCE = re.compile(r"(0x[0-9a-f]+) (0x[0-9a-f]+) (0x[0-9a-f]+)")
+_INTEGER = re.compile(r"-?[0-9]+")
+_NODE_DIRECTORIES = {
+    "drm": (re.compile(r"(card|renderD)\d+"), "/dev/dri"),
+    "accel": (re.compile(r"accel\d+"), "/dev/accel"),
+}
+_SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
+_NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
+_NVIDIA_GPUS = path.HostPath("/proc/driver/nvidia/gpus")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
 def read_devices(tree: HostTree, names: Names) -> tuple[PciDevice, ...]:
-    """All functions, sorted by address."""
-    found = (read_device(tree, name, names) for name in tree.children(path.PCI_DEVICES))
-    return tuple(sorted((d for d in found if d is not None), key=lambda d: d.address))
+    """All functions, sorted by address; one that cannot be read hides no other."""
+    found: list[PciDevice] = []
+    for name in filter(is_address, tree.children(path.PCI_DEVICES)):
+        try:
+            device = read_device(tree, name, names)
+        except HostError as error:
+            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+        else:
+            found += [device] if device else []
+    return tuple(sorted(found, key=lambda device: device.address))
 
 
 def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
@@ -45,7 +63,6 @@ def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
     config = b"" if runtime_status == _ASLEEP else _config_header(tree, directory)
     name_of_device, class_name = names.of(directory, vendor_id, device_id, class_code)
     driver = tree.link_name(directory / "driver")
-    physical = tree.link_name(directory / "physfn") if "physfn" in entries else None
     vfio_device = next(iter(tree.children(directory / "vfio-dev")), None)
     return PciDevice(
         address=address,
@@ -64,7 +81,7 @@ def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
         modalias=tree.read(directory / "modalias"),
         iommu_group=_number(tree.link_name(directory / "iommu_group")),
         numa_node=_numa_node(tree.read(directory / "numa_node")),
-        physical_function=PciAddress.parse(physical) if physical else None,
+        physical_function=_linked_function(tree, directory / "physfn"),
         virtual_functions=_virtual_functions(tree, directory, entries),
         sriov_totalvfs=_number(tree.read(directory / "sriov_totalvfs")),
         sriov_numvfs=_number(tree.read(directory / "sriov_numvfs")),
@@ -78,7 +95,7 @@ def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
         power_control=tree.read(directory / "power/control"),
         runtime_status=runtime_status,
         d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")),
-        drm_nodes=_drm_nodes(tree, directory) if "drm" in entries else (),
+        nodes=_nodes(tree, directory, entries, driver),
         bars=_bars(tree.read(directory / "resource")),
     )
 
@@ -128,7 +145,7 @@ def _flag(text: str | None) -> bool | None:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
 
 
 def _numa_node(text: str | None) -> int | None:
@@ -153,7 +170,7 @@ def _config_header(tree: HostTree, directory: HostPath) -> bytes:
 
 
 def _header_type(config: bytes) -> int | None:
-    if len(config) <= _HEADER_TYPE_OFFSET:
+    if len(config) <= _HEADER_TYPE_OFFSET or not _is_alive(config):
         return None
     return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
 
@@ -168,20 +185,50 @@ def _virtual_functions(
 ) -> tuple[PciAddress, ...]:
     """In the order of their index, which need not be that of their addresses."""
     links = sorted((int(match[1]), name) for name in entries if (match := _VIRTFN.fullmatch(name)))
-    targets = (tree.link_name(directory / name) for _, name in links)
-    return tuple(PciAddress.parse(target) for target in targets if target)
+    targets = (_linked_function(tree, directory / name) for _, name in links)
+    return tuple(target for target in targets if target)
 
 
-def _drm_nodes(tree: HostTree, directory: HostPath) -> tuple[str, ...]:
-    names = tree.children(directory / "drm")
-    return tuple(f"/dev/dri/{name}" for name in names if re.fullmatch(r"(card|renderD)\d+", name))
+def _linked_function(tree: HostTree, link: HostPath) -> PciAddress | None:
+    name = tree.link_name(link)
+    return PciAddress.parse(name) if name is not None and is_address(name) else None
+
+
+def _nodes(
+    tree: HostTree, directory: HostPath, entries: frozenset[str], driver: str | None
+) -> tuple[str, ...]:
+    """The nodes below /dev that the host driver made for a function."""
+    found = [
+        f"{place}/{name}"
+        for kind, (pattern, place) in _NODE_DIRECTORIES.items()
+        if kind in entries
+        for name in tree.children(directory / kind)
+        if pattern.fullmatch(name)
+    ]
+    found += [
+        f"/dev/snd/{name}"
+        for device in (tree.children(directory / "sound") if "sound" in entries else ())
+        for name in tree.children(directory / "sound" / device)
+        if _SOUND_NODE.fullmatch(name)
+    ]
+    return (*found, *(_nvidia_nodes(tree, directory.name) if driver == "nvidia" else ()))
+
+
+def _nvidia_nodes(tree: HostTree, address: str) -> tuple[str, ...]:
+    """`/dev/nvidiaN`, whose number the driver tells; its control node where it does not."""
+    information = tree.read(_NVIDIA_GPUS / address / "information") or ""
+    minor = _NVIDIA_MINOR.search(information)
+    return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)
 
 
 def _bars(resource: str | None) -> tuple[Bar, ...]:
     """The six BARs of `resource`: start, end and flags, one line each."""
     bars: list[Bar] = []
     for index, line in enumerate((resource or "").splitlines()[:_BARS]):
-        start, end, flags = (int(field, 16) for field in line.split())
+        match = _RESOURCE.fullmatch(line)
+        if match is None:
+            continue
+        start, end, flags = (int(field, 16) for field in match.groups())
         if flags & (_IO | _MEM) and end > start:
             bars.append(
                 Bar(

@@ -19,6 +19,7 @@ def scan(tree: HostTree, machine: HostTree, *, with_users: bool = False) -> Host
     `with_users` also walks through /proc for open device nodes.
     """
     groups = iommu.read_groups(tree)
+    devices = pci.read_devices(tree, Names(tree, machine))
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),
@@ -26,9 +27,9 @@ def scan(tree: HostTree, machine: HostTree, *, with_users: bool = False) -> Host
         cpu_vendor=_cpu_vendor(tree),
         iommu=iommu.read_state(tree, groups),
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
-        devices=pci.read_devices(tree, Names(tree, machine)),
+        devices=devices,
         groups=groups,
-        vgpu_parents=mdev.read_parents(tree),
+        vgpu_parents=mdev.read_parents(tree, (device.address for device in devices)),
         vgpus=mdev.read_mdevs(tree),
         origins=origins.read_origins(tree),
         host_uses=users.read_host_uses(tree),

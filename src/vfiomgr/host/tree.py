@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.model.path import HostPath
 
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ELOOP})
-_UNSAID = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EIO, errno.EISDIR})
-"""What the kernel answers for an attribute that is there but has nothing to say (or not to us)."""
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
 
 
 class HostTree:
-    """Reads and writes the files of one host; every path stays below `root`."""
+    """Reads and writes the files of one host; every path stays below `root`.
+
+    What is absent, and what the kernel (or the right of this user) does not let be read, is None.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
         self._directories: dict[str, str] = {}
+        self._reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        if self._prefix:
+            self._reading |= os.O_NOFOLLOW
 
     @property
     def is_live(self) -> bool:
@@ -42,54 +44,49 @@ class HostTree:
         directory, _, name = path.rpartition("/")
         real = self._directories.get(directory)
         if real is None:
-            real = os.path.realpath(self._prefix + directory)
-            if real != self.root and not real.startswith(self._prefix + "/"):
-                message = f"{path} leads out of {self.root}"
-                raise HostError(message, "the tree holds a link that points outside of it")
-            self._directories[directory] = real
+            real = self._directories[directory] = self._within_root(HostPath(directory))
         return f"{real}/{name}"
 
+    def _within_root(self, path: HostPath) -> str:
+        real = os.path.realpath(self._prefix + path)
+        if self._prefix and real != self.root and not real.startswith(self._prefix + "/"):
+            message = f"{path} leads out of {self.root}"
+            raise HostError(message, "the tree holds a link that points outside of it")
+        return real
+
     def read_bytes(self, path: HostPath, limit: int = _READ_LIMIT) -> bytes | None:
-        """The content of a file; None where it is absent or has nothing to say."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_NOFOLLOW if self._prefix else 0)
+        """The first bytes of a file."""
         try:
-            descriptor = os.open(self.locate(path), flags)
-        except OSError as error:
-            if error.errno in _ABSENT | _UNSAID:
-                return None
-            raise self._unreadable(path, error) from error
+            descriptor = os.open(self.locate(path), self._reading)
+        except OSError:
+            return None
         try:
             return os.read(descriptor, limit)
-        except OSError as error:
-            if error.errno in _ABSENT | _UNSAID:
-                return None
-            raise self._unreadable(path, error) from error
+        except OSError:
+            return None
         finally:
             os.close(descriptor)
 
     def read(self, path: HostPath) -> str | None:
-        """The text of an attribute without its final newline; None as for `read_bytes`."""
+        """The text of an attribute without its final newline."""
         data = self.read_bytes(path)
         return None if data is None else data.decode(errors="replace").rstrip("\n")
 
     def read_text(self, path: HostPath) -> str | None:
-        """The whole text of a file of any length; None as for `read_bytes`."""
+        """The whole text of a file of any length."""
         try:
-            with open(self.locate(path), encoding="utf-8", errors="replace") as file:
+            descriptor = os.open(self.locate(path), self._reading)
+            with open(descriptor, encoding="utf-8", errors="replace") as file:
                 return file.read()
-        except OSError as error:
-            if error.errno in _ABSENT | _UNSAID:
-                return None
-            raise self._unreadable(path, error) from error
+        except OSError:
+            return None
 
     def link(self, path: HostPath) -> str | None:
-        """Where a symbolic link points, as written; None where there is no link."""
+        """Where a symbolic link points, as written."""
         try:
             return os.readlink(self.locate(path))
-        except OSError as error:
-            if error.errno in _ABSENT | _UNSAID:
-                return None
-            raise self._unreadable(path, error) from error
+        except OSError:
+            return None
 
     def link_name(self, path: HostPath) -> str | None:
         """The last component of what a symbolic link points to: a driver, a group, a device."""
@@ -97,23 +94,16 @@ class HostTree:
         return None if target is None else target.rstrip("/").rsplit("/", 1)[-1]
 
     def resolve(self, path: HostPath) -> HostPath | None:
-        """The path with every link followed, as a path of this host; None where it is absent."""
-        real = os.path.realpath(self._prefix + path)
-        if not os.path.exists(real):
-            return None
-        if self._prefix and not real.startswith(self._prefix + "/"):
-            message = f"{path} leads out of {self.root}"
-            raise HostError(message, "the tree holds a link that points outside of it")
-        return HostPath(real[len(self._prefix) :])
+        """The path with every link followed, as a path of this host."""
+        real = self._within_root(path)
+        return HostPath(real[len(self._prefix) :]) if os.path.exists(real) else None
 
     def children(self, path: HostPath) -> list[str]:
-        """The names in a directory, sorted; empty where there is none."""
+        """The names in a directory, sorted; empty where it is absent or closed to this user."""
         try:
             return sorted(os.listdir(self.locate(path / "")))
-        except OSError as error:
-            if error.errno in _ABSENT | _UNSAID:
-                return []
-            raise self._unreadable(path, error) from error
+        except OSError:
+            return []
 
     def exists(self, path: HostPath) -> bool:
         """Whether there is a file, directory or link."""
@@ -139,7 +129,7 @@ class HostTree:
         except OSError as error:
             raise write_failed(path, text, error.errno or 0) from error
 
-    def replace(self, path: HostPath, data: bytes, mode: int = 0o600) -> None:
+    def replace(self, path: HostPath, data: bytes, mode: int = 0o644) -> None:
         """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory."""
         import tempfile  # noqa: PLC0415 - reading needs none
 
@@ -167,9 +157,9 @@ class HostTree:
             return
         sync_directory(os.path.dirname(target))
 
-    def make_directory(self, path: HostPath, mode: int = 0o700) -> None:
-        """Make a directory of vfiomgr's own, with its parents, closed to others."""
-        os.makedirs(self._prefix + path, mode=mode, exist_ok=True)
+    def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
+        """Make a directory of vfiomgr's own, with its parents; only root may write in it."""
+        os.makedirs(self._within_root(path), mode=mode, exist_ok=True)
         self._directories.clear()
 
     def load_module(self, name: str) -> None:
@@ -192,10 +182,6 @@ class HostTree:
         if result.returncode:
             message = f"the kernel module {name} cannot be loaded: {result.stderr.strip()}"
             raise HostError(message, remedy)
-
-    @staticmethod
-    def _unreadable(path: HostPath, error: OSError) -> HostError:
-        return HostError(f"cannot read {path}: {error.strerror}")
 
 
 def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:

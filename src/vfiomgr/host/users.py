@@ -6,7 +6,6 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.snapshot import DeviceUser, HostUse
@@ -17,48 +16,68 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _PROC = HostPath("/proc")
-_WATCHED = ("/dev/vfio/", "/dev/dri/", "/dev/nvidia")
+_TABLES = (_PROC / "1", _PROC)
+"""Where the host's own mounts and routes are: PID 1 has them, also seen from inside a container."""
+_WATCHED = ("/dev/vfio/", "/dev/dri/", "/dev/accel/", "/dev/snd/", "/dev/nvidia")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_ROUTE_FIELDS = 8
+_IPV6_ROUTE_FIELDS = 10
 
 
 def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
-    """Processes that have a VFIO, DRM or NVIDIA node open; None where /proc does not tell.
+    """Processes that have a watched node open; None where some process cannot be looked into.
 
     The descriptors of other users' processes can be read by root alone.
     """
-    pids = [name for name in tree.children(_PROC) if name.isdigit()]
-    if not pids or os.geteuid() != 0:
+    try:
+        return tuple(
+            user
+            for pid in tree.children(_PROC)
+            if pid.isdecimal()
+            for user in _users_of_process(tree, pid)
+        )
+    except PermissionError:
         return None
-    return tuple(user for pid in pids for user in _users_of_process(tree, pid))
 
 
 def _users_of_process(tree: HostTree, pid: str) -> Iterator[DeviceUser]:
     directory = _PROC / pid / "fd"
     try:
-        targets = {tree.link(directory / name) for name in tree.children(directory)}
-    except HostError:
-        return
-    nodes = sorted(t for t in targets if t is not None and t.startswith(_WATCHED))
-    for node in nodes:
+        names = os.listdir(tree.locate(directory / ""))
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it ended meanwhile
+    targets = {tree.link(directory / name) for name in names}
+    for node in sorted(t for t in targets if t is not None and t.startswith(_WATCHED)):
         yield DeviceUser(node, int(pid), tree.read(_PROC / pid / "comm") or "?")
 
 
 def read_host_uses(tree: HostTree) -> tuple[HostUse, ...]:
-    """What of the host itself rests on PCI functions: mounted disks and the default route."""
-    return (*_mounted_disks(tree), *_default_routes(tree))
+    """What of the host itself rests on PCI functions: file systems, swap, the default route."""
+    return (*_disk_uses(tree), *_default_routes(tree))
 
 
-def _mounted_disks(tree: HostTree) -> Iterator[HostUse]:
-    for line in (tree.read_text(_PROC / "mounts") or "").splitlines():
-        source, _, rest = line.partition(" ")
-        if not source.startswith("/dev/"):
+def _disk_uses(tree: HostTree) -> Iterator[HostUse]:
+    mounts = (line.split(" ")[:2] for line in _lines(tree, "mounts"))
+    uses = [(fields[0], f"on {_unescape(fields[-1])}") for fields in mounts]
+    swaps = (tree.read_text(_PROC / "swaps") or "").splitlines()[1:]
+    uses += [(line.split()[0], "as swap") for line in swaps if line.strip()]
+    for source, how in uses:
+        node = tree.resolve(HostPath(_unescape(source))) if source.startswith("/dev/") else None
+        if node is None:
             continue
-        mount_point = _OCTAL.sub(lambda m: chr(int(m[1], 8)), rest.split(" ", 1)[0])
-        node = tree.resolve(HostPath(source))
-        device = HostPath("/sys/class/block") / (node or HostPath(source)).name
-        for address in _functions_below(tree, device):
-            yield HostUse(address, "mounted-disk", f"{source} on {mount_point}")
+        for address in _functions_below(tree, HostPath("/sys/class/block") / node.name):
+            yield HostUse(address, "mounted-disk", f"{source} {how}")
+
+
+def _unescape(field: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def _lines(tree: HostTree, name: str) -> list[str]:
+    """The lines of a table of the host."""
+    texts = (tree.read_text(place / name) for place in _TABLES)
+    return next((text for text in texts if text is not None), "").splitlines()
 
 
 def _default_routes(tree: HostTree) -> Iterator[HostUse]:
@@ -70,15 +89,21 @@ def _default_routes(tree: HostTree) -> Iterator[HostUse]:
 
 def _default_interfaces(tree: HostTree) -> set[str]:
     """Interfaces of the default route (/proc/net/route and ipv6_route, columns as in proc(5))."""
-    ipv4 = [line.split() for line in (tree.read_text(_PROC / "net/route") or "").splitlines()[1:]]
-    ipv6 = [line.split() for line in (tree.read_text(_PROC / "net/ipv6_route") or "").splitlines()]
-    found = {fields[0] for fields in ipv4 if fields[1] == fields[7] == "00000000"}
-    found |= {f[9] for f in ipv6 if set(f[0]) == {"0"} and f[1] == "00" and f[9] != "lo"}
-    return found
+    ipv4 = [line.split() for line in _lines(tree, "net/route")[1:]]
+    ipv6 = [line.split() for line in _lines(tree, "net/ipv6_route")]
+    found = {f[0] for f in ipv4 if len(f) >= _ROUTE_FIELDS and f[1] == f[7] == "00000000"}
+    return found | {
+        f[9]
+        for f in ipv6
+        if len(f) >= _IPV6_ROUTE_FIELDS and set(f[0]) == {"0"} and f[1] == "00" and f[9] != "lo"
+    }
 
 
 def _functions_below(tree: HostTree, device: HostPath) -> Iterator[PciAddress]:
-    """The PCI functions that a block or network device rests on, through bonds, LVM and RAID."""
+    """The PCI functions that a block or network device rests on, through bonds, LVM and RAID.
+
+    All of its path count: a disk behind a VMD controller goes with either.
+    """
     lowers = [
         *(device / "slaves" / name for name in tree.children(device / "slaves")),
         *(
@@ -88,8 +113,7 @@ def _functions_below(tree: HostTree, device: HostPath) -> Iterator[PciAddress]:
         ),
     ]
     real = tree.resolve(device)
-    addresses = _ADDRESS.findall(real or "")
-    if addresses:
-        yield PciAddress.parse(addresses[-1])
+    for address in _ADDRESS.findall(real or ""):
+        yield PciAddress.parse(address)
     for lower in lowers:
         yield from _functions_below(tree, lower)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.path import vfio_group_node
 from vfiomgr.model.pci import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vfiomgr.model.path import HostPath
     from vfiomgr.model.pci import PciDevice
 
 HARMLESS_DRIVERS = frozenset({"pcieport", "pci-stub"})
@@ -31,6 +33,11 @@ class IommuGroup:
     def has_pci_members(self) -> bool:
         """Whether PCI functions are in it; a mediated device has a group of its own."""
         return any(is_address(member) for member in self.members)
+
+    @property
+    def node(self) -> HostPath:
+        """What a guest opens to own the group."""
+        return vfio_group_node(self.number, noiommu=self.is_noiommu)
 
     @property
     def is_noiommu(self) -> bool:

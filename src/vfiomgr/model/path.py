@@ -54,6 +54,6 @@ def pci_device(address: PciAddress) -> HostPath:
     return PCI_DEVICES / str(address)
 
 
-def vfio_group_node(group: int) -> HostPath:
+def vfio_group_node(group: int, *, noiommu: bool = False) -> HostPath:
     """The device node that a guest opens to own an IOMMU group."""
-    return VFIO_NODES / str(group)
+    return VFIO_NODES / (f"noiommu-{group}" if noiommu else str(group))

@@ -168,7 +168,8 @@ class PciDevice:
     power_control: str | None
     runtime_status: str | None
     d3cold_allowed: bool | None
-    drm_nodes: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """What its host driver made below /dev, e.g. `/dev/dri/card0`, `/dev/nvidia0`."""
     bars: tuple[Bar, ...]
 
     @property
@@ -196,6 +197,11 @@ class PciDevice:
     def is_on_vfio(self) -> bool:
         """Whether vfio-pci or one of its variant drivers has the function."""
         return self.driver is not None and "vfio" in self.driver
+
+    @property
+    def is_for_guests(self) -> bool:
+        """Whether its driver, VFIO's or a vendor's, offers the function to guests."""
+        return self.is_on_vfio or self.vfio_device is not None
 
     @property
     def is_graphics_or_accelerator(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.iommu import IommuGroup, IommuState, blockers
 from vfiomgr.model.origin import DriverState, Origin
-from vfiomgr.model.path import VFIO_CDEVS, vfio_group_node
+from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 
@@ -83,13 +83,15 @@ class HostSnapshot:
         return PciAddress.parse(text, self._by_address)
 
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
-        """The functions that go to a guest together; a virtual function goes alone."""
+        """The functions that go to a guest together: no bridges; a virtual function goes alone."""
         if device.physical_function is not None:
             return (device,)
         return tuple(
             other
             for other in self.devices
-            if other.address.slot == device.address.slot and other.physical_function is None
+            if other.address.slot == device.address.slot
+            and other.physical_function is None
+            and (other is device or not other.is_bridge)
         )
 
     def group_members(self, number: int | None) -> tuple[PciDevice, ...]:
@@ -105,7 +107,7 @@ class HostSnapshot:
     def origin(self, device: PciDevice) -> Origin | None:
         """The first state of this very device in this very boot, where it was recorded."""
         for origin in self.origins:
-            if origin.device == device.identity and origin.boot_id == self.boot_id:
+            if origin.device == device.identity and origin.boot_id == (self.boot_id or ""):
                 return origin
         return None
 
@@ -113,14 +115,18 @@ class HostSnapshot:
         """The active vGPU with this UUID."""
         return next((vgpu for vgpu in self.vgpus if vgpu.uuid == uuid.lower()), None)
 
-    @staticmethod
-    def nodes_of(device: PciDevice) -> frozenset[str]:
-        """The device nodes through which processes hold a function."""
-        nodes = set(device.drm_nodes)
-        if device.is_on_vfio and device.iommu_group is not None:
-            nodes.add(vfio_group_node(device.iommu_group))
-        if device.vfio_device is not None:
-            nodes.add(VFIO_CDEVS / device.vfio_device)
+    def group(self, number: int | None) -> IommuGroup | None:
+        """The IOMMU group of a number."""
+        return next((group for group in self.groups if group.number == number), None)
+
+    def guest_nodes(self, holder: PciDevice | Vgpu) -> frozenset[str]:
+        """The nodes through which a guest holds a function or a vGPU: its group, its cdev."""
+        nodes: set[str] = set()
+        group = self.group(holder.iommu_group)
+        if group is not None and (not isinstance(holder, PciDevice) or holder.is_for_guests):
+            nodes.add(group.node)
+        if holder.vfio_device is not None:
+            nodes.add(VFIO_CDEVS / holder.vfio_device)
         return frozenset(nodes)
 
     def users_of(self, nodes: frozenset[str]) -> tuple[DeviceUser, ...]:
@@ -147,8 +153,8 @@ _PARTS: tuple[Any, ...] = (
 
 def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
     """A value of the model as lists, dictionaries and scalars, in the order of its fields."""
-    if isinstance(value, PciAddress):
-        return str(value)
+    if isinstance(value, PciAddress | str):
+        return str(value)  # also of HostPath, which YAML would not know
     if dataclasses.is_dataclass(value):
         return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):

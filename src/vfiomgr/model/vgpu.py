@@ -43,4 +43,5 @@ class Vgpu:
     type_name: str | None
     driver: str | None
     iommu_group: int | None
+    vfio_device: str | None
     numa_node: int | None

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.intent import Bind
     from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
 
 
 _AMD = "AuthenticAMD"
@@ -79,13 +80,30 @@ def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
         )
 
 
+def iommu_off(host: HostSnapshot) -> Objection | None:
+    """What is to be said of a host that isolates no device."""
+    if host.iommu.is_on:
+        return None
+    return Objection(
+        "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest",
+        iommu_remedy(host),
+    )
+
+
+def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """A function that fell off the bus serves nobody."""
+    if not device.is_responsive:
+        yield Objection(
+            f"{device} does not answer: its configuration space reads as all ones",
+            "power-cycle the device or the host; see dmesg",
+        )
+
+
 def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """Without an IOMMU group a guest could write to all of the host's memory."""
-    if not host.iommu.is_on:
-        yield Objection(
-            "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest",
-            iommu_remedy(host),
-        )
+    off = iommu_off(host)
+    if off is not None:
+        yield off
     elif device.iommu_group is None:
         yield Objection(
             f"{device} is in no IOMMU group, so it cannot go to a guest",
@@ -148,12 +166,12 @@ def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
             )
 
 
-def open_display(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """A driver's unbind may wait for ever for the last user of its nodes."""
-    users = host.users_of(frozenset(device.drm_nodes))
+    users = host.users_of(frozenset(device.nodes))
     if users:
         yield Objection(
-            f"{device} is open in {', '.join(dict.fromkeys(str(u) for u in users))}",
+            f"{device} is open in {_named(users)}",
             "stop these processes, or pass --allow in-use",
             "in-use",
         )
@@ -161,22 +179,37 @@ def open_display(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 def held_by_guest(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """A VFIO driver's unbind blocks until the guest is gone (vfio_unregister_group_dev)."""
-    users = host.users_of(host.nodes_of(device)) if device.is_on_vfio else ()
+    users = host.users_of(host.guest_nodes(device))
     if users:
         yield Objection(
-            f"{device} is held by {', '.join(dict.fromkeys(str(u) for u in users))}",
+            f"{device} is held by {_named(users)}",
             "shut the guest down or detach the device from it first",
         )
 
 
+def vgpu_held_by_guest(host: HostSnapshot, vgpu: Vgpu) -> Iterator[Objection]:
+    """The kernel's remove blocks while a guest has the instance open (mdev_device_remove)."""
+    users = host.users_of(host.guest_nodes(vgpu))
+    if users:
+        yield Objection(
+            f"vGPU {vgpu.uuid} is held by {_named(users)}",
+            "shut the guest down or detach the vGPU from it first",
+        )
+
+
+def _named(users: Iterable[DeviceUser]) -> str:
+    return ", ".join(dict.fromkeys(str(user) for user in users))
+
+
 TAKING = (
     bridge,
+    silence,
     isolation,
     boot_display,
     active_virtual_functions,
     carries_vgpus,
     host_use,
-    open_display,
+    open_nodes,
     held_by_guest,
 )
 """Before a function is taken from its host driver."""
@@ -204,21 +237,26 @@ def foreign_members(
 ) -> Iterator[Objection]:
     """Members of the groups that would stay on host drivers: no guest could own such a group."""
     taken = {device.address for device in devices}
+    slots = {device.address.slot for device in devices}
     for number in sorted({d.iommu_group for d in devices if d.iommu_group is not None}):
-        foreign = [
-            d
-            for d in blockers(host.group_members(number))
-            if d.address not in taken and not d.is_bridge
-        ]
-        if not foreign:
-            continue
-        names = ", ".join(f"{d} on {d.driver}" for d in foreign)
-        lift = "without --only" if intent.only else "pass --with-group to take them too"
-        yield Objection(
-            f"IOMMU group {number} also holds {names}",
-            f"all of a group goes to one guest: {lift}, or move the device to a slot that has "
-            "a group of its own",
-        )
+        staying = [d for d in blockers(host.group_members(number)) if d.address not in taken]
+        for members, remedy in (
+            ([d for d in staying if d.is_bridge], ""),
+            ([d for d in staying if not d.is_bridge], _lift(staying, slots, intent)),
+        ):
+            if members:
+                names = ", ".join(f"{d} on {d.driver}" for d in members)
+                yield Objection(
+                    f"IOMMU group {number} also holds {names}",
+                    f"all of a group goes to one guest: {remedy}"
+                    "move the device to a slot that has a group of its own",
+                )
+
+
+def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], intent: Bind) -> str:
+    if intent.only and all(device.address.slot in slots for device in members):
+        return "leave out --only, or "
+    return "pass --with-group to take them too, or "
 
 
 def _counted(count: int, noun: str) -> str:

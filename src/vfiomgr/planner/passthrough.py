@@ -17,6 +17,7 @@ from vfiomgr.model.step import (
     RememberOrigin,
 )
 from vfiomgr.planner import guards
+from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,11 +77,15 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     """
     named = [host.device(address) for address in intent.addresses]
     targets = _targets(host, intent, named)
-    moving = [d for d in targets if d.is_on_vfio or host.origin(d) is not None]
+    recorded = [d for d in targets if host.origin(d) is not None]
+    moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
     guards.refuse_if_any(guards.releasing(host, moving), frozenset())
     steps: list[Step] = []
-    for device in moving:
-        steps += _give_back(host, device)
+    for device in targets:
+        if device in moving:
+            steps += _give_back(host, device)
+        elif (origin := host.origin(device)) is not None:
+            steps.append(ForgetOrigin(origin))
     return Plan(
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
@@ -114,11 +119,26 @@ def _targets(
 
 def _take(host: HostSnapshot, device: PciDevice, driver: str) -> Iterable[Step]:
     before = _state(device)
-    if host.origin(device) is None:
+    if host.origin(device) is None or _is_elsewhere(host, device):
         yield RememberOrigin(
             Origin(device.identity, before, device.driver_module, host.boot_id or "")
         )
     yield ChangeDriver(device.identity, before, DriverState(driver, driver))
+
+
+def _is_elsewhere(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether somebody moved a recorded function to a host driver since: the record is history.
+
+    Half-way between its first driver and VFIO, where a run was cut off, it is not.
+    """
+    origin = host.origin(device)
+    if origin is None or device.driver is None or device.is_on_vfio:
+        return False
+    first = origin.state
+    if device.driver != first.driver:
+        return True
+    half_way = device.driver_override is not None and "vfio" in device.driver_override
+    return device.driver_override != first.driver_override and not half_way
 
 
 def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
@@ -140,15 +160,7 @@ def _state(device: PciDevice) -> DriverState:
 
 
 def _locks(devices: Iterable[PciDevice]) -> tuple[str, ...]:
-    """One lock per IOMMU group; a function outside of any group is locked by its address."""
-    return tuple(
-        sorted(
-            {
-                f"device-{d.address}" if d.iommu_group is None else f"group-{d.iommu_group}"
-                for d in devices
-            }
-        )
-    )
+    return tuple(sorted(set(map(device_lock, devices))))
 
 
 def _companion_notes(

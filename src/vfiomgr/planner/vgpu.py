@@ -6,16 +6,18 @@ import difflib
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.model import path
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import CreateMdev, RemoveMdev
-from vfiomgr.planner.guards import Objection, refuse_if_any
+from vfiomgr.planner.guards import refuse_if_any, vgpu_held_by_guest
+from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+    from vfiomgr.model.vgpu import VgpuParent, VgpuType
 
 
 def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
@@ -26,7 +28,7 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         Refusal: the type has no room left, or the UUID is taken.
 
     """
-    parent = _parent(host, intent.parent)
+    parent = find_parent(host, intent.parent)
     vgpu_type = _type(parent, intent.type)
     uuid = intent.uuid.lower()
     summary = f"create vGPU {uuid} of type {vgpu_type.id} on {parent.name}"
@@ -35,14 +37,15 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         if (existing.parent, existing.type) != (parent.name, vgpu_type.id):
             message = f"vGPU {uuid} exists: a {existing.type} on {existing.parent}"
             raise Refusal(message, "leave out --uuid to get a fresh one, or remove that one first")
-        return Plan(summary, (), already=(f"vGPU {uuid} exists already",))
+        locks = _locks(host, [(parent.name, uuid)])
+        return Plan(summary, (), locks, already=(f"vGPU {uuid} exists already",))
     if vgpu_type.available_instances == 0:
         message = f"{parent.name} has no room for another {vgpu_type.id} ({vgpu_type.name})"
         raise Refusal(
             message, "remove one with vfiomgr vgpu remove; vfiomgr vgpu types shows what fits"
         )
     step = CreateMdev(parent.name, parent.path, vgpu_type.id, uuid)
-    return Plan(summary, (step,), locks=(f"parent-{parent.name}",))
+    return Plan(summary, (step,), _locks(host, [(parent.name, uuid)]))
 
 
 def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
@@ -54,31 +57,37 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     """
     found = {uuid: host.vgpu(uuid) for uuid in intent.uuids}
     active = [vgpu for vgpu in found.values() if vgpu is not None]
-    refuse_if_any([o for vgpu in active for o in _held(host, vgpu)], frozenset())
+    held = [o for vgpu in active for o in vgpu_held_by_guest(host, vgpu)]
+    refuse_if_any(held, frozenset())
     paths = {parent.name: parent.path for parent in host.vgpu_parents}
     return Plan(
         summary=f"remove vGPU {', '.join(intent.uuids)}",
         steps=tuple(
             RemoveMdev(vgpu.parent, paths[vgpu.parent], vgpu.type, vgpu.uuid) for vgpu in active
         ),
-        locks=tuple(sorted({f"parent-{vgpu.parent}" for vgpu in active})),
+        locks=_locks(host, [(v.parent if v else None, uuid) for uuid, v in found.items()]),
         already=tuple(f"there is no vGPU {uuid}" for uuid, v in found.items() if v is None),
     )
 
 
-def _held(host: HostSnapshot, vgpu: Vgpu) -> list[Objection]:
-    """The kernel's remove blocks while a guest has the instance open (mdev_device_remove)."""
-    users = host.users_of(frozenset({str(path.vfio_group_node(vgpu.iommu_group or 0))}))
-    return [
-        Objection(
-            f"vGPU {vgpu.uuid} is held by {user}",
-            "shut the guest down or detach the vGPU from it first",
-        )
-        for user in users
-    ]
+def _locks(host: HostSnapshot, instances: Iterable[tuple[str | None, str]]) -> tuple[str, ...]:
+    """The UUID, since one may be asked for on two parents, and the parent or its IOMMU group."""
+    names: set[str] = set()
+    for parent, uuid in instances:
+        names.add(f"vgpu-{uuid}")
+        if parent is not None:
+            functions = [d for d in host.devices if str(d.address) == parent]
+            names.update(map(device_lock, functions) if functions else [f"parent-{parent}"])
+    return tuple(sorted(names))
 
 
-def _parent(host: HostSnapshot, name: str) -> VgpuParent:
+def find_parent(host: HostSnapshot, name: str) -> VgpuParent:
+    """The parent of a name; a PCI address in any way of writing it.
+
+    Raises:
+        UnknownDevice: the device makes no vGPUs.
+
+    """
     for parent in host.vgpu_parents:
         if parent.name == name or _is_address(name, parent.name):
             return parent

@@ -16,7 +16,9 @@ from vfiomgr.model.vgpu import Vgpu
 
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
-VGPU = Vgpu("f715f63c-0d00-4007-9c5a-b07b0c6c05de", "mdev", "mtty", "mtty-2", "Dual", None, 9, None)
+VGPU = Vgpu(
+    "f715f63c-0d00-4007-9c5a-b07b0c6c05de", "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None
+)
 
 
 def parsed(element: str) -> etree._Element:

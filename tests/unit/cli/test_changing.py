@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import errno
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ruamel.yaml import YAML
 
 from vfiomgr.errors import NeedsRoot
 
@@ -138,3 +140,52 @@ def test_a_vgpu_from_its_making_to_its_end(run: Run) -> None:
     full = [run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large") for _ in "12345"]
     assert [answer.status for answer in full] == [0, 0, 0, 0, 4]
     assert "no room" in full[-1].stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bind", "0000:02:00.0"],
+        ["unbind", "0000:02:00.0"],
+        ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID],
+        ["vgpu", "remove", UUID],
+    ],
+)
+def test_yaml_says_what_json_says(run: Run, arguments: list[str]) -> None:
+    yaml = YAML(typ="safe")
+    for options in (["--dry-run"], []):
+        answer = run(*arguments, *options, "--format", "yaml")
+        assert answer.status == 0
+        assert yaml.load(answer.stdout)["kind"] in ("Plan", "Outcome")
+    expected = run(*arguments, "--format", "json").stdout
+    assert yaml.load(run(*arguments, "--format", "yaml").stdout) == json.loads(expected)
+
+
+def test_the_uuid_is_all_that_create_prints_also_the_second_time(run: Run) -> None:
+    create = ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID]
+    assert run(*create).stdout == run(*create).stdout == f"{UUID}\n"
+    assert "exists already: nothing to do" in run(*create).stderr
+
+
+def test_an_override_is_asked_for_on_a_terminal(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.cli.change.sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", lambda *_, **__: False)
+    kernel.default_route("enp5s0")
+    bind = ["bind", "0000:05:00.0", "--allow", "default-route"]
+    refused = run(*bind)
+    assert refused.status == 4
+    assert "the guard stands" in refused.stderr
+    assert run(*bind, "--yes").status == 0
+
+
+def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) -> None:
+    descriptors = Path(kernel.root, "proc/812/fd")
+    descriptors.mkdir(parents=True)
+    (descriptors / "7").symlink_to("/dev/nvidiactl")
+    (descriptors.parent / "comm").write_text("python3\n")
+    refused = run("bind", "0000:02:00.0")
+    assert refused.status == 4
+    assert "is open in python3 (PID 812)" in refused.stderr
+    assert "held by          python3 (PID 812)" in run("show", "0000:02:00.0").stdout

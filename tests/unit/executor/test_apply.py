@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,14 +20,13 @@ from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
 from vfiomgr.model.origin import DriverState
-from vfiomgr.model.path import PCI_DRIVERS, pci_device
+from vfiomgr.model.path import PCI_DRIVERS, HostPath, pci_device
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.model.path import HostPath
 
 PASSING = re.compile(
     r"vfio\d|iommu_groups|/dev/vfio/\d|(/dev/vfio|/sys/bus/mdev/devices|/sys/class/vfio-dev)$"
@@ -314,7 +315,7 @@ def test_after_a_power_cut_the_same_command_finishes_and_the_opposite_undoes(
         cut_off = len(cut_off_runs(kernel, api.scan(kernel).boot_id))
         api.apply(intent if finish else OPPOSITES[name], tree=kernel, on_note=notes.append)
         assert len(notes) == cut_off
-        assert all("an earlier run was cut off" in note for note in notes)
+        assert all("an earlier run was left half done" in note for note in notes)
         if finish:
             assert not api.apply(intent, tree=kernel).is_changed
             api.apply(OPPOSITES[name], tree=kernel)
@@ -355,3 +356,138 @@ def test_a_record_that_was_cut_off_hides_no_whole_one(kernel: FakeKernel) -> Non
         file.write('{"event": "do')
     assert read_journal(kernel, run.name) == whole
     assert whole[-1]["event"] == "begin"
+
+
+def test_a_function_whose_roll_back_failed_can_still_be_given_back(kernel: FakeKernel) -> None:
+    kernel.fail_writes("drivers_probe", errno.EINVAL)
+    kernel.fail_writes("drivers/nvidia/bind", errno.EBUSY)
+    with pytest.raises(RollbackIncomplete):
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert driver(kernel, GPU) is None
+    kernel.heal()
+    notes: list[str] = []
+    assert api.apply(Unbind((GPU,)), tree=kernel, on_note=notes.append).is_changed
+    assert "left half done" in notes[0]
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
+    assert api.scan(kernel).origins == ()
+    notes.clear()
+    api.apply(Unbind((GPU,)), tree=kernel, on_note=notes.append)
+    assert notes == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_rolls_back_and_does_not_disturb_the_roll_back(
+    kernel: FakeKernel, number: signal.Signals
+) -> None:
+    before = kernel.state()
+    handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP)]
+
+    def interrupt(path: HostPath, _text: str) -> None:
+        if path.endswith("unbind") or "bind" in path.name:
+            signal.raise_signal(number)
+
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.default_int_handler)
+    kernel.before_write = interrupt
+    try:
+        with pytest.raises(RolledBack, match="interrupted; everything is as it was before"):
+            api.apply(Bind((GPU,)), tree=kernel)
+    finally:
+        for other, handler in zip((signal.SIGTERM, signal.SIGHUP), handlers, strict=True):
+            signal.signal(other, handler)
+    assert kernel.state() == with_vfio_loaded(kernel, before)
+
+
+def test_undoing_a_create_leaves_somebody_elses_vgpu_of_the_same_uuid(kernel: FakeKernel) -> None:
+    other = "/sys/devices/pci0000:00/0000:00:1e.0/0000:06:00.0"
+
+    def be_first(path: HostPath, _text: str) -> None:
+        kernel.before_write = None
+        assert path.endswith("mbochs-small/create")
+        kernel.write(HostPath(f"{other}/mdev_supported_types/nvidia-222/create"), UUID)
+
+    kernel.before_write = be_first
+    with pytest.raises(RolledBack, match="the UUID is in use"):
+        api.apply(CREATE, tree=kernel)
+    assert [vgpu.type for vgpu in api.scan(kernel).vgpus] == ["nvidia-222"]
+
+
+def test_what_somebody_moved_since_is_remembered_anew(kernel: FakeKernel) -> None:
+    api.apply(Bind((GPU,)), tree=kernel)
+    kernel.add_driver("nouveau", ids=[("10de", "*", "03")])
+    kernel.write(_attribute(GPU, "driver_override"), "nouveau")
+    kernel.write(_attribute(GPU, "driver/unbind"), str(GPU))
+    kernel.write(_driver_file("nouveau", "bind"), str(GPU))
+    assert driver(kernel, GPU) == "nouveau"
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == DriverState("nouveau", "nouveau", "on")
+
+
+def test_unbind_does_not_move_what_is_on_another_host_driver_by_now(kernel: FakeKernel) -> None:
+    api.apply(Bind((GPU,)), tree=kernel)
+    kernel.add_driver("nouveau", ids=[("10de", "*", "03")])
+    kernel.write(_attribute(GPU, "driver_override"), "nouveau")
+    kernel.write(_attribute(GPU, "driver/unbind"), str(GPU))
+    kernel.write(_driver_file("nouveau", "bind"), str(GPU))
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert driver(kernel, GPU) == "nouveau"
+    assert driver(kernel, AUDIO) == "snd_hda_intel"
+    assert api.scan(kernel).origins == ()
+
+
+def test_without_a_boot_id_records_count_all_the_same(kernel: FakeKernel) -> None:
+    os.unlink(f"{kernel.root}/proc/sys/kernel/random/boot_id")
+    kernel.write(_attribute(GPU, "driver_override"), "nvidia")
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", "nvidia", "on")
+
+
+def test_a_full_disk_is_an_error_with_a_remedy_and_nothing_is_changed(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = kernel.state()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HostError, match="No space left") as caught:
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert caught.value.hint
+    assert comparable(kernel.state()) == comparable(before)
+
+
+def test_a_device_that_dies_on_the_way_is_reported_and_its_driver_restored(
+    kernel: FakeKernel,
+) -> None:
+    def die(path: HostPath, _text: str) -> None:
+        if path.endswith("drivers_probe"):
+            kernel.fall_off_bus(str(GPU))
+
+    kernel.before_write = die
+    with pytest.raises(VfiomgrError, match="fell off the bus"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.before_write = None
+    with pytest.raises(Refusal, match="does not answer"):
+        api.apply(Bind((GPU,)), tree=kernel)
+
+
+def test_what_vfio_claims_by_its_identifiers_is_not_said_to_be_back(kernel: FakeKernel) -> None:
+    kernel.load_module("vfio-pci")
+    kernel.write(_attribute(GPU, "driver/unbind"), str(GPU))
+    kernel.write(_driver_file("nvidia", "unbind"), str(PciAddress.parse("0000:02:00.0")))
+    kernel.write(_driver_file("vfio-pci", "new_id"), "10de 2684")
+    assert driver(kernel, GPU) == "vfio-pci"
+    kernel.drivers.known["nvidia"].probe_error = errno.EIO
+    with pytest.raises(VfiomgrError, match="claims its identifiers"):
+        api.apply(Unbind((GPU,)), tree=kernel)
+
+
+def test_a_bind_and_a_vgpu_on_one_device_exclude_each_other(kernel: FakeKernel) -> None:
+    host = api.scan(kernel)
+    parent = PciAddress.parse("0000:06:00.0")
+    create = CreateVgpu(str(parent), "nvidia-222", UUID)
+    assert set(api.plan(host, Bind((parent,))).locks) & set(api.plan(host, create).locks)
+    other = api.plan(host, CREATE)
+    assert f"vgpu-{UUID}" in set(api.plan(host, create).locks) & set(other.locks)

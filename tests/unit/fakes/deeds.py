@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
 
 GPU, AUDIO, TWIN = "0000:01:00.0", "0000:01:00.1", "0000:02:00.0"
-NETWORK_CARD = "0000:05:00.0"
+NETWORK_ADAPTER = "0000:05:00.0"
 VFIO = "vfio-pci"
 
 

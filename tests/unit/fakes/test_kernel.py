@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_CARD, VFIO, attribute, errno_of, move
+from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_ADAPTER, VFIO, attribute, errno_of, move
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
@@ -62,7 +62,7 @@ def test_the_driver_link_is_followed_anew(kernel: FakeKernel) -> None:
 
 
 def test_a_virtual_function_has_no_ids_in_its_configuration(kernel: FakeKernel) -> None:
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "1")
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1")
     config = kernel.read_bytes(attribute("0000:05:10.0", "config"))
     assert config is not None
     assert config[:4] == b"\xff" * 4
@@ -103,7 +103,7 @@ def test_the_override_dies_with_the_device(kernel: FakeKernel) -> None:
 def test_remove_and_rescan(kernel: FakeKernel) -> None:
     before = kernel.state()
     kernel.write(attribute("0000:00:1d.0", "remove"), "1")
-    assert not kernel.exists(PCI_DEVICES / NETWORK_CARD)
+    assert not kernel.exists(PCI_DEVICES / NETWORK_ADAPTER)
     kernel.write(HostPath("/sys/bus/pci/rescan"), "1")
     assert kernel.state() == before
 

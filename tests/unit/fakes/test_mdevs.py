@@ -58,7 +58,7 @@ def test_types_share_one_pool(kernel: FakeKernel) -> None:
     assert available(kernel, "mbochs") == ["3", "12", "48"]
 
 
-def test_a_card_makes_instances_of_one_size(kernel: FakeKernel) -> None:
+def test_a_gpu_makes_instances_of_one_size(kernel: FakeKernel) -> None:
     assert create(kernel, CARD, "nvidia-231", ONE) == 0
     assert available(kernel, CARD) == ["0", "7", "0"]
 

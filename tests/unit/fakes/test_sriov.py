@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.fakes.deeds import NETWORK_CARD, VFIO, attribute, errno_of, move
+from tests.unit.fakes.deeds import NETWORK_ADAPTER, VFIO, attribute, errno_of, move
 from vfiomgr.model.path import PCI_DRIVERS
 
 if TYPE_CHECKING:
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 
 def test_virtual_functions_come_and_go(kernel: FakeKernel) -> None:
     before = kernel.state()
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "4")
-    assert kernel.link_name(attribute(NETWORK_CARD, "virtfn3")) == "0000:05:11.4"
-    assert kernel.link_name(attribute("0000:05:11.4", "physfn")) == NETWORK_CARD
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "4")
+    assert kernel.link_name(attribute(NETWORK_ADAPTER, "virtfn3")) == "0000:05:11.4"
+    assert kernel.link_name(attribute("0000:05:11.4", "physfn")) == NETWORK_ADAPTER
     assert kernel.driver_of("0000:05:10.0") == "igbvf"
     groups = {
         kernel.link_name(attribute(f"0000:05:1{n}", "iommu_group"))
         for n in ("0.0", "0.4", "1.0", "1.4")
     }
     assert len(groups) == 4
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "0")
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "0")
     assert kernel.state() == before
 
 
 def test_one_number_to_another_is_ebusy(kernel: FakeKernel) -> None:
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "2")
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "2")
-    assert errno_of(kernel, attribute(NETWORK_CARD, "sriov_numvfs"), "3") == errno.EBUSY
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "2")
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "2")
+    assert errno_of(kernel, attribute(NETWORK_ADAPTER, "sriov_numvfs"), "3") == errno.EBUSY
 
 
 def test_too_many_is_erange_and_rubbish_einval(kernel: FakeKernel) -> None:
-    assert errno_of(kernel, attribute(NETWORK_CARD, "sriov_numvfs"), "5") == errno.ERANGE
-    assert errno_of(kernel, attribute(NETWORK_CARD, "sriov_numvfs"), "two") == errno.EINVAL
+    assert errno_of(kernel, attribute(NETWORK_ADAPTER, "sriov_numvfs"), "5") == errno.ERANGE
+    assert errno_of(kernel, attribute(NETWORK_ADAPTER, "sriov_numvfs"), "two") == errno.EINVAL
 
 
 @pytest.mark.parametrize("driver", ["none", VFIO])
 def test_without_a_driver_that_can_is_enoent(kernel: FakeKernel, driver: str) -> None:
-    move(kernel, NETWORK_CARD, driver)
-    assert errno_of(kernel, attribute(NETWORK_CARD, "sriov_numvfs"), "1") == errno.ENOENT
+    move(kernel, NETWORK_ADAPTER, driver)
+    assert errno_of(kernel, attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1") == errno.ENOENT
 
 
 def test_without_autoprobe_only_an_override_binds(kernel: FakeKernel) -> None:
-    kernel.write(attribute(NETWORK_CARD, "sriov_drivers_autoprobe"), "0")
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "1")
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_drivers_autoprobe"), "0")
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1")
     assert kernel.driver_of("0000:05:10.0") is None
     assert errno_of(kernel, PCI_DRIVERS / "igbvf/bind", "0000:05:10.0") == errno.ENODEV
     move(kernel, "0000:05:10.0", VFIO)
@@ -57,7 +57,7 @@ def test_without_autoprobe_only_an_override_binds(kernel: FakeKernel) -> None:
 
 def test_vfio_captures_the_vfs_of_its_function(kernel: FakeKernel) -> None:
     kernel.driver(VFIO).configures_sriov = True  # module parameter enable_sriov
-    move(kernel, NETWORK_CARD, VFIO)
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "1")
+    move(kernel, NETWORK_ADAPTER, VFIO)
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1")
     assert kernel.override_of("0000:05:10.0") == VFIO
     assert kernel.driver_of("0000:05:10.0") == VFIO

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.faults import WouldBlockForEver
 from tests.fakes.hosts import without_iommu, workstation
-from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_CARD, VFIO, attribute, errno_of, move
+from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_ADAPTER, VFIO, attribute, errno_of, move
 from vfiomgr.model.path import PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def test_it_refuses_functions_without_group(tmp_path: Path) -> None:
 
 
 def test_it_refuses_a_physical_function_with_active_vfs(kernel: FakeKernel) -> None:
-    kernel.write(attribute(NETWORK_CARD, "sriov_numvfs"), "2")
-    kernel.write(attribute(NETWORK_CARD, "driver_override"), VFIO)
-    kernel.write(attribute(NETWORK_CARD, "driver/unbind"), NETWORK_CARD)
-    assert errno_of(kernel, PCI_DRIVERS / "vfio-pci/bind", NETWORK_CARD) == errno.EBUSY
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "2")
+    kernel.write(attribute(NETWORK_ADAPTER, "driver_override"), VFIO)
+    kernel.write(attribute(NETWORK_ADAPTER, "driver/unbind"), NETWORK_ADAPTER)
+    assert errno_of(kernel, PCI_DRIVERS / "vfio-pci/bind", NETWORK_ADAPTER) == errno.EBUSY
 
 
 def test_unbinding_under_a_guest_never_returns(kernel: FakeKernel) -> None:

@@ -71,7 +71,7 @@ def test_the_empty_text_is_written_as_a_newline(tmp_path: Path) -> None:
     assert (tmp_path / "sys/driver_override").read_text() == "\n"
 
 
-def test_replace_leaves_no_temporary_file_and_keeps_others_out(tmp_path: Path) -> None:
+def test_replace_leaves_no_temporary_file_and_lets_root_alone_write(tmp_path: Path) -> None:
     tree = tree_of(tmp_path, "sys/a: 1")
     state = HostPath("/var/lib/vfiomgr")
     tree.make_directory(state)
@@ -79,8 +79,8 @@ def test_replace_leaves_no_temporary_file_and_keeps_others_out(tmp_path: Path) -
     tree.replace(state / "record", b"two")
     assert os.listdir(tmp_path / "var/lib/vfiomgr") == ["record"]
     assert (tmp_path / "var/lib/vfiomgr/record").read_bytes() == b"two"
-    assert (tmp_path / "var/lib/vfiomgr/record").stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "var/lib/vfiomgr").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "var/lib/vfiomgr/record").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "var/lib/vfiomgr").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_recording_is_not_live(tmp_path: Path) -> None:

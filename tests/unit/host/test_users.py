@@ -62,3 +62,47 @@ def test_the_default_route_over_a_bridge_names_the_interface_below(tmp_path: Pat
     )
     (use,) = read_host_uses(tree)
     assert (str(use.address), use.kind, use.what) == ("0000:05:00.0", "default-route", "br0")
+
+
+def test_swap_counts_as_mounted(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        rf"""
+        {DISK}/nvme0n1p3/partition: 3
+        sys/class/block/nvme0n1p3 -> ../../../{DISK}/nvme0n1p3
+        dev/nvme0n1p3: node
+        proc/swaps: Filename Type Size Used Priority\n/dev/nvme0n1p3 partition 1 0 -2
+        """,
+    )
+    (use,) = read_host_uses(tree)
+    assert (use.kind, use.what) == ("mounted-disk", "/dev/nvme0n1p3 as swap")
+
+
+def test_every_controller_on_the_way_to_a_disk_counts(tmp_path: Path) -> None:
+    disk = "sys/devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:01:00.0/nvme/nvme0/nvme0n1"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {disk}/size: 1
+        sys/class/block/nvme0n1 -> ../../../{disk}
+        dev/nvme0n1: node
+        proc/1/mounts: /dev/nvme0n1 /home ext4 rw 0 0
+        proc/mounts: tmpfs /run tmpfs rw 0 0
+        """,
+    )
+    uses = [str(use.address) for use in read_host_uses(tree)]
+    assert uses == ["0000:00:0e.0", "10000:01:00.0"]
+
+
+def test_odd_tables_are_passed_over(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        r"""
+        dev/sda: node
+        proc/mounts: /dev/sda/.. / ext4\nshort\n\n/dev/none /x ext4 rw 0 0
+        proc/net/route: Iface Destination\neth0 00000000
+        proc/net/ipv6_route: 00 00
+        proc/swaps: Filename
+        """,
+    )
+    assert read_host_uses(tree) == ()

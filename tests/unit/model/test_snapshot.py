@@ -24,7 +24,7 @@ def full_host() -> HostSnapshot:
     return dataclasses.replace(
         host_of(gpu),
         vgpu_parents=(VgpuParent("0000:04:00.4", "/sys/devices/x", "mdev", "nvidia", types),),
-        vgpus=(Vgpu("u-u-i-d", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None),),
+        vgpus=(Vgpu("u-u-i-d", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None),),
         origins=(origin,),
         users=(DeviceUser("/dev/vfio/4", 17, "qemu"),),
     )

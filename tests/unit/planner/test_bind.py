@@ -105,7 +105,7 @@ def test_only_leaves_companions_unless_the_group_forbids_it() -> None:
     assert moved(bind(host_of(GPU, apart), "0000:04:00.0", only=True)) == ["0000:04:00.0"]
     with pytest.raises(Refusal, match=r"also holds 0000:04:00\.1") as caught:
         bind(host_of(GPU, AUDIO), "0000:04:00.0", only=True)
-    assert "without --only" in caught.value.hint
+    assert "leave out --only" in caught.value.hint
 
 
 def test_bridges_are_refused() -> None:
@@ -166,7 +166,7 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
     )
     host = host_of(replace(GPU, virtual_functions=(virtual.address,)), virtual)
     assert "1 active virtual function" in refusal(host, "0000:04:00.0").message
-    vgpu = Vgpu("u", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None)
+    vgpu = Vgpu("u", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None)
     carrying = replace(host, vgpus=(vgpu,))
     assert "that carry 1 vGPU" in refusal(carrying, "0000:04:00.0").message
     assert "carries 1 vGPU: u" in refusal(carrying, "0000:04:00.4").message
@@ -175,7 +175,7 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
 
 def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
     console = replace(GPU, is_boot_display=True)
-    drawn = replace(GPU, drm_nodes=("/dev/dri/card1",))
+    drawn = replace(GPU, nodes=("/dev/dri/card1",))
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
     disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
     route = HostUse(GPU.address, "default-route", "eth0")
@@ -219,3 +219,29 @@ def test_a_plan_is_its_own_undoing_backwards(device: PciDevice) -> None:
         inverse = step.inverse()
         if inverse is not None:
             assert inverse.inverse() == step
+
+
+def test_a_bridge_on_a_driver_spoils_the_group_with_no_way_round() -> None:
+    isa = replace(BRIDGE, class_code="060100", header_type=0, driver="lpc_ich", iommu_group=4)
+    for with_group in (False, True):
+        with pytest.raises(Refusal, match=r"group 4 also holds 0000:00:01\.0") as caught:
+            bind(host_of(GPU, isa), "0000:04:00.0", with_group=with_group)
+        assert "--with-group" not in caught.value.hint
+
+
+def test_a_vendor_vfio_function_that_a_guest_holds_stays() -> None:
+    held = replace(GPU, driver="nvidia", vfio_device="vfio0")
+    for node in ("/dev/vfio/4", "/dev/vfio/devices/vfio0"):
+        user = DeviceUser(node, 4711, "qemu-system-x86")
+        refused = refusal(replace(host_of(held), users=(user,)), "0000:04:00.0", "in-use")
+        assert "held by qemu-system-x86 (PID 4711)" in refused.message
+
+
+def test_a_group_node_of_another_member_does_not_hold_a_native_function() -> None:
+    user = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
+    assert moved(bind(replace(host_of(GPU), users=(user,)), "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+def test_a_silent_device_is_refused() -> None:
+    silent = replace(GPU, is_responsive=False, header_type=None)
+    assert "does not answer" in refusal(host_of(silent), "0000:04:00.0").message

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
+from vfiomgr.model.iommu import IommuGroup
 from vfiomgr.model.snapshot import DeviceUser
 from vfiomgr.model.step import CreateMdev, RemoveMdev
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
@@ -25,8 +26,10 @@ PARENT = VgpuParent(
         VgpuType("0000:04:00.0", "nvidia-3", None, None, None, None),
     ),
 )
-ACTIVE = Vgpu(UUID, "mdev", PARENT.name, "nvidia-1", "A2-1Q", None, 7, None)
+ACTIVE = Vgpu(UUID, "mdev", PARENT.name, "nvidia-1", "A2-1Q", None, 7, "vfio3", None)
+GROUP = IommuGroup(7, (UUID,), None, None, has_node=True)
 HOST = replace(host_of(pci_device()), vgpu_parents=(PARENT,))
+HOST = replace(HOST, groups=(*HOST.groups, GROUP))
 
 
 @pytest.mark.parametrize("parent", ["0000:04:00.0", "04:00.0", "00000000:04:00.0"])
@@ -34,7 +37,7 @@ HOST = replace(host_of(pci_device()), vgpu_parents=(PARENT,))
 def test_create(parent: str, type_id: str) -> None:
     made = plan(HOST, CreateVgpu(parent, type_id, UUID.upper()))
     assert made.steps == (CreateMdev(PARENT.name, PARENT.path, type_id, UUID),)
-    assert made.locks == ("parent-0000:04:00.0",)
+    assert made.locks == ("group-4", f"vgpu-{UUID}")
 
 
 def test_a_full_type_is_refused() -> None:
@@ -66,7 +69,8 @@ def test_remove_takes_what_is_there_and_says_what_is_not() -> None:
     assert made.already == (f"there is no vGPU {OTHER}",)
 
 
-def test_a_vgpu_that_a_guest_holds_is_refused_by_name() -> None:
-    user = DeviceUser("/dev/vfio/7", 4711, "qemu-system-x86")
+@pytest.mark.parametrize("node", ["/dev/vfio/7", "/dev/vfio/devices/vfio3"])
+def test_a_vgpu_that_a_guest_holds_is_refused_by_name(node: str) -> None:
+    user = DeviceUser(node, 4711, "qemu-system-x86")
     with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
         plan(replace(HOST, vgpus=(ACTIVE,), users=(user,)), RemoveVgpu((UUID,)))

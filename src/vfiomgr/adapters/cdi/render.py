@@ -54,7 +54,7 @@ def guest_ready_groups(
     for group in host.groups:
         members = host.group_members(group.number)
         functions = tuple(device for device in members if device.is_on_vfio)
-        if functions and host.is_viable(group.number):
+        if functions and host.is_viable(group.number) and not group.is_noiommu:
             yield group, functions
 
 

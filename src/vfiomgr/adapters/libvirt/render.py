@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_GUEST_BUS = 8
 """Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
 LAST_GUEST_BUS = 0xFF
-_PCI_APIS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+_HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ def mdev_hostdev(vgpu: Vgpu, device_api: str) -> str:
         UsageError: libvirt has no hostdev model for that API.
 
     """
-    if device_api not in _PCI_APIS:
+    if device_api not in _HOSTDEV_MODELS:
         message = f"libvirt has no hostdev model for the device API {device_api!r} of {vgpu.uuid}"
-        raise UsageError(message, f"it knows {', '.join(_PCI_APIS)}")
+        raise UsageError(message, f"it knows {', '.join(_HOSTDEV_MODELS)}")
     return _template("hostdev-mdev.xml.j2").render(vgpu=vgpu, model=device_api)
 
 
@@ -79,7 +80,7 @@ def _template(name: str) -> Template:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - slow
 
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(resource_directory("templates") / "libvirt"),
         undefined=StrictUndefined,
         autoescape=True,
@@ -87,3 +88,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["comment"] = _comment
+    return environment
+
+
+def _comment(text: str) -> str:
+    """The text as a comment may hold it: no two hyphens in a row, nothing unprintable."""
+    return "".join(c for c in re.sub(r"-(?=-)", "- ", text) if c.isprintable()).rstrip("-")
