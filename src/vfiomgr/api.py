@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, NeedsRoot
+from vfiomgr.errors import HostError, NeedsRoot, UsageError
 from vfiomgr.executor.journal import Journal, cut_off_runs, supersede
 from vfiomgr.executor.lock import hold
 from vfiomgr.executor.run import Outcome
@@ -119,13 +119,14 @@ def require_rights(tree: HostTree) -> None:
     """Make sure that this process can change the host at all.
 
     Raises:
-        HostError: the tree is a recording, or sysfs is mounted read-only.
+        UsageError: the tree is a recording.
+        HostError: sysfs is mounted read-only.
         NeedsRoot: this user has no right to.
 
     """
     if not tree.is_live:
         message = f"{tree.root} is a recorded host: no kernel acts on what is written there"
-        raise HostError(message, "pass --dry-run to see the plan")
+        raise UsageError(message, "pass --dry-run to see the plan")
     if os.access(tree.locate(PCI_DRIVERS_PROBE), os.W_OK):
         return
     if os.geteuid() != 0:

@@ -12,9 +12,15 @@ import pytest
 
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
+from vfiomgr.errors import RolledBack
+from vfiomgr.executor.journal import Journal
+from vfiomgr.executor.run import run
 from vfiomgr.host.names import Names
 from vfiomgr.host.pci import read_device
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.origin import DriverState
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.step import ChangeDriver, LoadModule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,11 +127,22 @@ def test_two_at_once_wait_for_each_other(restored: Topology) -> None:
     assert facts(gpu).driver == "bochs-drm"
 
 
-def test_a_failed_bind_is_rolled_back(topology: Topology) -> None:
+def test_a_driver_that_refuses_is_explained_and_everything_rolled_back(topology: Topology) -> None:
     gpu, audio = topology.addresses["gpu"], topology.addresses["gpu_audio"]
     first = [facts(address) for address in (gpu, audio)]
-    failed = vfiomgr("bind", gpu, "--driver", "e1000e", status=1)
-    assert "everything is as it was before" in failed.stderr
+    tree = HostTree("/")
+    steps = [
+        ChangeDriver(
+            device.identity,
+            DriverState(device.driver, device.driver_override, device.power_control),
+            DriverState(driver, driver),
+        )
+        for device, driver in zip(first, ("vfio-pci", "e1000e"), strict=True)
+    ]
+    plan = Plan("a plan that cannot succeed", (LoadModule("vfio-pci", "vfio-pci"), *steps))
+    with Journal(tree, plan, "boot") as journal, pytest.raises(RolledBack) as caught:
+        run(plan, tree=tree, journal=journal)
+    assert "everything is as it was before" in caught.value.message
     assert [facts(address) for address in (gpu, audio)] == first
 
 

@@ -38,7 +38,10 @@ def generate(session: Session, kind: str) -> None:
     host = session.host()
     text = render.render_spec(host, kind)
     if not any(True for _ in render.guest_ready_groups(host)):
-        note("no device is ready for a guest: bind one first, then generate again")
+        note(
+            "no device is ready for a guest: bind one first, then generate again; "
+            "container runtimes reject a specification without devices"
+        )
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:

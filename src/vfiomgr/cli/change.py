@@ -10,11 +10,14 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.model.intent import Bind
 
 if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
     from vfiomgr.model.intent import Intent
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.plan import Plan
+    from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
 
@@ -24,7 +27,9 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
         host = session.host(with_users=True)
         _print_plan(session, api.plan(host, intent))
         if host.users is None:
-            note("who holds the devices is not known here (root sees it): a run may be refused")
+            note("not checked: who holds the devices; only root of a running host sees it")
+        if host.host_uses is None:
+            note("not checked: mounted file systems and the default route; this host has no /proc")
         return None
     if session.snapshot is not None:
         message = "a snapshot cannot be changed"
@@ -36,6 +41,15 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
         on_note=note,
         on_step=_tell if session.verbose or sys.stderr.isatty() else lambda _step: None,
     )
+
+
+def how_to_bind(host: HostSnapshot, device: PciDevice) -> str:
+    """What makes a device ready for a guest, or why nothing does."""
+    try:
+        api.plan(host, Bind((device.address,)))
+    except Refusal as refusal:
+        return f"and would not be bound: {refusal.message}"
+    return f"a guest can have it after vfiomgr bind {device.address}"
 
 
 def _tell(step: Step) -> None:

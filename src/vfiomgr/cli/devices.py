@@ -118,7 +118,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
             t.id for p in host.vgpu_parents if p.name == str(device.address) for t in p.types
         ],
         "users": _users(host, device),
-        "host_uses": [u.what for u in host.host_uses if u.address == device.address],
+        "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
         "origin": origin.state if origin else None,
         "refusal": _refusal(host, device),
     }
@@ -176,7 +176,7 @@ def _lines(
         lines.append(("vf of", str(device.physical_function)))
     lines += [("vgpu", uuid) for uuid in facts["vgpus"]]  # type: ignore[attr-defined]
     lines += [("host use", what) for what in facts["host_uses"]]  # type: ignore[attr-defined]
-    unseen = "unknown: only root sees every process"
+    unseen = "unknown: only root of a running host sees every process"
     held = unseen if users is None else ", ".join(users) or "nobody"  # type: ignore[arg-type]
     lines.append(("held by", held))
     lines.append(("guest-ready", _readiness(host, device, facts["refusal"])))

@@ -24,7 +24,10 @@ _HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
 @session_options()
 @click.pass_obj
 def groups(session: Session) -> None:
-    """List IOMMU groups: which could go to a guest now, and what keeps the others.
+    """List IOMMU groups: which are viable (a guest could own them now), and what keeps the others.
+
+    A group whose members are on host drivers becomes viable when they are bound; one of bridges
+    alone (-) holds nothing for a guest.
 
     \b
     Examples:
@@ -82,9 +85,17 @@ def _member(host: HostSnapshot, name: str) -> dict[str, object]:
     }
 
 
+def _viable(host: HostSnapshot, group: IommuGroup) -> str:
+    """A dash for groups that hold nothing for a guest."""
+    if not host.is_viable(group.number):
+        return "no"
+    members = host.group_members(group.number)
+    return "-" if members and all(device.is_bridge for device in members) else "yes"
+
+
 def _rows(host: HostSnapshot, group: IommuGroup) -> Iterator[tuple[str, ...]]:
     obstacles = _obstacles(host, group)
-    number, viable = str(group.number), "no" if obstacles else "yes"
+    number, viable = str(group.number), _viable(host, group)
     for name in group.members:
         member = _member(host, name)
         driver = or_dash(member["driver"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from vfiomgr.adapters.kata import render
+from vfiomgr.cli.change import how_to_bind
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.planner.guards import bridge, refuse_if_any
@@ -42,7 +43,7 @@ def config(session: Session, addresses: tuple[str, ...]) -> None:
     if not addresses and not bound:
         note("nothing is bound yet: vfiomgr bind ADDRESS")
     for device in (d for d in functions.values() if d.address not in bound):
-        note(f"{device} is not bound yet: vfiomgr bind {device.address}")
+        note(f"{device} is not bound yet: {how_to_bind(host, device)}")
     if host.vgpus:
         note(
             "vGPUs that are mediated devices are left out: Kata cannot attach them; "

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.adapters.libvirt import render
+from vfiomgr.cli.change import how_to_bind
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UnknownDevice
-from vfiomgr.planner.guards import bridge, refuse_if_any
+from vfiomgr.planner.guards import bridge, refuse_if_any, taking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,18 +60,17 @@ def hostdev(
     host = session.host()
     vgpus = [_vgpu(host, text) for text in devices if _UUID.fullmatch(text)]
     slots = _slots(host, [text for text in devices if not _UUID.fullmatch(text)], only=only)
+    waiting = [device for slot in slots for device in slot if not device.is_on_vfio]
+    if managed:
+        refuse_if_any(taking(host, waiting), frozenset())
     elements = list(render.pci_hostdevs(slots, first_bus=guest_bus, managed=managed))
     elements += [render.mdev_hostdev(vgpu, _device_api(host, vgpu)) for vgpu in vgpus]
     if session.format == "table":
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    if not managed:
-        for device in (d for slot in slots for d in slot if not d.is_on_vfio):
-            note(
-                f"{device} is on {device.driver or 'no driver'}: the domain starts only after "
-                f"vfiomgr bind {device.address}"
-            )
+    for device in waiting if not managed else ():
+        note(f"{device} is on {device.driver or 'no driver'}: {how_to_bind(host, device)}")
 
 
 def _slots(host: HostSnapshot, texts: Sequence[str], *, only: bool) -> list[tuple[PciDevice, ...]]:

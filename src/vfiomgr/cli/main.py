@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -86,26 +87,47 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)
-    except VfiomgrError as error:
-        if session.debug:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge
+        if session.debug and not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
-        print_error(error)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(_PIPE_CLOSED)
-    except Exception as error:
-        if session.debug:
-            raise
-        print_error(
-            VfiomgrError(
-                f"unexpected {type(error).__name__}: {error}",
-                "this is a defect of vfiomgr: run it again with --debug and report what it prints",
-            )
+        sys.exit(_conclude(error))
+
+
+def _conclude(error: BaseException) -> int | str | None:
+    """Tell a person what happened; the exit status."""
+    match error:
+        case VfiomgrError():
+            print_error(error)
+            return error.exit_code
+        case click.ClickException():
+            error.show()
+            return error.exit_code
+        case click.Abort() | KeyboardInterrupt():
+            return _INTERRUPTED
+        case SystemExit():
+            # click answers a closed pipe with status 1, which would mean a failure here.
+            closed = type(sys.stdout).__name__.endswith("PacifyFlushWrapper")
+            return _PIPE_CLOSED if closed else error.code
+        case OSError():
+            return _tell_of_system(error)
+    print_error(
+        VfiomgrError(
+            f"unexpected {type(error).__name__}: {error}",
+            "this is a defect of vfiomgr: run it again with --debug and report what it prints",
         )
-        sys.exit(1)
+    )
+    return 1
+
+
+def _tell_of_system(error: OSError) -> int:
+    """Report an error of the operating system, most likely of the place that output goes to."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is buffered cannot be written either
+    if isinstance(error, BrokenPipeError):
+        return _PIPE_CLOSED
+    place = f": {error.filename}" if error.filename else ""
+    problem = VfiomgrError(
+        f"{error.strerror or error}{place}", "is there room where the output goes?"
+    )
+    with contextlib.suppress(OSError):
+        print_error(problem)
+    return 1

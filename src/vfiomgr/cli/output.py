@@ -38,7 +38,7 @@ def print_yaml(document: dict[str, Any]) -> None:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on a terminal, aligned columns elsewhere."""
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         _print_rich_table(headings, rows)
         return
     columns = list(zip(headings, *rows, strict=True))
@@ -48,15 +48,29 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         click.echo(line.rstrip())
 
 
+_FLEXIBLE = frozenset({"NAME", "DESCRIPTION", "NOTES"})
+"""Columns that give way on a narrow terminal; the others hold what is typed into commands."""
+_LEAST_WIDTH = 12
+_GAP = 2
+
+
 def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console  # noqa: PLC0415 - slow, and only a terminal needs it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    needed = 0
+    for heading, *cells in zip(headings, *rows, strict=True):
+        width = max(len(heading), *map(len, cells))
+        least = min(width, _LEAST_WIDTH) if heading in _FLEXIBLE else width
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=least)
+        needed += least + _GAP
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, needed)
+    console.print(table)
 
 
 def note(message: str) -> None:

@@ -13,6 +13,7 @@ from vfiomgr.host.iommu import group_number
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import ALLOWANCES, Allowance, Bind, Unbind
 from vfiomgr.model.path import pci_device, vfio_group_node
+from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def bind(
         return
     _print_moved(session, outcome)
     if outcome.is_changed and session.format == "table":
-        note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in intent.addresses)}")
+        whole = " --with-group" if with_group else ""
+        note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in intent.addresses)}{whole}")
 
 
 @click.command("unbind")
@@ -108,13 +110,14 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
 
 def _describe(session: Session, address: PciAddress) -> dict[str, object]:
     """What came of a function, read again from the host."""
-    group = group_number(session.tree, pci_device(address))
+    tree = session.tree
+    group = group_number(tree, pci_device(address))
     node = None if group is None else vfio_group_node(group)
-    state = read_driver_state(session.tree, address)
+    state = read_driver_state(tree, address)
     return {
         "address": address,
         "driver": state.driver,
         "driver_override": state.driver_override,
         "iommu_group": group,
-        "node": node if node is not None and session.tree.exists(node) else None,
+        "node": node if node and is_vfio_driver(state.driver) and tree.exists(node) else None,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import PciAddress, is_address
@@ -45,7 +45,7 @@ class Session:
 
         """
         if not os.path.isdir(os.path.join(self.root, "sys")):
-            message = f"{self.root} holds no host: there is no {self.root.rstrip('/')}/sys"
+            message = f"{self.root!r} holds no host: there is no directory sys in it"
             raise UsageError(message, "--root takes a directory that looks like the root of a host")
         return HostTree(self.root)
 
@@ -81,9 +81,12 @@ def _load_snapshot(source: str) -> HostSnapshot:
     try:
         with open(source, encoding="utf-8") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the snapshot {source}: {error}"
+    except OSError as error:
+        message = f"cannot read the snapshot {source}: {error.strerror}"
         raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
+    except UnicodeDecodeError:
+        message = f"{source}: not JSON, not even text"
+        raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json") from None
     return read_snapshot(text, source)
 
 

@@ -28,15 +28,13 @@ _IPV6_ROUTE_FIELDS = 10
 def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
     """Processes that have a watched node open; None where some process cannot be looked into.
 
-    The descriptors of other users' processes can be read by root alone.
+    The descriptors of other users' processes can be read by root alone; a recording has none.
     """
+    pids = [name for name in tree.children(_PROC) if name.isdecimal()]
+    if not pids:
+        return None
     try:
-        return tuple(
-            user
-            for pid in tree.children(_PROC)
-            if pid.isdecimal()
-            for user in _users_of_process(tree, pid)
-        )
+        return tuple(user for pid in pids for user in _users_of_process(tree, pid))
     except PermissionError:
         return None
 
@@ -52,8 +50,13 @@ def _users_of_process(tree: HostTree, pid: str) -> Iterator[DeviceUser]:
         yield DeviceUser(node, int(pid), tree.read(_PROC / pid / "comm") or "?")
 
 
-def read_host_uses(tree: HostTree) -> tuple[HostUse, ...]:
-    """What of the host itself rests on PCI functions: file systems, swap, the default route."""
+def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:
+    """What of the host itself rests on PCI functions: file systems, swap, the default route.
+
+    None where there is no /proc to tell.
+    """
+    if not tree.children(_PROC):
+        return None
     return (*_disk_uses(tree), *_default_routes(tree))
 
 

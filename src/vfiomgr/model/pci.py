@@ -102,6 +102,11 @@ def is_address(name: str) -> bool:
     return _FULL.fullmatch(name) is not None
 
 
+def is_vfio_driver(name: str | None) -> bool:
+    """Whether a driver is vfio-pci or one of its variants; all have `vfio` in their names."""
+    return name is not None and "vfio" in name
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
     """What makes a function the same one after a reboot or a hot-plug."""
@@ -196,7 +201,7 @@ class PciDevice:
     @property
     def is_on_vfio(self) -> bool:
         """Whether vfio-pci or one of its variant drivers has the function."""
-        return self.driver is not None and "vfio" in self.driver
+        return is_vfio_driver(self.driver)
 
     @property
     def is_for_guests(self) -> bool:

@@ -57,7 +57,8 @@ class HostSnapshot:
     vgpu_parents: tuple[VgpuParent, ...]
     vgpus: tuple[Vgpu, ...]
     origins: tuple[Origin, ...] = ()
-    host_uses: tuple[HostUse, ...] = ()
+    host_uses: tuple[HostUse, ...] | None = ()
+    """None where the tree has no /proc to tell, as recordings have not."""
     users: tuple[DeviceUser, ...] | None = None
     """Open device nodes; None where nobody looked (it takes a walk through /proc, as root)."""
 

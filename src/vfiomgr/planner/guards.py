@@ -149,7 +149,7 @@ def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """Mounted disks and the interface of the default route."""
-    for use in host.host_uses:
+    for use in host.host_uses or ():
         if use.address != device.address:
             continue
         if use.kind == "mounted-disk":

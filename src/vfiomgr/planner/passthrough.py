@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import (
     AwaitVfioNode,
@@ -40,7 +41,10 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
     """
     if not _DRIVER_NAME.fullmatch(intent.driver):
         message = f"{intent.driver!r} is no name of a driver"
-        raise UsageError(message, "ls /sys/bus/pci/drivers shows the drivers that are loaded")
+        raise UsageError(message, "leave out --driver to get vfio-pci")
+    if not is_vfio_driver(intent.driver):
+        message = f"{intent.driver} is no VFIO driver, so no guest could take the device from it"
+        raise UsageError(message, "leave out --driver to get vfio-pci, or name a variant of it")
     named = [host.device(address) for address in intent.addresses]
     targets = _targets(host, intent, named)
     moving = [device for device in targets if device.driver != intent.driver]
@@ -90,7 +94,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
         locks=_locks(targets),
-        notes=tuple(_companion_notes(named, targets, moving)),
+        notes=(*_companion_notes(named, targets, moving), *_staying_notes(host, targets)),
         already=tuple(
             f"{d} is with the host already, on {d.driver or 'no driver'}"
             for d in targets
@@ -174,5 +178,15 @@ def _companion_notes(
         yield f"{device} comes along: {why}"
 
 
+def _staying_notes(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterable[str]:
+    for number in sorted({d.iommu_group for d in targets if d.iommu_group is not None}):
+        staying = [d for d in host.group_members(number) if d.is_on_vfio and d not in targets]
+        if staying:
+            yield (
+                f"{_listed(staying)} of IOMMU group {number} stay with the guests: "
+                "--with-group gives them back too"
+            )
+
+
 def _listed(devices: Sequence[PciDevice]) -> str:
-    return ", ".join(str(device.address) for device in devices)
+    return ", ".join(dict.fromkeys(str(device.address) for device in devices))

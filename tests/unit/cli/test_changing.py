@@ -189,3 +189,23 @@ def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) 
     assert refused.status == 4
     assert "is open in python3 (PID 812)" in refused.stderr
     assert "held by          python3 (PID 812)" in run("show", "0000:02:00.0").stdout
+
+
+def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:
+    allow = ["--allow", "mounted-disk", "--allow", "default-route"]
+    bound = run("bind", "0000:04:02.0", "--with-group", *allow)
+    assert bound.stderr == "undo with: vfiomgr unbind 0000:04:02.0 --with-group\n"
+    alone = run("unbind", "0000:04:02.0").stdout
+    assert "0000:04:00.0, 0000:04:01.0 of IOMMU group 20 stay with the guests" in alone
+    assert "0000:04:02.0 is on xhci_hcd\n" in alone
+    run("unbind", "0000:04:02.0", "--with-group")
+    assert run("unbind", "0000:04:00.0").stdout.endswith("nothing to do\n")
+
+
+def test_libvirt_does_not_get_to_bind_what_vfiomgr_would_not(run: Run) -> None:
+    assert run("libvirt", "hostdev", "0000:00:02.0", "--managed").status == 4
+    told = run("libvirt", "hostdev", "0000:00:02.0")
+    assert told.status == 0
+    assert "would not be bound: " in told.stderr
+    assert "console's display" in told.stderr
+    assert "after vfiomgr bind 0000:02:00.0" in run("libvirt", "hostdev", "0000:02:00.0").stderr

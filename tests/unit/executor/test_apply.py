@@ -14,7 +14,14 @@ import pytest
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
 from vfiomgr import api
-from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import (
+    HostError,
+    Refusal,
+    RollbackIncomplete,
+    RolledBack,
+    UsageError,
+    VfiomgrError,
+)
 from vfiomgr.executor import actions
 from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
 from vfiomgr.host.pci import read_driver_state
@@ -244,8 +251,8 @@ def test_a_device_that_is_pulled_out_is_named(kernel: FakeKernel) -> None:
 
 
 def test_a_module_that_is_not_there_is_named(kernel: FakeKernel) -> None:
-    with pytest.raises(RolledBack, match="no-such-driver"):
-        api.apply(replace(Bind((GPU,)), driver="no-such-driver"), tree=kernel)
+    with pytest.raises(RolledBack, match="no-such-vfio"):
+        api.apply(replace(Bind((GPU,)), driver="no-such-vfio"), tree=kernel)
     assert driver(kernel, GPU) == "nvidia"
 
 
@@ -253,9 +260,11 @@ def test_a_driver_that_makes_no_node_is_no_vfio_driver(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "NODE_DEADLINE", 0.1)
-    kernel.add_driver("idle", ids=[("10de", "*")])
+    kernel.add_driver("idle-vfio", ids=[("10de", "*")])
     with pytest.raises(RolledBack, match="/dev/vfio/10 did not appear"):
-        api.apply(replace(Bind((GPU,)), driver="idle", only=True, with_group=True), tree=kernel)
+        api.apply(
+            replace(Bind((GPU,)), driver="idle-vfio", only=True, with_group=True), tree=kernel
+        )
     assert driver(kernel, GPU) == "nvidia"
 
 
@@ -268,7 +277,7 @@ def test_without_an_iommu_nothing_is_written(tmp_path: Path) -> None:
 
 def test_a_recording_is_not_written_to(tmp_path: Path) -> None:
     kernel = workstation(tmp_path)
-    with pytest.raises(HostError, match="is a recorded host") as caught:
+    with pytest.raises(UsageError, match="is a recorded host") as caught:
         api.apply(Bind((GPU,)), tree=api.HostTree(kernel.root))
     assert "--dry-run" in caught.value.hint
 

@@ -21,7 +21,7 @@ def test_a_mounted_partition_names_its_controller(tmp_path: Path) -> None:
         proc/mounts: /dev/nvme0n1p2 /srv/a\040b ext4 rw 0 0\ntmpfs /run tmpfs rw 0 0
         """,
     )
-    (use,) = read_host_uses(tree)
+    (use,) = read_host_uses(tree) or ()
     assert str(use.address) == "0000:03:00.0"
     assert (use.kind, use.what) == ("mounted-disk", "/dev/nvme0n1p2 on /srv/a b")
 
@@ -39,7 +39,7 @@ def test_a_mounted_logical_volume_names_the_controller_below_it(tmp_path: Path) 
         proc/mounts: /dev/mapper/root / ext4 rw 0 0
         """,
     )
-    (use,) = read_host_uses(tree)
+    (use,) = read_host_uses(tree) or ()
     assert str(use.address) == "0000:03:00.0"
 
 
@@ -60,7 +60,7 @@ def test_the_default_route_over_a_bridge_names_the_interface_below(tmp_path: Pat
         proc/net/route: {routes}
         """,
     )
-    (use,) = read_host_uses(tree)
+    (use,) = read_host_uses(tree) or ()
     assert (str(use.address), use.kind, use.what) == ("0000:05:00.0", "default-route", "br0")
 
 
@@ -74,7 +74,7 @@ def test_swap_counts_as_mounted(tmp_path: Path) -> None:
         proc/swaps: Filename Type Size Used Priority\n/dev/nvme0n1p3 partition 1 0 -2
         """,
     )
-    (use,) = read_host_uses(tree)
+    (use,) = read_host_uses(tree) or ()
     assert (use.kind, use.what) == ("mounted-disk", "/dev/nvme0n1p3 as swap")
 
 
@@ -90,7 +90,7 @@ def test_every_controller_on_the_way_to_a_disk_counts(tmp_path: Path) -> None:
         proc/mounts: tmpfs /run tmpfs rw 0 0
         """,
     )
-    uses = [str(use.address) for use in read_host_uses(tree)]
+    uses = [str(use.address) for use in read_host_uses(tree) or ()]
     assert uses == ["0000:00:0e.0", "10000:01:00.0"]
 
 

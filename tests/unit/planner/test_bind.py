@@ -207,6 +207,12 @@ def test_all_obstacles_are_named_at_once() -> None:
     assert "also holds" in refused.message
 
 
+def test_only_vfio_drivers_hand_devices_to_guests() -> None:
+    with pytest.raises(UsageError, match="nvidia is no VFIO driver"):
+        bind(host_of(GPU), "0000:04:00.0", driver="nvidia")
+    assert moved(bind(host_of(GPU), "0000:04:00.0", driver="nvgrace-gpu-vfio-pci"))
+
+
 @pytest.mark.parametrize("driver", ["../evil", "", "a/b", ".hidden"])
 def test_a_driver_has_a_name(driver: str) -> None:
     with pytest.raises(UsageError, match="no name of a driver"):
