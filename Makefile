@@ -4,9 +4,10 @@ PYTHON := .venv/bin/python
 .PHONY: setup demo test check lab format clean
 
 setup:
-	@tools/setup
+	@tools/setup dev
 
-demo: setup  ## the main job, told in the laboratory
+demo:  ## the main job, told in the laboratory
+	@tools/setup run
 	@$(PYTHON) -m tests.lab demo
 
 test: check  ## static checks, then all tests
@@ -18,7 +19,8 @@ check: setup  ## static checks
 	.venv/bin/mypy --strict src tests
 	.venv/bin/lint-imports
 
-lab: setup  ## a root shell in the laboratory
+lab:  ## a root shell in the laboratory
+	@tools/setup run
 	@$(PYTHON) -m tests.lab shell
 
 format:

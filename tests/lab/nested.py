@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
-
-from lxml import etree
 
 from tests.lab import libvirtd
 
@@ -39,11 +38,11 @@ def call(*command: str) -> subprocess.CompletedProcess[str]:
 
 def write_domain(elements: str) -> Path:
     """Write the XML of a domain with these devices, and return its file."""
-    domain = etree.fromstring(_DOMAIN)
+    domain = ET.fromstring(_DOMAIN)
     devices = domain.find("devices")
     assert devices is not None
-    devices.extend(etree.fromstring(f"<devices>{elements}</devices>"))
-    _FILE.write_bytes(etree.tostring(domain, pretty_print=True))
+    devices.extend(ET.fromstring(f"<devices>{elements}</devices>"))
+    _FILE.write_bytes(ET.tostring(domain))
     return _FILE
 
 
