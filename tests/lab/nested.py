@@ -17,7 +17,7 @@ _DOMAIN = f"""\
 <domain type='qemu'>
   <name>{NAME}</name>
   <uuid>5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11</uuid>
-  <memory unit='MiB'>128</memory>
+  <memory unit='MiB'>64</memory>
   <os><type arch='x86_64' machine='q35'>hvm</type></os>
   <devices>
     <controller type='usb' model='none'/>

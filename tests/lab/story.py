@@ -79,7 +79,6 @@ def _tell(topology: Topology, libvirt: Future[bool]) -> None:
 
     _chapter("A vGPU for the domain's next start")
     _run("virsh destroy guest")
-    _run(f"vfiomgr vgpu types --parent {VGPU_PARENT}")
     uuid = _run(f"vfiomgr vgpu create --parent {VGPU_PARENT} --type {VGPU_TYPE}").strip()
     _start_domain(elements + _run(f"vfiomgr libvirt hostdev {uuid}"))
     _expect_in_guest({"pair": 1, "lone": 1}, "the guest has not all three functions")
