@@ -67,6 +67,19 @@ def test_bind_takes_the_slot_and_unbind_restores_every_fact(restored: Topology) 
     assert "nothing to do" in vfiomgr("unbind", pair[0]).stdout
 
 
+def test_the_node_has_the_owner_that_udev_gives_it_when_bind_returns(restored: Topology) -> None:
+    rule = Path("/run/udev/rules.d/99-lab.rules")
+    rule.parent.mkdir(exist_ok=True)
+    rule.write_text('SUBSYSTEM=="vfio", OWNER="nobody", PROGRAM="/bin/sleep 1"\n')
+    subprocess.run(["udevadm", "control", "--reload"], check=True)
+    try:
+        (node, *_) = [d["node"] for d in document("bind", restored.addresses["twin"])["devices"]]
+        assert Path(node).owner() == "nobody"
+    finally:
+        rule.unlink()
+        subprocess.run(["udevadm", "control", "--reload"], check=True)
+
+
 def test_only_the_named_twin_moves(restored: Topology) -> None:
     vfiomgr("bind", restored.addresses["twin"])
     assert facts(restored.addresses["twin"]).driver == "vfio-pci"

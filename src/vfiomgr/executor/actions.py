@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.executor.causes import explained
-from vfiomgr.host import mdev, origins, pci
+from vfiomgr.host import mdev, origins, pci, uevents
 from vfiomgr.model import path
 from vfiomgr.model.step import (
     AwaitVfioNode,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 NODE_DEADLINE = 10.0
 """Seconds; devtmpfs makes the node at once, a udev of its own may take a while."""
+UDEV_DEADLINE = 5.0
+"""Seconds for udevd to apply its rules to a new node."""
 _POLL = 0.05
 
 
@@ -179,6 +181,13 @@ def _await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
     if not _becomes_true(is_there):
         message = f"{group} did not appear within {NODE_DEADLINE:.0f} seconds"
         raise HostError(message, "is udevd running, and /dev the host's own?")
+    _let_udev_finish(tree, group)
+
+
+def _let_udev_finish(tree: HostTree, node: path.HostPath) -> None:
+    """Wait for owner and mode of a node; without them root's guests can still open it."""
+    if tree.exists(node):
+        _becomes_true(lambda: uevents.is_settled(tree, node), UDEV_DEADLINE)
 
 
 def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
@@ -192,10 +201,13 @@ def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
         found = "none" if vgpu is None else f"a {vgpu.type} on {vgpu.parent}"
         message = f"vGPU {step.uuid} should be a {step.type_id} on {step.parent}, there is {found}"
         raise HostError(message, "see dmesg, and vfiomgr vgpu list")
-    group = vgpu.iommu_group
-    if group is not None and not _becomes_true(lambda: tree.exists(path.vfio_group_node(group))):
-        message = f"{path.vfio_group_node(group)} did not appear"
+    if vgpu.iommu_group is None:
+        return
+    node = path.vfio_group_node(vgpu.iommu_group)
+    if not _becomes_true(lambda: tree.exists(node)):
+        message = f"{node} did not appear"
         raise HostError(message, "is udevd running, and /dev the host's own?")
+    _let_udev_finish(tree, node)
 
 
 def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
@@ -210,8 +222,8 @@ def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
         raise HostError(message, "see dmesg for the driver's words")
 
 
-def _becomes_true(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + NODE_DEADLINE
+def _becomes_true(condition: Callable[[], bool], limit: float | None = None) -> bool:
+    deadline = time.monotonic() + (NODE_DEADLINE if limit is None else limit)
     while not condition():
         if time.monotonic() > deadline:
             return False
