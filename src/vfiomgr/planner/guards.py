@@ -101,10 +101,7 @@ def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """Without an IOMMU group a guest could write to all of the host's memory."""
-    off = iommu_off(host)
-    if off is not None:
-        yield off
-    elif device.iommu_group is None:
+    if host.iommu.is_on and device.iommu_group is None:
         yield Objection(
             f"{device} is in no IOMMU group, so it cannot go to a guest",
             "no IOMMU covers this device; move it to another slot",
@@ -220,6 +217,10 @@ RELEASING = (bridge, held_by_guest)
 
 def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
     """All that speaks against taking functions from their host drivers."""
+    off = iommu_off(host)
+    if off is not None and devices:
+        yield off  # and nothing else matters until it is on
+        return
     for device in devices:
         for guard in TAKING:
             yield from guard(host, device)
