@@ -500,3 +500,18 @@ def test_a_bind_and_a_vgpu_on_one_device_exclude_each_other(kernel: FakeKernel) 
     assert set(api.plan(host, Bind((parent,))).locks) & set(api.plan(host, create).locks)
     other = api.plan(host, CREATE)
     assert f"vgpu-{UUID}" in set(api.plan(host, create).locks) & set(other.locks)
+
+
+def test_a_driver_that_came_instead_is_noticed(kernel: FakeKernel) -> None:
+    """drivers_probe succeeds whatever it bound: only the link that is read again tells."""
+    before = kernel.state()
+
+    def interfere(path: HostPath, _text: str) -> None:
+        if path.endswith("drivers_probe"):
+            kernel.before_write = None
+            kernel.write(_attribute(GPU, "driver_override"), "nvidia")
+
+    kernel.before_write = interfere
+    with pytest.raises(RolledBack, match="is on nvidia, not on vfio-pci, after the change"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert kernel.state() == with_vfio_loaded(kernel, before)
