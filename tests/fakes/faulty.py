@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class FaultyTree(HostTree):
+class FaultyTree(HostTree, ABC):
     """Operations are counted from 1, by all processes; subclasses say what each of them does."""
 
     def __init__(self, root: str | os.PathLike[str], record: str) -> None:
@@ -25,17 +26,17 @@ class FaultyTree(HostTree):
         self._broken: dict[str, int] = {}
         self._record = Record(record)
 
+    @abstractmethod
     def store(self, path: HostPath, text: str) -> None:
         """What a write does; OSError with its errno where it fails."""
-        raise NotImplementedError
 
+    @abstractmethod
     def modprobe(self, name: str) -> None:
         """What loading a module does; HostError where it fails."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unplug(self, address: str) -> None:
         """What pulling a function out does."""
-        raise NotImplementedError
 
     def write(self, path: HostPath, text: str) -> None:
         """Give an attribute one write, and act."""

@@ -45,3 +45,7 @@ class Vgpu:
     iommu_group: int | None
     vfio_device: str | None
     numa_node: int | None
+
+    def __str__(self) -> str:
+        """`vGPU f715f63c-…`."""
+        return f"vGPU {self.uuid}"

@@ -174,23 +174,16 @@ def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
         )
 
 
-def held_by_guest(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
-    """A VFIO driver's unbind blocks until the guest is gone (vfio_unregister_group_dev)."""
-    users = host.users_of(host.guest_nodes(device))
+def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Objection]:
+    """A VFIO driver's unbind, and a vGPU's remove, block until the guest is gone.
+
+    See vfio_unregister_group_dev and mdev_device_remove below drivers/vfio.
+    """
+    users = host.users_of(host.guest_nodes(holder))
     if users:
         yield Objection(
-            f"{device} is held by {_named(users)}",
-            "shut the guest down or detach the device from it first",
-        )
-
-
-def vgpu_held_by_guest(host: HostSnapshot, vgpu: Vgpu) -> Iterator[Objection]:
-    """The kernel's remove blocks while a guest has the instance open (mdev_device_remove)."""
-    users = host.users_of(host.guest_nodes(vgpu))
-    if users:
-        yield Objection(
-            f"vGPU {vgpu.uuid} is held by {_named(users)}",
-            "shut the guest down or detach the vGPU from it first",
+            f"{holder} is held by {_named(users)}",
+            "shut the guest down or detach it from the guest first",
         )
 
 

@@ -9,7 +9,7 @@ from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import CreateMdev, RemoveMdev
-from vfiomgr.planner.guards import refuse_if_any, vgpu_held_by_guest
+from vfiomgr.planner.guards import held_by_guest, refuse_if_any
 from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     """
     found = {uuid: host.vgpu(uuid) for uuid in intent.uuids}
     active = [vgpu for vgpu in found.values() if vgpu is not None]
-    held = [o for vgpu in active for o in vgpu_held_by_guest(host, vgpu)]
+    held = [o for vgpu in active for o in held_by_guest(host, vgpu)]
     refuse_if_any(held, frozenset())
     paths = {parent.name: parent.path for parent in host.vgpu_parents}
     return Plan(
