@@ -1,0 +1,58 @@
+"""Variant drivers, from the files of depmod and from what is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.host.modules import driver_of_module, read_variants
+from vfiomgr.host.tree import HostTree
+from vfiomgr.model.variant import VfioVariant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+RELEASE = {"proc/sys/kernel/osrelease": "6.12.0\n"}
+ALIASES = """\
+# Aliases extracted from modules themselves.
+alias pci:v000010DEd*sv*sd*bc03sc00i00* nouveau
+alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci
+"""
+BUILT_IN = "mlx5_vfio_pci.alias=vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*\0vfio.license=GPL\0"
+
+
+def test_loadable_and_built_in_variants_are_found(tmp_path: Path) -> None:
+    files = {
+        "lib/modules/6.12.0/modules.alias": ALIASES,
+        "lib/modules/6.12.0/modules.builtin.modinfo": BUILT_IN,
+        "sys/module/nvgrace_gpu_vfio_pci/drivers/pci:nvgrace-gpu-vfio-pci": "",
+    }
+    write_files(tmp_path, RELEASE | files)
+    assert read_variants(HostTree(tmp_path)) == (
+        VfioVariant(
+            "vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*",
+            "nvgrace_gpu_vfio_pci",
+            "nvgrace-gpu-vfio-pci",
+        ),
+        VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pci", None),
+    )
+
+
+def test_a_host_that_tells_nothing_has_none(tmp_path: Path) -> None:
+    assert read_variants(HostTree(tmp_path)) == ()
+    write_files(tmp_path, RELEASE)
+    assert read_variants(HostTree(tmp_path)) == ()
+
+
+def test_module_and_driver_differ_in_their_names(tmp_path: Path) -> None:
+    write_files(tmp_path, {"sys/module/vfio_pci/drivers/pci:vfio-pci": ""})
+    tree = HostTree(tmp_path)
+    assert driver_of_module(tree, "vfio-pci") == driver_of_module(tree, "vfio_pci") == "vfio-pci"
+    assert driver_of_module(tree, "nouveau") is None
