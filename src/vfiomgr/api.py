@@ -10,57 +10,140 @@ api.apply(intent, tree=tree)
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, NeedsRoot, UsageError
-from vfiomgr.executor.journal import Journal, cut_off_runs, supersede
+from vfiomgr.errors import HostError, NeedsRoot, StuckInKernel, UsageError
+from vfiomgr.executor.journal import (
+    CutOff,
+    Journal,
+    cut_off_runs,
+    read_unfinished,
+    supersede,
+)
 from vfiomgr.executor.lock import hold
-from vfiomgr.executor.run import Outcome
+from vfiomgr.executor.run import DEADLINE, Outcome
 from vfiomgr.executor.run import run as run_plan
+from vfiomgr.executor.run import undo as undo_steps
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.intent import named_functions
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
+from vfiomgr.model.step import Step
 from vfiomgr.planner import plan
+from vfiomgr.planner.recovery import plan_undo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Iterator
 
-    from vfiomgr.model.intent import Intent
+    from vfiomgr.model.intent import Allowance, Intent
+    from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.step import Step
 
-__all__ = ["HostTree", "Outcome", "apply", "plan", "scan"]
+__all__ = ["HostTree", "Outcome", "apply", "plan", "recover", "scan"]
+
+_NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
 def scan(
-    tree: HostTree, machine: HostTree | None = None, *, with_users: bool = False
+    tree: HostTree,
+    machine: HostTree | None = None,
+    *,
+    with_users: bool = False,
+    serials_of: Iterable[PciAddress] = (),
 ) -> HostSnapshot:
-    """The facts of a host; names of hardware come from `machine` where `tree` has none."""
-    return _scan(tree, machine or tree, with_users=with_users)
+    """The facts of a host; names of hardware come from `machine` where `tree` has none.
+
+    `with_users` adds who holds devices; serial numbers are read in the slots of `serials_of`.
+    """
+    slots = frozenset(address.slot for address in serials_of)
+    return _scan(tree, machine or tree, with_users=with_users, serials_of=slots)
 
 
-def apply(
+def apply(  # noqa: PLR0913 - all but the intent have defaults
     intent: Intent,
     *,
     tree: HostTree,
     machine: HostTree | None = None,
-    on_note: Callable[[str], None] = lambda _message: None,
-    on_step: Callable[[Step], None] = lambda _step: None,
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
 ) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks.
 
-    `on_note` is told of waiting for another process, and of earlier runs that were cut off.
+    `on_note` is told of waiting for another process, and of earlier runs that were cut off;
+    `deadline` is how many seconds each step may take.
 
     Raises:
         Refusal: a guard forbids it; nothing was changed.
         NeedsRoot: the right to change the host is missing; nothing was changed.
-        RolledBack, RollbackIncomplete: as `vfiomgr.executor.run.run`.
+        RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.executor.run.run`.
 
     """
-    require_rights(tree)
+    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE)
+    with _prepared(work):
+        return _apply(intent, work)
+
+
+def recover(  # noqa: PLR0913 - all have defaults but the tree
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    finish: bool = False,
+    allow: frozenset[Allowance] = frozenset(),
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
+) -> tuple[CutOff, ...]:
+    """End the runs that were left half done: undo them, the latest first, or `finish` them.
+
+    Raises:
+        Refusal: the kernel has still not returned, or a guard speaks against it.
+        InvalidDocument: a journal cannot be read.
+        RollbackIncomplete, RolledBack, StuckInKernel: ending one failed as well.
+
+    """
+    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE)
+    with _prepared(work):
+        runs = cut_off_runs(tree, work.scan().boot_id)
+        for run in runs if finish else reversed(runs):
+            if finish:
+                _finish(run, work)
+            else:
+                _undo(run, work, allow)
+        return tuple(runs)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all parts of a change need."""
+
+    tree: HostTree
+    machine: HostTree | None
+    on_note: Callable[[str], None]
+    on_step: Callable[[Step], None]
+    deadline: float
+
+    def scan(self, addresses: Iterable[PciAddress] = ()) -> HostSnapshot:
+        """The host with all that a change must know."""
+        host = scan(self.tree, self.machine, with_users=True, serials_of=addresses)
+        if host.users is None:
+            message = "who holds devices cannot be seen: /proc hides the files of some process"
+            raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
+        return host
+
+
+@contextmanager
+def _prepared(work: _Work) -> Iterator[None]:
+    """Make sure that changes can be made and recorded, and tell who holds what is stuck."""
+    require_rights(work.tree)
     try:
-        return _apply(intent, tree, machine, on_note, on_step)
+        yield
+    except StuckInKernel as stuck:
+        raise _with_holders(stuck, work) from stuck
     except OSError as error:
         message = f"vfiomgr cannot keep its records: {error}"
         raise HostError(
@@ -68,51 +151,85 @@ def apply(
         ) from error
 
 
-def _apply(
-    intent: Intent,
-    tree: HostTree,
-    machine: HostTree | None,
-    on_note: Callable[[str], None],
-    on_step: Callable[[Step], None],
-) -> Outcome:
-    host = scan(tree, machine, with_users=True)
-    if host.users is None:
-        message = "who holds devices cannot be seen: /proc hides the files of some process"
-        raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
-    lost = cut_off_runs(tree, host.boot_id)
+def _apply(intent: Intent, work: _Work) -> Outcome:
+    addresses = named_functions(intent)
+    host = work.scan(addresses)
+    lost = cut_off_runs(work.tree, host.boot_id)
     for run in lost:
-        on_note(
+        work.on_note(
             f"an earlier run was left half done: {run.summary}, in: {run.step}; "
-            "the same command finishes it, the opposite one undoes it"
+            "vfiomgr recover undoes it, recover --finish completes it"
         )
     first = plan(host, intent)
     outcome = Outcome(first, is_changed=False)
     if not first.is_empty:
-        with hold(tree, first.locks, on_note):
-            outcome = _apply_locked(intent, first, tree, machine, on_step)
+        with hold(work.tree, first.locks, work.on_note):
+            outcome = _apply_locked(intent, first, work)
     for run in lost:
         if run.locks <= set(outcome.plan.locks):
-            supersede(tree, run)
+            supersede(work.tree, run)
     return outcome
 
 
-def _apply_locked(
-    intent: Intent,
-    first: Plan,
-    tree: HostTree,
-    machine: HostTree | None,
-    on_step: Callable[[Step], None],
-) -> Outcome:
+def _apply_locked(intent: Intent, first: Plan, work: _Work) -> Outcome:
     """Plan again, since the host may have changed while waiting for the locks, and run."""
-    host = scan(tree, machine, with_users=True)
+    host = work.scan(named_functions(intent))
     current = plan(host, intent)
     if current.is_empty:
         return Outcome(current, is_changed=False)
     if not set(current.locks) <= set(first.locks):
         message = "the host's IOMMU groups changed while waiting for another vfiomgr"
         raise HostError(message, "run the command again")
-    with Journal(tree, current, host.boot_id) as journal:
-        return run_plan(current, tree=tree, journal=journal, on_step=on_step)
+    with Journal.create(work.tree, current, intent, host.boot_id) as journal:
+        return run_plan(
+            current,
+            tree=work.tree,
+            journal=journal,
+            on_step=work.on_step,
+            deadline=work.deadline,
+        )
+
+
+def _undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> None:
+    """Undo what a run had begun, as far as its devices are still there."""
+    with hold(work.tree, run.locks, work.on_note):
+        if run not in cut_off_runs(work.tree, work.scan().boot_id):
+            return  # another process has ended it meanwhile
+        left = read_unfinished(work.tree, run.name)
+        host = work.scan(named_functions(left.intent))
+        undoing = plan_undo(
+            host, left.steps, left.begun, allow, is_of_this_boot=run.is_of_this_boot
+        )
+        for text in undoing.notes:
+            work.on_note(text)
+        with Journal.resume(work.tree, run.name) as journal:
+            undo_steps(
+                left.steps, undoing.steps, tree=work.tree, journal=journal, deadline=work.deadline
+            )
+
+
+def _finish(run: CutOff, work: _Work) -> None:
+    """Do what the run was to do."""
+    _apply(read_unfinished(work.tree, run.name).intent, work)
+    if run in cut_off_runs(work.tree, work.scan().boot_id):
+        supersede(work.tree, run)
+
+
+def _with_holders(stuck: StuckInKernel, work: _Work) -> StuckInKernel:
+    """The error with the processes that keep the kernel waiting."""
+    host = work.scan()
+    devices = [device for device in host.devices if str(device.address) in stuck.devices]
+    vgpus = [vgpu for vgpu in host.vgpus if vgpu.uuid in stuck.devices]
+    held = [user for device in devices for user in host.holders(device)]
+    held += [user for vgpu in vgpus for user in host.holders(vgpu)]
+    names = [str(user) for user in held]
+    by = f", held by {', '.join(dict.fromkeys(names))}" if names else ", and no holder is seen"
+    return StuckInKernel(
+        stuck.message + by,
+        stuck.devices,
+        f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
+        "vfiomgr recover undoes what was begun, recover --finish completes it",
+    )
 
 
 def require_rights(tree: HostTree) -> None:

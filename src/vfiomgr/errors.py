@@ -10,6 +10,7 @@ VfiomgrError
 │   └── NeedsRoot          1   the right to change the host is missing
 ├── RolledBack             1   a run failed; everything is as it was before
 └── RollbackIncomplete     5   a run failed, and so did part of undoing it
+    └── StuckInKernel      5   the kernel did not return from a step
 """
 
 from __future__ import annotations
@@ -80,3 +81,11 @@ class RollbackIncomplete(VfiomgrError):
     """A run failed and could not be undone completely; the message says what is left."""
 
     exit_code = 5
+
+
+class StuckInKernel(RollbackIncomplete):
+    """The kernel has not returned from a step; `devices` are what it is about."""
+
+    def __init__(self, message: str, devices: tuple[str, ...], hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.devices = devices

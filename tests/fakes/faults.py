@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FaultKind = Literal["fail", "fail-after", "kill", "kill-after", "vanish"]
 OperationKind = Literal["write", "replace", "remove", "make-directory", "load-module"]
@@ -76,6 +81,13 @@ class Record:
         return [Operation(kind, HostPath(path), text) for kind, path, text in rows]
 
 
+def sleep_while_anybody_cares() -> None:
+    """Sleep until killed, or until the process that forked this one is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.05)
+
+
 class Stuck:
     """Calls that the kernel never returned from, as marks in a directory: children leave them too.
 
@@ -86,6 +98,18 @@ class Stuck:
         self._directory = directory
         self.really = False
         os.makedirs(directory, exist_ok=True)
+        self._lock = -1
+
+    @contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """Keep the processes of a fake kernel from changing it at once, until one hangs."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._lock = os.open(f"{self._directory}.lock", flags, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(self._lock)
 
     def names(self) -> list[str]:
         """The devices whose removal hangs."""
@@ -96,8 +120,9 @@ class Stuck:
         if name not in self.names():
             with open(self._mark(name), "w", encoding="utf-8") as file:
                 file.write(driver)
-        while self.really:
-            time.sleep(3600)
+        if self.really:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            sleep_while_anybody_cares()
         message = f"{name}: the kernel would not return, because {why}"
         raise WouldBlockForEver(message)
 

@@ -46,11 +46,13 @@ class FaultyTree(HostTree, ABC):
             lambda number: write_failed(path, text, number),
         )
 
-    def replace(self, path: HostPath, data: bytes, mode: int = 0o644) -> None:
+    def replace(
+        self, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
+    ) -> None:
         """As the real tree; a process killed at it leaves its temporary file behind."""
         self._perform(
             Operation("replace", path, data.decode(errors="replace")),
-            lambda: super(FaultyTree, self).replace(path, data, mode),
+            lambda: super(FaultyTree, self).replace(path, data, mode, durable=durable),
             lambda number: OSError(number, os.strerror(number), path),
             torn=lambda: self._leave_torn(path, data),
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.attributes import Attributes
 from tests.fakes.drivers import Driver, Drivers, PciId
-from tests.fakes.faults import Stuck
+from tests.fakes.faults import Stuck, sleep_while_anybody_cares
 from tests.fakes.faulty import FaultyTree, modprobe_failed
 from tests.fakes.functions import Functions, Groups, PciFunction
 from tests.fakes.machine import lay_out_machine
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _VOLATILE = ("/sys", "/dev", "/proc", "/run")
 _READABLE = 0o444
 _WRITABLE = 0o222
+_UNDER_LOCK = ("driver_override", "sriov_numvfs")
 _RESCAN = "/sys/bus/pci/rescan"
 _DRIVER_FILE = re.compile(r"/sys/bus/pci/drivers/([^/]+)/(bind|unbind|new_id|remove_id)")
 _CREATE = re.compile(r"(/sys/devices/.+)/mdev_supported_types/([^/]+)/create")
@@ -85,6 +86,11 @@ class FakeKernel(FaultyTree):
         """A kernel acts on what is written here."""
         return True
 
+    @property
+    def can_hang(self) -> bool:
+        """Only where removals hang as they do in a kernel: code must go through children then."""
+        return self.stuck.really
+
     def locate(self, path: HostPath) -> str:
         """As the real tree, but no link is remembered: links change here."""
         self._directories.clear()
@@ -99,6 +105,15 @@ class FakeKernel(FaultyTree):
             return None
         return super().read_bytes(path, limit)
 
+    def read(self, path: HostPath) -> str | None:
+        """As the real tree; what is under the lock of a stuck device never answers."""
+        if self.stuck.really and self._is_locked(path):
+            sleep_while_anybody_cares()
+        return super().read(path)
+
+    def _is_locked(self, path: HostPath) -> bool:
+        return path.name in _UNDER_LOCK and path.parent.name in self.stuck.names()
+
     def modprobe(self, name: str) -> None:
         """Load what is declared; modprobe takes `-` for `_`."""
         if not self.drivers.load(name):
@@ -109,6 +124,10 @@ class FakeKernel(FaultyTree):
 
     def store(self, path: HostPath, text: str) -> None:
         """Open write-only without creating, then write once."""
+        with self.stuck.one_at_a_time():
+            self._store(path, text)
+
+    def _store(self, path: HostPath, text: str) -> None:
         real = self.locate(path)
         mode = os.stat(real).st_mode
         if stat.S_ISDIR(mode):

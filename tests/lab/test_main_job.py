@@ -18,6 +18,7 @@ from vfiomgr.executor.run import run
 from vfiomgr.host.names import Names
 from vfiomgr.host.pci import read_device
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.intent import Bind
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import ChangeDriver, LoadModule
@@ -154,7 +155,8 @@ def test_a_driver_that_refuses_is_explained_and_everything_rolled_back(topology:
     ]
     tree = HostTree("/")
     plan = Plan("a plan that cannot succeed", (LoadModule("vfio-pci", "vfio-pci"), *steps))
-    with Journal(tree, plan, "boot") as journal, pytest.raises(RolledBack) as caught:
+    intent = Bind(tuple(device.address for device in first))
+    with Journal.create(tree, plan, intent, "boot") as journal, pytest.raises(RolledBack) as caught:
         run(plan, tree=tree, journal=journal)
     assert "vfio-pci takes no bridge" in caught.value.message
     assert "everything is as it was before" in caught.value.message

@@ -13,6 +13,8 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.intent import Bind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vfiomgr.cli.session import Session
     from vfiomgr.model.intent import Intent
     from vfiomgr.model.pci import PciDevice
@@ -39,7 +41,8 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
         tree=session.tree,
         machine=session.machine,
         on_note=note,
-        on_step=_tell if session.verbose or sys.stderr.isatty() else lambda _step: None,
+        on_step=step_report(session),
+        deadline=session.deadline,
     )
 
 
@@ -52,8 +55,11 @@ def how_to_bind(host: HostSnapshot, device: PciDevice) -> str:
     return f"a guest can have it after vfiomgr bind {device.address}"
 
 
-def _tell(step: Step) -> None:
-    note(f"  {step.describe()}")
+def step_report(session: Session) -> Callable[[Step], None]:
+    """Tells each step to whoever watches."""
+    if session.verbose or sys.stderr.isatty():
+        return lambda step: note(f"  {step.describe()}")
+    return lambda _step: None
 
 
 def confirm(session: Session, question: str) -> None:

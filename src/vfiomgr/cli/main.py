@@ -22,6 +22,7 @@ _COMMANDS = {
     "groups": ("vfiomgr.cli.groups", "groups"),
     "bind": ("vfiomgr.cli.passthrough", "bind"),
     "unbind": ("vfiomgr.cli.passthrough", "unbind"),
+    "recover": ("vfiomgr.cli.recover", "recover"),
     "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
     "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
     "kata": ("vfiomgr.cli.kata", "kata"),

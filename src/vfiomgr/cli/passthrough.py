@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("bind")
 @click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
 @click.option(
-    "--driver", default="vfio-pci", metavar="NAME", show_default=True, help="VFIO driver."
+    "--driver", metavar="NAME", help="VFIO driver.  [default: the variant that fits, or vfio-pci]"
 )
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Take foreign members of the IOMMU group too.")
@@ -40,7 +40,7 @@ def bind(
     session: Session,
     *,
     addresses: tuple[str, ...],
-    driver: str,
+    driver: str | None,
     only: bool,
     with_group: bool,
     allow: tuple[Allowance, ...],
@@ -78,9 +78,22 @@ def bind(
 @click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Give back the whole IOMMU group.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["in-use"]),
+    help="Try it although a guest holds the device: see --deadline.",
+)
 @session_options()
 @click.pass_obj
-def unbind(session: Session, *, addresses: tuple[str, ...], only: bool, with_group: bool) -> None:
+def unbind(
+    session: Session,
+    *,
+    addresses: tuple[str, ...],
+    only: bool,
+    with_group: bool,
+    allow: tuple[Allowance, ...],
+) -> None:
     """Give devices back to the host: the driver and driver_override that they had.
 
     \b
@@ -88,7 +101,11 @@ def unbind(session: Session, *, addresses: tuple[str, ...], only: bool, with_gro
       vfiomgr unbind 0000:04:00.0
       vfiomgr unbind 04:00.0 --dry-run
     """
-    intent = Unbind(session.addresses(addresses), only=only, with_group=with_group)
+    intent = Unbind(
+        session.addresses(addresses), only=only, with_group=with_group, allow=frozenset(allow)
+    )
+    if allow:
+        confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
     outcome = plan_or_apply(session, intent)
     if outcome is not None:
         _print_moved(session, outcome)

@@ -32,6 +32,8 @@ class Session:
     root: str = _MACHINE
     snapshot: str | None = None
     dry_run: bool = False
+    deadline: float | None = None
+    """Seconds for one step of a change; None for the usual one."""
     yes: bool = False
     verbose: int = 0
     debug: bool = False
@@ -108,6 +110,14 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--root",), {"metavar": "DIR", "help": "Read the host below DIR, e.g. a recorded one."}),
     (("--snapshot",), {"metavar": "FILE", "help": "Answer from `vfiomgr snapshot` output."}),
     (("--dry-run",), {"is_flag": True, "help": "Print the plan and change nothing."}),
+    (
+        ("--deadline",),
+        {
+            "type": click.FloatRange(min=0, min_open=True),
+            "metavar": "SECONDS",
+            "help": "How long one step of a change may take.  [default: 60]",
+        },
+    ),
     (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),
     (("-v", "--verbose"), {"count": True, "help": "Say what is being done; -vv for more."}),
     (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),

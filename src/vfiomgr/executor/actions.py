@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.executor.causes import explained
-from vfiomgr.host import mdev, origins, pci, uevents
+from vfiomgr.host import mdev, modules, origins, pci, uevents
 from vfiomgr.model import path
 from vfiomgr.model.step import (
     AwaitVfioNode,
@@ -86,8 +86,10 @@ def _load_module(tree: HostTree, step: LoadModule) -> None:
     if not tree.exists(path.PCI_DRIVERS / step.driver):
         tree.load_module(step.module)
     if not tree.exists(path.PCI_DRIVERS / step.driver):
-        message = f"the module {step.module} is loaded but brings no driver {step.driver}"
-        raise HostError(message, "check --driver, and see dmesg")
+        brought = modules.driver_of_module(tree, step.module)
+        other = f" but {brought}" if brought else ""
+        message = f"the module {step.module} is loaded and brings no driver {step.driver}{other}"
+        raise HostError(message, "run the command again, or name the driver with --driver")
 
 
 def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
@@ -121,11 +123,11 @@ def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
 
 
 def _require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
-    found = pci.read_identity(tree, expected.address)
+    found = pci.read_identity(tree, expected.address, with_serial=expected.serial is not None)
     if found is None:
         message = f"{expected} is gone"
         raise HostError(message, "it was unplugged or powered off; vfiomgr list --all")
-    if found != expected:
+    if not found.is_same_as(expected):
         message = f"another device is at this address now: {found} instead of {expected}"
         raise HostError(message, "look with vfiomgr show, then run the command again")
 

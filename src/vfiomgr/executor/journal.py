@@ -1,9 +1,9 @@
 """The journal: what a run is about to do, written and fsynced before it is done.
 
-One file per run in /var/lib/vfiomgr/journal, one JSON record per line: `plan` with all steps,
-then `begin`, `done` and `failed` of each step (`undo-…` while rolling back), and `end`. A run holds
-a lock on its file: one without `end` and without a lock was cut off. A last line that is no whole
-record was never written.
+One file per run in /var/lib/vfiomgr/journal, one JSON record per line: `plan` with the intent and
+all steps, then `begin`, `done`, `failed` and `stuck` of each step (`undo-…` while rolling back),
+and `end`. A run holds a lock on its file: one without `end` and without a lock was cut off. A last
+line that is no whole record was never written.
 """
 
 from __future__ import annotations
@@ -16,46 +16,83 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.tree import sync_directory
+from vfiomgr.model.intent import Intent
 from vfiomgr.model.path import STATE
 from vfiomgr.model.snapshot import to_jsonable
+from vfiomgr.model.step import Step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.plan import Plan
 
 DIRECTORY = STATE / "journal"
 _KEPT = 100
 """Runs to keep; older ones are removed."""
+_TAIL = 4096
+"""Bytes that hold the last record of an ended run."""
 
 
 class Journal:
     """The record of one run, open for appending; a context manager."""
 
-    def __init__(self, tree: HostTree, plan: Plan, boot_id: str | None) -> None:
+    def __init__(self, tree: HostTree, name: str, flags: int = 0) -> None:
+        target = tree.locate(DIRECTORY / name)
+        self.name = name
+        self.descriptor = os.open(
+            target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
+        )
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+    @classmethod
+    def create(cls, tree: HostTree, plan: Plan, intent: Intent, boot_id: str | None) -> Self:
+        """Begin the record of a run."""
         tree.make_directory(DIRECTORY)
         _prune(tree)
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        self.name = f"{moment}-{os.getpid()}-{time.monotonic_ns()}.jsonl"
-        target = tree.locate(DIRECTORY / self.name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(target, flags, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        self.record(
+        name = f"{moment}-{os.getpid()}-{time.monotonic_ns()}.jsonl"
+        journal = cls(tree, name, os.O_CREAT | os.O_EXCL)
+        journal.record(
             "plan",
-            summary=plan.summary,
-            boot_id=boot_id,
-            locks=plan.locks,
-            steps=to_jsonable(plan.steps),
-            descriptions=[step.describe() for step in plan.steps],
+            {
+                "summary": plan.summary,
+                "boot_id": boot_id,
+                "locks": plan.locks,
+                "intent": to_jsonable(intent),
+                "steps": to_jsonable(plan.steps),
+                "descriptions": [step.describe() for step in plan.steps],
+            },
         )
-        sync_directory(os.path.dirname(target))
+        sync_directory(os.path.dirname(tree.locate(DIRECTORY / name)))
+        return journal
 
-    def record(self, event: str, **details: object) -> None:
-        """Append one record and make it durable."""
-        line = json.dumps({"event": event, "time": time.time(), **details}) + "\n"
-        os.write(self._descriptor, line.encode())
-        os.fsync(self._descriptor)
+    @classmethod
+    def resume(cls, tree: HostTree, name: str) -> Self:
+        """Go on with the record of a run that was cut off, perhaps in the middle of a line."""
+        journal = cls(tree, name)
+        os.write(journal.descriptor, b"\n")
+        return journal
+
+    def record(
+        self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
+    ) -> None:
+        """Append one record; what is `durable` is on disk when this returns."""
+        self._append([{"event": event, "time": time.time(), **(details or {})}], durable=durable)
+
+    def begin(self, steps: Iterable[int]) -> None:
+        """Record, durably, that steps are about to be taken."""
+        now = time.time()
+        records = [{"event": "begin", "time": now, "step": step} for step in steps]
+        self._append(records, durable=True)
+
+    def _append(self, records: Iterable[dict[str, object]], *, durable: bool) -> None:
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        os.write(self.descriptor, lines.encode())
+        if durable:
+            os.fsync(self.descriptor)
 
     def __enter__(self) -> Self:
         """Stay open for the run."""
@@ -63,7 +100,7 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         """Close; what is recorded is on disk already."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
@@ -77,47 +114,88 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A run of this boot that a crash, or a failed roll-back, left half done.
-
-    A reboot undoes what a run did to devices.
-    """
+    """A run that a crash, a stuck kernel or a failed roll-back left half done."""
 
     name: str
     summary: str
     step: str
     """What it was doing, or was about to begin with."""
     locks: frozenset[str]
+    is_of_this_boot: bool
+    """A reboot undoes what a run did to devices, but not what it did to files."""
 
 
 def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
-    """The runs of this boot that left their work half done, and are not under way."""
+    """The runs that left their work half done, and are not under way, in their order."""
     found: list[CutOff] = []
     for name in tree.children(DIRECTORY):
-        if _is_under_way(tree, name):  # first: a run that ends meanwhile has its end written
+        # Who holds the lock comes first: a run that ends meanwhile has its end written.
+        if _is_under_way(tree, name) or _is_settled(tree, name):
             continue
         records = read_journal(tree, name)
-        if not records or _is_settled(records) or records[0].get("boot_id") != boot_id:
+        if not records or records[0].get("event") != "plan":
             continue
         plan = records[0]
         steps = [record["step"] for record in records if "step" in record]
         step = plan["descriptions"][steps[-1] if steps else 0]
-        found.append(CutOff(name, plan["summary"], step, frozenset(plan["locks"])))
+        is_of_this_boot = plan["boot_id"] == boot_id
+        found.append(CutOff(name, plan["summary"], step, frozenset(plan["locks"]), is_of_this_boot))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a journal that was cut off still holds: the wish, the steps, those that were begun."""
+
+    intent: Intent
+    steps: tuple[Step, ...]
+    begun: tuple[int, ...]
+
+
+def read_unfinished(tree: HostTree, name: str) -> Unfinished:
+    """Read a run that was cut off, so that it can be ended.
+
+    Raises:
+        InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
+
+    """
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
+
+    from vfiomgr.model.intent import Intent  # noqa: PLC0415
+    from vfiomgr.model.step import Step  # noqa: PLC0415
+
+    records = read_journal(tree, name)
+    try:
+        intent: Intent = TypeAdapter(Intent).validate_python(records[0]["intent"])
+        steps = TypeAdapter(tuple[Step, ...]).validate_python(records[0]["steps"])
+    except (ValidationError, KeyError) as error:
+        message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
+        raise InvalidDocument(
+            " ".join(message.split())[:300],
+            "end it with the vfiomgr that wrote it, or look at the devices and remove the file",
+        ) from None
+    begun = [record["step"] for record in records if record["event"] == "begin"]
+    undone = {record["step"] for record in records if record["event"] == "undo-done"}
+    return Unfinished(intent, steps, tuple(step for step in begun if step not in undone))
 
 
 def supersede(tree: HostTree, run: CutOff) -> None:
     """Close the journal of a run that was cut off, once a later run has settled its devices."""
-    line = "\n" + json.dumps({"event": "end", "outcome": "superseded"}) + "\n"
-    with open(tree.locate(DIRECTORY / run.name), "ab") as file:
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    with Journal.resume(tree, run.name) as journal:
+        journal.record("end", {"outcome": "superseded"})
 
 
-def _is_settled(records: list[dict[str, Any]]) -> bool:
-    """Whether a run ended, and left nothing to be done by hand."""
-    last = records[-1]
-    return bool(last["event"] == "end" and last["outcome"] != "incomplete")
+def _is_settled(tree: HostTree, name: str) -> bool:
+    """Whether a run ended, and left nothing to be done; its last record tells."""
+    with open(tree.locate(DIRECTORY / name), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        with suppress(ValueError):
+            last = json.loads(line)
+            return bool(last["event"] == "end" and last["outcome"] != "incomplete")
+    return False
 
 
 def _is_under_way(tree: HostTree, name: str) -> bool:
@@ -130,6 +208,9 @@ def _is_under_way(tree: HostTree, name: str) -> bool:
 
 
 def _prune(tree: HostTree) -> None:
+    """Remove old runs; one that is not settled yet stays."""
     for name in tree.children(DIRECTORY)[:-_KEPT]:
-        if not _is_under_way(tree, name):
+        if _is_under_way(tree, name):
+            continue
+        if _is_settled(tree, name) or not read_journal(tree, name):
             tree.remove(DIRECTORY / name)

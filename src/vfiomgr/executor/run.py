@@ -1,4 +1,8 @@
-"""Carry out a plan: journal, act, verify; on a failure undo in reverse."""
+"""Carry out a plan: journal, act, verify; on a failure undo in reverse.
+
+Steps are carried out by workers, lanes side by side. A step that the kernel does not return from
+is left behind at the deadline: nothing more is written, and the journal stays open for `recover`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,33 @@ import signal
 import threading
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import (
+    RollbackIncomplete,
+    RolledBack,
+    StuckInKernel,
+    VfiomgrError,
+)
 from vfiomgr.executor.actions import perform, require_life
+from vfiomgr.executor.schedule import Schedule
+from vfiomgr.executor.worker import Crew, Result
+from vfiomgr.host import stuck
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.step import ForgetOrigin
+from vfiomgr.model.step import ForgetOrigin, subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.executor.journal import Journal
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.step import Step
+
+DEADLINE = 60.0
+"""Seconds for one step; a GPU's driver may take many to let go, or to start."""
+_MOST_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +54,183 @@ def run(
     tree: HostTree,
     journal: Journal,
     on_step: Callable[[Step], None] = lambda _step: None,
+    deadline: float = DEADLINE,
 ) -> Outcome:
-    """Carry out the steps of a plan in order; all, or none.
+    """Carry out the steps of a plan; all, or none.
 
     Raises:
         RolledBack: a step failed; what had been done is undone.
         RollbackIncomplete: a step failed, and so did part of undoing; the message says which.
+        StuckInKernel: the kernel did not return from a step within the deadline.
 
     """
-    begun: list[Step] = []
-    try:
-        for number, step in enumerate(plan.steps):
-            journal.record("begin", step=number)
-            begun.append(step)
-            on_step(step)
-            perform(step, tree)
-            require_life(step, tree)
-            journal.record("done", step=number)
-    except (Exception, KeyboardInterrupt) as cause:  # noqa: BLE001 - a defect too is undone
-        with _undisturbed():
-            _note(journal, "failed", step=len(begun) - 1, error=str(cause) or type(cause).__name__)
-            _undo(begun, cause, tree, journal)
+    schedule = Schedule(plan)
+    with _crew(plan.steps, tree, journal, schedule.width, deadline) as crew:
+        work = _Work(plan.steps, tree, journal, crew)
+        try:
+            failure = work.advance(schedule, on_step)
+        except (Exception, KeyboardInterrupt) as cause:  # noqa: BLE001 - a defect too is undone
+            failure = Result(work.begun[-1] if work.begun else 0, cause)
+        if failure is not None:
+            with _undisturbed():
+                work.end_failed(failure)
     _note(journal, "end", outcome="done")
     return Outcome(plan, is_changed=bool(plan.steps))
+
+
+def undo(
+    steps: Sequence[Step],
+    begun: Iterable[int],
+    *,
+    tree: HostTree,
+    journal: Journal,
+    deadline: float = DEADLINE,
+) -> None:
+    """Undo the begun steps of a run that was cut off, in reverse.
+
+    Raises:
+        RollbackIncomplete: part of it failed; the message says which.
+
+    """
+    with _crew(steps, tree, journal, 1, deadline) as crew, _undisturbed():
+        work = _Work(steps, tree, journal, crew)
+        work.begun += begun
+        left = work.undo()
+    if left:
+        message = f"undoing failed: {'; '.join(left)}"
+        raise RollbackIncomplete(message, "see dmesg; vfiomgr recover tries again")
+
+
+def _crew(
+    steps: Sequence[Step], tree: HostTree, journal: Journal, width: int, deadline: float
+) -> Crew:
+    """Workers that know each step (by its number), and its inverse (counted on from there)."""
+    tasks = [
+        *(partial(_do, step, tree) for step in steps),
+        *(partial(_do_inverse, step, tree) for step in steps),
+    ]
+    return Crew(
+        tasks,
+        size=min(width, _MOST_WORKERS),
+        in_children=tree.can_hang,
+        deadline=deadline,
+        closed=(journal.descriptor,),
+    )
+
+
+def _do(step: Step, tree: HostTree) -> None:
+    perform(step, tree)
+    require_life(step, tree)
+
+
+def _do_inverse(step: Step, tree: HostTree) -> None:
+    inverse = step.inverse()
+    if inverse is not None:
+        perform(inverse, tree)
+
+
+class _Work:
+    """One run: its steps, and those that were begun."""
+
+    def __init__(self, steps: Sequence[Step], tree: HostTree, journal: Journal, crew: Crew) -> None:
+        self._steps = steps
+        self._tree = tree
+        self._journal = journal
+        self._crew = crew
+        self.begun: list[int] = []
+
+    def advance(self, schedule: Schedule, on_step: Callable[[Step], None]) -> Result | None:
+        """Begin what may begin until nothing is left; the first result that is no success."""
+        while (ready := schedule.ready()) or self._crew.is_busy:
+            starting = ready[: self._crew.room]
+            if starting:
+                self._journal.begin(starting)
+            for number in starting:
+                self.begun.append(number)
+                schedule.begin(number)
+                on_step(self._steps[number])
+                self._crew.start(number)
+            result = self._crew.wait()
+            if result.error is not None or result.stuck_pid is not None:
+                return result
+            self._journal.record("done", {"step": result.task}, durable=False)
+            schedule.finish(result.task)
+        return None
+
+    def end_failed(self, failure: Result) -> None:
+        """Let the steps under way come to their end, then undo all that were begun."""
+        failures = [failure]
+        while self._crew.is_busy:
+            failures.append(self._crew.wait())
+        for result in failures:
+            if result.error is not None:
+                said = str(result.error) or type(result.error).__name__
+                _note(self._journal, "failed", step=result.task, error=said)
+        late = [result for result in failures if result.stuck_pid is not None]
+        if late:
+            raise self._leave_stuck(self._steps, late)
+        assert failure.error is not None  # noqa: S101 - neither done nor stuck
+        self._roll_back(failure.error)
+
+    def _roll_back(self, cause: BaseException) -> None:
+        left = self.undo()
+        what = "interrupted" if isinstance(cause, KeyboardInterrupt) else str(cause)
+        hint = cause.hint if isinstance(cause, VfiomgrError) else ""
+        if left:
+            message = f"{what}; and undoing it failed: {'; '.join(left)}"
+            remedy = f"{hint or 'see dmesg'}; then vfiomgr recover tries again to undo it"
+            raise RollbackIncomplete(message, remedy)
+        message = f"{what}; everything is as it was before"
+        raise RolledBack(message, hint) from cause
+
+    def undo(self) -> list[str]:
+        """Undo the begun steps in reverse, the failed one too: it may have got half-way.
+
+        What could not be undone, in words.
+        """
+        left: list[str] = []
+        for number in reversed(self.begun):
+            inverse = self._steps[number].inverse()
+            if inverse is None or (left and isinstance(inverse, ForgetOrigin)):
+                continue  # a function that is not back yet still needs its record
+            _note(self._journal, "undo-begin", step=number)
+            self._crew.start(len(self._steps) + number)
+            failed = self._failed_undo(number, inverse, self._crew.wait())
+            left += [failed] if failed else []
+            if not failed:
+                _note(self._journal, "undo-done", step=number)
+        _note(self._journal, "end", outcome="incomplete" if left else "rolled-back")
+        return left
+
+    def _failed_undo(self, number: int, inverse: Step, result: Result) -> str | None:
+        if result.stuck_pid is not None:
+            steps = [*self._steps[:number], inverse]
+            return self._leave_stuck(steps, [replace(result, task=number)]).message
+        if result.error is not None:
+            _note(self._journal, "undo-failed", step=number, error=str(result.error))
+            return f"{inverse.describe()} ({result.error})"
+        return None
+
+    def _leave_stuck(self, steps: Sequence[Step], results: Sequence[Result]) -> StuckInKernel:
+        """Record what the kernel has not returned from; the journal gets no end."""
+        told: list[str] = []
+        devices: list[str] = []
+        for result in results:
+            step, pid = steps[result.task], result.stuck_pid or 0
+            _note(self._journal, "stuck", step=result.task, pid=pid)
+            told.append(f"{step.describe()} (PID {pid})")
+            name = subject(step)
+            if name is not None:
+                stuck.mark(self._tree, name, pid, step.describe())
+                devices.append(name)
+        message = f"the kernel has not returned from: {'; '.join(told)}"
+        return StuckInKernel(message, tuple(devices))
 
 
 def _note(journal: Journal, event: str, **details: object) -> None:
     """Record where that is possible: a full disk must not keep a device from being restored."""
     try:
-        journal.record(event, **details)
+        journal.record(event, details)
     except OSError as error:
         warnings.warn(f"the journal cannot be written: {error}", stacklevel=2)
 
@@ -83,29 +248,3 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
-
-
-def _undo(begun: Sequence[Step], cause: BaseException, tree: HostTree, journal: Journal) -> None:
-    """Undo the begun steps in reverse, the failed one too: it may have got half-way."""
-    left: list[str] = []
-    for number in reversed(range(len(begun))):
-        inverse = begun[number].inverse()
-        if inverse is None or (left and isinstance(inverse, ForgetOrigin)):
-            continue  # a function that is not back yet still needs its record
-        _note(journal, "undo-begin", step=number)
-        try:
-            perform(inverse, tree)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other steps are undone
-            _note(journal, "undo-failed", step=number, error=str(error))
-            left.append(f"{inverse.describe()} ({error})")
-        else:
-            _note(journal, "undo-done", step=number)
-    what = "interrupted" if isinstance(cause, KeyboardInterrupt) else str(cause)
-    hint = cause.hint if isinstance(cause, VfiomgrError) else ""
-    if left:
-        _note(journal, "end", outcome="incomplete")
-        message = f"{what}; and undoing it failed: {'; '.join(left)}"
-        raise RollbackIncomplete(message, f"{hint or 'see dmesg'}; then do by hand what is left")
-    _note(journal, "end", outcome="rolled-back")
-    message = f"{what}; everything is as it was before"
-    raise RolledBack(message, hint) from cause

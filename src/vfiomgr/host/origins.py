@@ -39,10 +39,10 @@ def read_origins(tree: HostTree) -> tuple[Origin, ...]:
 
 
 def write_origin(tree: HostTree, origin: Origin) -> None:
-    """Record a first state durably."""
+    """Record a first state; it is good for this boot, so that no power cut can lose it."""
     tree.make_directory(_ORIGINS)
     data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
-    tree.replace(_file(origin), data.encode())
+    tree.replace(_file(origin), data.encode(), durable=False)
 
 
 def remove_origin(tree: HostTree, origin: Origin) -> None:

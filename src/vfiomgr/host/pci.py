@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
+from vfiomgr.host import bounded, stuck
+from vfiomgr.host.vpd import read_serial
 from vfiomgr.model import path
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice, is_address
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.host.names import Names
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
@@ -32,25 +37,65 @@ _NODE_DIRECTORIES = {
 _SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
 _NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
 _NVIDIA_GPUS = path.HostPath("/proc/driver/nvidia/gpus")
+_UNDER_LOCK = ("driver_override", "sriov_numvfs")
+"""Attributes that are shown under the lock of the device."""
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
-def read_devices(tree: HostTree, names: Names) -> tuple[PciDevice, ...]:
-    """All functions, sorted by address; one that cannot be read hides no other."""
+def read_devices(
+    tree: HostTree, names: Names, serials_of: frozenset[tuple[int, int, int]] = frozenset()
+) -> tuple[PciDevice, ...]:
+    """All functions, sorted by address; one that cannot be read hides no other.
+
+    Serial numbers are read in the slots that are named alone: it takes its time.
+    """
     found: list[PciDevice] = []
-    for name in filter(is_address, tree.children(path.PCI_DEVICES)):
+    addresses = list(filter(is_address, tree.children(path.PCI_DEVICES)))
+    unanswered = _unanswered(tree, addresses)
+    for name in addresses:
         try:
-            device = read_device(tree, name, names)
+            device = read_device(tree, name, names, unanswered.get(name))
         except HostError as error:
             warnings.warn(f"{name} is left out: {error}", stacklevel=2)
         else:
             found += [device] if device else []
+    found = [
+        replace(device, serial=read_serial(tree, device.address))
+        if device.address.slot in serials_of
+        else device
+        for device in found
+    ]
     return tuple(sorted(found, key=lambda device: device.address))
 
 
-def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
-    """One function; None where it vanished meanwhile."""
+def _unanswered(tree: HostTree, addresses: Iterable[str]) -> dict[str, str]:
+    """Functions that a call of the kernel is stuck in, and which; nobody may ask for their lock.
+
+    The kernel takes the `driver` link away before it calls the driver's remove
+    (__device_release_driver in drivers/base/dd.c), so a function with a driver answers.
+    """
+    if not tree.can_hang:
+        return {}
+    marked = stuck.read_marks(tree)
+    asked = {
+        name: [path.PCI_DEVICES / name / attribute for attribute in _UNDER_LOCK]
+        for name in addresses
+        if name not in marked and tree.link(path.PCI_DEVICES / name / "driver") is None
+    }
+    answers = bounded.read_attributes(tree, asked)
+    silent = {name: "a call on it" for name, values in answers.items() if values is None}
+    return silent | {name: marked[name] for name in addresses if name in marked}
+
+
+def read_device(
+    tree: HostTree, name: str, names: Names, unanswered: str | None = None
+) -> PciDevice | None:
+    """One function; None where it vanished meanwhile.
+
+    `unanswered` is what the kernel has not returned from: what that call has locked is not read.
+    """
     directory = path.PCI_DEVICES / name
+    read_locked = tree.read if unanswered is None else lambda _path: None
     vendor_id, device_id, class_code = (
         _hexadecimal(tree.read(directory / attribute))
         for attribute in ("vendor", "device", "class")
@@ -76,7 +121,7 @@ def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
         header_type=_header_type(config),
         bridge_path=_bridge_path(tree, directory),
         driver=driver,
-        driver_override=_override(tree.read(directory / "driver_override")),
+        driver_override=_override(read_locked(directory / "driver_override")),
         driver_module=tree.link_name(path.PCI_DRIVERS / driver / "module") if driver else None,
         modalias=tree.read(directory / "modalias"),
         iommu_group=_number(tree.link_name(directory / "iommu_group")),
@@ -84,7 +129,7 @@ def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
         physical_function=_linked_function(tree, directory / "physfn"),
         virtual_functions=_virtual_functions(tree, directory, entries),
         sriov_totalvfs=_number(tree.read(directory / "sriov_totalvfs")),
-        sriov_numvfs=_number(tree.read(directory / "sriov_numvfs")),
+        sriov_numvfs=_number(read_locked(directory / "sriov_numvfs")),
         sriov_drivers_autoprobe=_flag(tree.read(directory / "sriov_drivers_autoprobe")),
         is_boot_display=tree.read(directory / "boot_vga") == "1",
         is_responsive=_is_alive(config),
@@ -97,10 +142,13 @@ def read_device(tree: HostTree, name: str, names: Names) -> PciDevice | None:
         d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")),
         nodes=_nodes(tree, directory, entries, driver),
         bars=_bars(tree.read(directory / "resource")),
+        stuck=unanswered,
     )
 
 
-def read_identity(tree: HostTree, address: PciAddress) -> DeviceIdentity | None:
+def read_identity(
+    tree: HostTree, address: PciAddress, *, with_serial: bool = False
+) -> DeviceIdentity | None:
     """What is at an address now; None where there is nothing."""
     directory = path.pci_device(address)
     vendor_id = _hexadecimal(tree.read(directory / "vendor"))
@@ -113,6 +161,7 @@ def read_identity(tree: HostTree, address: PciAddress) -> DeviceIdentity | None:
         subsystem_id=_subsystem(tree, directory),
         class_code=_hexadecimal(tree.read(directory / "class")) or "",
         bridge_path=_bridge_path(tree, directory),
+        serial=read_serial(tree, address) if with_serial else None,
     )
 
 

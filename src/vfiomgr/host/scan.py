@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import iommu, mdev, origins, pci, users
+from vfiomgr.host import iommu, mdev, modules, origins, pci, users
 from vfiomgr.host.names import Names
 from vfiomgr.model.path import PCI_DRIVERS, HostPath
 from vfiomgr.model.snapshot import HostSnapshot
@@ -13,13 +13,20 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-def scan(tree: HostTree, machine: HostTree, *, with_users: bool = False) -> HostSnapshot:
+def scan(
+    tree: HostTree,
+    machine: HostTree,
+    *,
+    with_users: bool = False,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+) -> HostSnapshot:
     """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
 
-    `with_users` also walks through /proc for open device nodes.
+    `with_users` adds what a change must know: open device nodes, by a walk through /proc, and
+    variant drivers. Serial numbers are read in the slots of `serials_of`.
     """
     groups = iommu.read_groups(tree)
-    devices = pci.read_devices(tree, Names(tree, machine))
+    devices = pci.read_devices(tree, Names(tree, machine), serials_of)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),
@@ -34,6 +41,7 @@ def scan(tree: HostTree, machine: HostTree, *, with_users: bool = False) -> Host
         origins=origins.read_origins(tree),
         host_uses=users.read_host_uses(tree),
         users=users.read_users(tree) if with_users else None,
+        variants=modules.read_variants(tree) if with_users else (),
     )
 
 

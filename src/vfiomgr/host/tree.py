@@ -30,6 +30,11 @@ class HostTree:
         """Whether a kernel acts on what is written here: /sys is mounted, not recorded."""
         return os.path.ismount(f"{self._prefix}/sys")
 
+    @property
+    def can_hang(self) -> bool:
+        """Whether a write, or a read, may never return: only a kernel makes anybody wait."""
+        return self.is_live
+
     def locate(self, path: HostPath) -> str:
         """The path on this machine.
 
@@ -129,8 +134,13 @@ class HostTree:
         except OSError as error:
             raise write_failed(path, text, error.errno or 0) from error
 
-    def replace(self, path: HostPath, data: bytes, mode: int = 0o644) -> None:
-        """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory."""
+    def replace(
+        self, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
+    ) -> None:
+        """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory.
+
+        What is worth nothing after a reboot need not be `durable`, and costs no fsync.
+        """
         import tempfile  # noqa: PLC0415 - reading needs none
 
         target = self.locate(path)
@@ -141,12 +151,14 @@ class HostTree:
                 file.write(data)
                 os.fchmod(file.fileno(), mode)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         except OSError:
             os.unlink(temporary)
             raise
-        sync_directory(directory)
+        if durable:
+            sync_directory(directory)
 
     def remove(self, path: HostPath) -> None:
         """Remove a file durably; nothing where it is gone already."""

@@ -18,12 +18,14 @@ class Bind:
     """Hand functions to guests: put them and their companions on a VFIO driver."""
 
     addresses: tuple[PciAddress, ...]
-    driver: str = "vfio-pci"
+    driver: str | None = None
+    """None: the variant of VFIO that fits each function best."""
     only: bool = False
     """Leave the other functions of the slot where they are."""
     with_group: bool = False
     """Take the foreign members of the IOMMU groups too."""
     allow: frozenset[Allowance] = frozenset()
+    kind: Literal["bind"] = "bind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Unbind:
     addresses: tuple[PciAddress, ...]
     only: bool = False
     with_group: bool = False
+    allow: frozenset[Allowance] = frozenset()
+    kind: Literal["unbind"] = "unbind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class CreateVgpu:
     parent: str
     type: str
     uuid: str
+    kind: Literal["create-vgpu"] = "create-vgpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,12 @@ class RemoveVgpu:
     """Remove vGPUs."""
 
     uuids: tuple[str, ...]
+    kind: Literal["remove-vgpu"] = "remove-vgpu"
+
+
+def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
+    """The PCI functions that an intent names."""
+    return intent.addresses if isinstance(intent, Bind | Unbind) else ()
 
 
 Intent = Bind | Unbind | CreateVgpu | RemoveVgpu

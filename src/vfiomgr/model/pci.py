@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from vfiomgr.errors import UsageError
@@ -117,10 +117,19 @@ class DeviceIdentity:
     subsystem_id: str
     class_code: str
     bridge_path: str
+    serial: str | None = None
+    """From the vital product data; None where there is none, or nobody could read it."""
+
+    def is_same_as(self, other: DeviceIdentity) -> bool:
+        """Whether both are the same device; an unknown serial number speaks neither way."""
+        if self.serial is None or other.serial is None:
+            return replace(self, serial=None) == replace(other, serial=None)
+        return self == other
 
     def __str__(self) -> str:
         """Address and identifiers."""
-        return f"{self.address} [{self.vendor_id}:{self.device_id} {self.subsystem_id}]"
+        serial = f" serial {self.serial}" if self.serial else ""
+        return f"{self.address} [{self.vendor_id}:{self.device_id} {self.subsystem_id}]{serial}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,10 @@ class PciDevice:
     nodes: tuple[str, ...]
     """What its host driver made below /dev, e.g. `/dev/dri/card0`, `/dev/nvidia0`."""
     bars: tuple[Bar, ...]
+    stuck: str | None = None
+    """What the kernel has not returned from, e.g. an unbind; its attributes are unknown then."""
+    serial: str | None = None
+    """From the vital product data, where somebody asked for it."""
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -187,6 +200,7 @@ class PciDevice:
             self.subsystem_id,
             self.class_code,
             self.bridge_path,
+            self.serial,
         )
 
     @property

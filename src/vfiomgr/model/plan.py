@@ -19,6 +19,8 @@ class Plan:
     """What a reader should know: companions that come along, functions that are left alone."""
     already: tuple[str, ...] = ()
     """What is in the wanted state and not touched."""
+    lanes: tuple[int, ...] = ()
+    """For each step its lane: lanes run side by side, after lane 0; without, all in order."""
 
     @property
     def is_empty(self) -> bool:

@@ -13,6 +13,7 @@ from vfiomgr.model.iommu import IommuGroup, IommuState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 
 API_VERSION = "vfiomgr/v1"
@@ -61,6 +62,8 @@ class HostSnapshot:
     """None where the tree has no /proc to tell, as recordings have not."""
     users: tuple[DeviceUser, ...] | None = None
     """Open device nodes; None where nobody looked (it takes a walk through /proc, as root)."""
+    variants: tuple[VfioVariant, ...] = ()
+    """Variant drivers of VFIO that this kernel has; read together with the users."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -108,7 +111,7 @@ class HostSnapshot:
     def origin(self, device: PciDevice) -> Origin | None:
         """The first state of this very device in this very boot, where it was recorded."""
         for origin in self.origins:
-            if origin.device == device.identity and origin.boot_id == (self.boot_id or ""):
+            if origin.device.is_same_as(device.identity) and origin.boot_id == (self.boot_id or ""):
                 return origin
         return None
 
@@ -130,6 +133,11 @@ class HostSnapshot:
             nodes.add(VFIO_CDEVS / holder.vfio_device)
         return frozenset(nodes)
 
+    def holders(self, holder: PciDevice | Vgpu) -> tuple[DeviceUser, ...]:
+        """The processes that have a function or a vGPU open, on the host or for a guest."""
+        own = frozenset(holder.nodes) if isinstance(holder, PciDevice) else frozenset()
+        return self.users_of(own | self.guest_nodes(holder))
+
     def users_of(self, nodes: frozenset[str]) -> tuple[DeviceUser, ...]:
         """The processes that have one of the nodes open."""
         return tuple(user for user in self.users or () if user.node in nodes)
@@ -149,6 +157,7 @@ _PARTS: tuple[Any, ...] = (
     VgpuParent,
     VgpuType,
     Vgpu,
+    VfioVariant,
 )
 
 

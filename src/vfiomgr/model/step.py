@@ -226,3 +226,16 @@ Step = (
     | CreateMdev
     | RemoveMdev
 )
+
+
+def subject(step: Step) -> str | None:
+    """The function or the vGPU that a step is about; None where it is about neither."""
+    match step:
+        case LoadModule():
+            return None
+        case RememberOrigin(origin=origin) | ForgetOrigin(origin=origin):
+            return str(origin.device.address)
+        case CreateMdev(uuid=uuid) | RemoveMdev(uuid=uuid):
+            return uuid
+        case _:
+            return str(step.device.address)

@@ -13,12 +13,12 @@ from vfiomgr.errors import Refusal
 from vfiomgr.model import path
 from vfiomgr.model.intent import Allowance
 from vfiomgr.model.iommu import blockers
+from vfiomgr.model.pci import PciDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import Bind
-    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
 
@@ -180,10 +180,27 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Obje
     See vfio_unregister_group_dev and mdev_device_remove below drivers/vfio.
     """
     users = host.users_of(host.guest_nodes(holder))
-    if users:
+    if not users:
+        return
+    remedy = "shut the guest down or detach it from the guest first"
+    if isinstance(holder, PciDevice):
+        remedy += "; with --allow in-use the kernel waits for it, and vfiomgr until its --deadline"
+    yield Objection(
+        f"{holder} is held by {_named(users)}",
+        remedy,
+        "in-use" if isinstance(holder, PciDevice) else None,
+    )
+
+
+def stuck(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Whoever touches a function whose removal has not returned waits for it too."""
+    if device.stuck is not None:
+        users = host.holders(device)
         yield Objection(
-            f"{holder} is held by {_named(users)}",
-            "shut the guest down or detach it from the guest first",
+            f"{device} is stuck in the kernel: {device.stuck} has not returned"
+            + (f", held by {_named(users)}" if users else ""),
+            f"{'end what holds it' if users else 'see dmesg; a reboot ends it'}, "
+            "then vfiomgr recover",
         )
 
 
@@ -192,6 +209,7 @@ def _named(users: Iterable[DeviceUser]) -> str:
 
 
 TAKING = (
+    stuck,
     bridge,
     silence,
     isolation,
@@ -204,8 +222,12 @@ TAKING = (
 )
 """Before a function is taken from its host driver."""
 
-RELEASING = (bridge, held_by_guest)
+RELEASING = (stuck, bridge, held_by_guest)
 """Before a function is taken from a VFIO driver."""
+
+
+UNDOING = (stuck, held_by_guest, open_nodes)
+"""Before a run that was cut off is undone."""
 
 
 def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
@@ -223,6 +245,13 @@ def releasing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Obje
     """All that speaks against giving functions back."""
     for device in devices:
         for guard in RELEASING:
+            yield from guard(host, device)
+
+
+def undoing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
+    """All that speaks against putting functions back where they were, either way."""
+    for device in devices:
+        for guard in UNDOING:
             yield from guard(host, device)
 
 

@@ -16,7 +16,9 @@ from vfiomgr.model.step import (
     LoadModule,
     ReleaseDriver,
     RememberOrigin,
+    subject,
 )
+from vfiomgr.model.variant import PLAIN, best_variant
 from vfiomgr.planner import guards
 from vfiomgr.planner.locks import device_lock
 
@@ -39,15 +41,11 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         UsageError: an address names nothing, or the driver's name is none.
 
     """
-    if not _DRIVER_NAME.fullmatch(intent.driver):
-        message = f"{intent.driver!r} is no name of a driver"
-        raise UsageError(message, "leave out --driver to get vfio-pci")
-    if not is_vfio_driver(intent.driver):
-        message = f"{intent.driver} is no VFIO driver, so no guest could take the device from it"
-        raise UsageError(message, "leave out --driver to get vfio-pci, or name a variant of it")
+    _check_driver_name(intent.driver)
     named = [host.device(address) for address in intent.addresses]
     targets = _targets(host, intent, named)
-    moving = [device for device in targets if device.driver != intent.driver]
+    wanted = {d.address: _wanted_driver(host, d, intent.driver) for d in targets}
+    moving = [device for device in targets if device.driver != wanted[device.address].driver]
     guards.refuse_if_any(
         [
             *guards.taking(host, moving),
@@ -55,17 +53,20 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         ],
         intent.allow,
     )
+    drivers = [wanted[device.address].driver for device in named]
     steps: list[Step] = []
-    if moving and intent.driver not in host.pci_drivers:
-        steps.append(LoadModule(intent.driver, intent.driver))
+    steps += dict.fromkeys(
+        choice for d in moving if (choice := wanted[d.address]).driver not in host.pci_drivers
+    )
     for device in moving:
-        steps += _take(host, device, intent.driver)
+        steps += _take(host, device, wanted[device.address].driver)
     first_of_group = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
     steps += [AwaitVfioNode(n, first_of_group[n].identity) for n in sorted(first_of_group)]
     return Plan(
-        summary=f"bind {_listed(named)} to {intent.driver}",
+        summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
         steps=tuple(steps),
         locks=_locks(targets),
+        lanes=_lanes(host, steps),
         notes=tuple(_companion_notes(named, targets, moving)),
         already=tuple(f"{d} is on {d.driver} already" for d in targets if d not in moving),
     )
@@ -83,7 +84,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     targets = _targets(host, intent, named)
     recorded = [d for d in targets if host.origin(d) is not None]
     moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
-    guards.refuse_if_any(guards.releasing(host, moving), frozenset())
+    guards.refuse_if_any(guards.releasing(host, moving), intent.allow)
     steps: list[Step] = []
     for device in targets:
         if device in moving:
@@ -94,6 +95,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
         locks=_locks(targets),
+        lanes=_lanes(host, steps),
         notes=(*_companion_notes(named, targets, moving), *_staying_notes(host, targets)),
         already=tuple(
             f"{d} is with the host already, on {d.driver or 'no driver'}"
@@ -101,6 +103,48 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
             if d not in moving
         ),
     )
+
+
+def _check_driver_name(driver: str | None) -> None:
+    if driver is None:
+        return
+    if not _DRIVER_NAME.fullmatch(driver):
+        message = f"{driver!r} is no name of a driver"
+        raise UsageError(message, "leave out --driver to get vfio-pci")
+    if not is_vfio_driver(driver):
+        message = f"{driver} is no VFIO driver, so no guest could take the device from it"
+        raise UsageError(message, "leave out --driver to get vfio-pci, or name a variant of it")
+
+
+def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> LoadModule:
+    """The driver that a function shall have, and its module.
+
+    The one that is asked for; else the VFIO driver that has it already, the variant that fits
+    it best, or vfio-pci.
+    """
+    if asked is not None:
+        return LoadModule(asked, asked)
+    if device.driver is not None and device.is_on_vfio:
+        return LoadModule(device.driver_module or device.driver, device.driver)
+    variant = best_variant(host.variants, device.modalias)
+    if variant is not None:
+        return LoadModule(variant.module, variant.driver_name)
+    return LoadModule(PLAIN, PLAIN)
+
+
+def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
+    """One lane for each IOMMU group; what is about no function comes first."""
+    groups = {str(device.address): device.iommu_group for device in host.devices}
+    lanes: dict[int | str, int] = {}
+    found: list[int] = []
+    for step in steps:
+        name = subject(step)
+        if name is None:
+            found.append(0)
+            continue
+        group = groups.get(name)
+        found.append(lanes.setdefault(name if group is None else group, len(lanes) + 1))
+    return tuple(found)
 
 
 def _targets(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -96,3 +97,13 @@ def test_bridges_are_known_by_header_and_class(
 )
 def test_variant_drivers_count_as_vfio(driver: str | None, *, expected: bool) -> None:
     assert dataclasses.replace(pci_device(), driver=driver).is_on_vfio is expected
+
+
+def test_an_unknown_serial_number_speaks_neither_way() -> None:
+    unknown = pci_device().identity
+    one, other = replace(unknown, serial="1"), replace(unknown, serial="2")
+    assert one.is_same_as(unknown)
+    assert unknown.is_same_as(one)
+    assert not one.is_same_as(other)
+    assert not replace(one, device_id="25b7").is_same_as(one)
+    assert str(one).endswith("[10de:25b6 10de:157e] serial 1")

@@ -13,6 +13,7 @@ from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import PciAddress, PciDevice
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.model.step import AwaitVfioNode, ChangeDriver, LoadModule, RememberOrigin, Step
+from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.planner import plan
 
@@ -240,7 +241,7 @@ def test_a_vendor_vfio_function_that_a_guest_holds_stays() -> None:
     held = replace(GPU, driver="nvidia", vfio_device="vfio0")
     for node in ("/dev/vfio/4", "/dev/vfio/devices/vfio0"):
         user = DeviceUser(node, 4711, "qemu-system-x86")
-        refused = refusal(replace(host_of(held), users=(user,)), "0000:04:00.0", "in-use")
+        refused = refusal(replace(host_of(held), users=(user,)), "0000:04:00.0")
         assert "held by qemu-system-x86 (PID 4711)" in refused.message
 
 
@@ -252,3 +253,37 @@ def test_a_group_node_of_another_member_does_not_hold_a_native_function() -> Non
 def test_a_silent_device_is_refused() -> None:
     silent = replace(GPU, is_responsive=False, header_type=None)
     assert "does not answer" in refusal(host_of(silent), "0000:04:00.0").message
+
+
+MLX5 = replace(NIC, vendor_id="15b3", modalias="pci:v000015B3d0000101Esv*sd*bc02sc00i00")
+VARIANT = VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pci", None)
+
+
+def test_the_variant_that_fits_is_loaded_and_taken() -> None:
+    host = replace(host_of(GPU, MLX5), variants=(VARIANT,))
+    steps = bind(host, "0000:04:00.0", "0000:05:00.0")
+    assert steps[0] == LoadModule("mlx5_vfio_pci", "mlx5_vfio_pci")
+    drivers = [step.after.driver for step in steps if isinstance(step, ChangeDriver)]
+    assert drivers == ["vfio-pci", "mlx5_vfio_pci"]
+
+
+def test_driver_overrides_the_variant() -> None:
+    host = replace(host_of(MLX5), variants=(VARIANT,))
+    steps = bind(host, "0000:05:00.0", driver="vfio-pci")
+    assert moved(steps) == ["0000:05:00.0"]
+    assert not any(isinstance(step, LoadModule) for step in steps)
+
+
+def test_what_is_on_a_vfio_driver_stays_there_unless_another_is_asked_for() -> None:
+    held = replace(MLX5, driver="vfio-pci", driver_override="vfio-pci")
+    host = replace(host_of(held), variants=(VARIANT,))
+    assert bind(host, "0000:05:00.0") == ()
+    assert moved(bind(host, "0000:05:00.0", driver="mlx5_vfio_pci")) == ["0000:05:00.0"]
+
+
+def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named() -> None:
+    stuck = replace(GPU, stuck="nvidia -> vfio-pci (PID 77)", nodes=("/dev/nvidia0",))
+    host = replace(host_of(stuck), users=(DeviceUser("/dev/nvidia0", 4711, "Xorg"),))
+    refused = refusal(host, "0000:04:00.0", "in-use")
+    assert "nvidia -> vfio-pci (PID 77) has not returned, held by Xorg (PID 4711)" in str(refused)
+    assert "vfiomgr recover" in refused.hint

@@ -1,0 +1,72 @@
+"""`vfiomgr recover`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.change import step_report
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.errors import UsageError
+from vfiomgr.executor.journal import CutOff, cut_off_runs
+
+if TYPE_CHECKING:
+    from vfiomgr.model.intent import Allowance
+
+
+@click.command("recover")
+@click.option("--undo", "way", flag_value="undo", help="Put everything back.  [default]")
+@click.option("--finish", "way", flag_value="finish", help="Do what the run was to do.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["in-use"]),
+    help="Undo it although somebody holds the device: see --deadline.",
+)
+@session_options()
+@click.pass_obj
+def recover(session: Session, *, way: str | None, allow: tuple[Allowance, ...]) -> None:
+    """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.
+
+    Without a flag they are undone. With --dry-run they are listed.
+
+    \b
+    Examples:
+      vfiomgr recover --dry-run
+      vfiomgr recover
+      vfiomgr recover --finish
+    """
+    if session.snapshot is not None:
+        message = "a snapshot holds no journal"
+        raise UsageError(message, "run vfiomgr recover on the host itself")
+    if session.dry_run:
+        _print_runs(session, tuple(cut_off_runs(session.tree, session.host().boot_id)), "left")
+        return
+    ended = api.recover(
+        tree=session.tree,
+        machine=session.machine,
+        finish=way == "finish",
+        allow=frozenset(allow),
+        on_note=note,
+        on_step=step_report(session),
+        deadline=session.deadline,
+    )
+    _print_runs(session, ended, "finished" if way == "finish" else "undone")
+
+
+def _print_runs(session: Session, runs: tuple[CutOff, ...], state: str) -> None:
+    if session.format != "table":
+        items = [
+            {"journal": run.name, "summary": run.summary, "step": run.step, "state": state}
+            for run in runs
+        ]
+        print_document("RecoveryList", {"items": items}, session.format)
+        return
+    for run in runs:
+        left = "left half done" if state == "left" else state
+        click.echo(f"{left}: {run.summary}, cut off in: {run.step}")
+    if not runs:
+        click.echo("nothing to do: no run was left half done")

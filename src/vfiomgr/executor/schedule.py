@@ -1,0 +1,43 @@
+"""Which steps of a plan may begin: lanes side by side, the steps of one lane in their order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfiomgr.model.plan import Plan
+
+
+class Schedule:
+    """The steps that are left, by lane."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._lane_of = plan.lanes or (0,) * len(plan.steps)
+        self._left: dict[int, deque[int]] = {}
+        for step, lane in enumerate(self._lane_of):
+            self._left.setdefault(lane, deque()).append(step)
+        self._busy: set[int] = set()
+
+    @property
+    def width(self) -> int:
+        """How many steps may ever be under way at once."""
+        return max(1, len(self._left.keys() - {0}))
+
+    def ready(self) -> list[int]:
+        """The steps that may begin now; lane 0 comes before all others."""
+        first = self._left.get(0)
+        lanes = [0] if first or 0 in self._busy else list(self._left)
+        return [
+            self._left[lane][0] for lane in lanes if lane not in self._busy and self._left.get(lane)
+        ]
+
+    def begin(self, step: int) -> None:
+        """A step is under way."""
+        lane = self._lane_of[step]
+        self._left[lane].popleft()
+        self._busy.add(lane)
+
+    def finish(self, step: int) -> None:
+        """A step has come to its end; the next one of its lane may begin."""
+        self._busy.discard(self._lane_of[step])

@@ -1,0 +1,229 @@
+"""Child processes that carry out steps: whoever waits for them never hangs with the kernel.
+
+A driver's remove may wait for ever, and a process inside of it cannot be killed. So a step is
+carried out by a child; the parent waits with a deadline, and goes away where the child cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from vfiomgr.errors import HostError, VfiomgrError
+from vfiomgr.host.bounded import become_silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Task = Callable[[], None]
+
+_MESSAGE_LIMIT = 4096
+"""PIPE_BUF: a message of this length is written, and read, in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a task: nothing (done), an error, or a child that has not returned."""
+
+    task: int
+    error: BaseException | None = None
+    stuck_pid: int | None = None
+
+
+class Inline:
+    """Carries out tasks in this process: where no kernel can hang."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._result: Result | None = None
+
+    def start(self, task: int) -> None:
+        """Do all of it at once."""
+        try:
+            self._tasks[task]()
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told to whoever waits
+            self._result = Result(task, error)
+        else:
+            self._result = Result(task)
+
+    def result(self) -> Result:
+        """What came of it."""
+        assert self._result is not None  # noqa: S101 - a task was started
+        return self._result
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+
+class Child:
+    """Carries out tasks in a process of its own."""
+
+    def __init__(self, tasks: Sequence[Task], closed: Sequence[int] = ()) -> None:
+        """Fork; `closed` are descriptors of the parent that the child must not keep open.
+
+        It keeps the locks: as long as it may still write, no other process begins.
+        """
+        self.task = -1
+        self.began = 0.0
+        requests, self._requests = os.pipe()
+        self.replies, replies = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _serve(tasks, requests, replies, (self._requests, self.replies, *closed))
+        os.close(requests)
+        os.close(replies)
+
+    def start(self, task: int) -> None:
+        """Ask the child for a task."""
+        self.task = task
+        self.began = time.monotonic()
+        os.write(self._requests, b"%d" % task)
+
+    def result(self) -> Result:
+        """Read the answer."""
+        message = os.read(self.replies, _MESSAGE_LIMIT)
+        if not message:
+            cause = "the process that carried the step out was ended from outside"
+            return Result(self.task, HostError(cause, "run the command again; see dmesg"))
+        said = json.loads(message)
+        return Result(self.task, _Error(*said) if said else None)
+
+    @property
+    def pipes(self) -> tuple[int, int]:
+        """The parent's ends."""
+        return (self._requests, self.replies)
+
+    def abandon(self) -> Result:
+        """Leave a child that does not return; it dies as soon as the kernel lets go of it."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._close()
+        return Result(self.task, stuck_pid=self.pid)
+
+    def stop(self) -> None:
+        """End the child, which is idle."""
+        self._close()
+        os.waitpid(self.pid, 0)
+
+    def _close(self) -> None:
+        for descriptor in self.pipes:
+            os.close(descriptor)
+
+
+class _Error(HostError):
+    """An error that crossed from a child."""
+
+
+def _serve(tasks: Sequence[Task], requests: int, replies: int, closed: Sequence[int]) -> None:
+    """Be the child: answer requests until the parent is gone."""
+    status = 1
+    try:
+        become_silent(closed)
+        while request := os.read(requests, _MESSAGE_LIMIT):
+            os.write(replies, _attempt(tasks[int(request)]))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _attempt(task: Task) -> bytes:
+    """Carry out a task and tell what came of it: `null`, or an error's message and remedy."""
+    try:
+        task()
+    except VfiomgrError as error:
+        said = [error.message, error.hint]
+    except Exception as error:  # noqa: BLE001 - a defect too is told, and rolled back
+        said = [f"unexpected {type(error).__name__}: {error}", "this is a defect of vfiomgr"]
+    else:
+        return b"null"
+    return json.dumps([text[: _MESSAGE_LIMIT // 16] for text in said]).encode()
+
+
+class Crew:
+    """The workers of one run."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        size: int,
+        in_children: bool,
+        deadline: float,
+        closed: Sequence[int] = (),
+    ) -> None:
+        self._deadline = deadline
+        self._tasks = tasks
+        self._in_children = in_children
+        self._closed = tuple(closed)
+        self._idle: list[Child | Inline] = []
+        self._busy: list[Child | Inline] = []
+        self._size = size if in_children else 1
+
+    @property
+    def room(self) -> int:
+        """How many more tasks may begin now."""
+        return self._size - len(self._busy)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the result of some task is still to come."""
+        return bool(self._busy)
+
+    def start(self, task: int) -> None:
+        """Begin a task."""
+        worker = self._idle.pop() if self._idle else self._make()
+        self._busy.append(worker)
+        worker.start(task)
+
+    def _make(self) -> Child | Inline:
+        """Another worker; a child must not hold its siblings' pipes, or they would outlive us."""
+        if not self._in_children:
+            return Inline(self._tasks)
+        siblings = [worker for worker in (*self._idle, *self._busy) if isinstance(worker, Child)]
+        pipes = [descriptor for child in siblings for descriptor in child.pipes]
+        return Child(self._tasks, (*self._closed, *pipes))
+
+    def wait(self) -> Result:
+        """The next result; a child past its deadline is left behind."""
+        worker = self._next()
+        self._busy.remove(worker)
+        if isinstance(worker, Child) and not _is_readable([worker], 0):
+            return worker.abandon()
+        result = worker.result()
+        self._idle.append(worker)
+        return result
+
+    def _next(self) -> Child | Inline:
+        """The first worker that is ready, or late."""
+        children = [worker for worker in self._busy if isinstance(worker, Child)]
+        if not children:
+            return self._busy[0]
+        while True:
+            first = min(children, key=lambda child: child.began)
+            left = first.began + self._deadline - time.monotonic()
+            if ready := _is_readable(children, max(0.0, left)):
+                return ready
+            if left <= 0:
+                return first
+
+    def __enter__(self) -> Self:
+        """Stay for the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send all home."""
+        for worker in self._idle:
+            worker.stop()
+
+
+def _is_readable(children: Sequence[Child], seconds: float) -> Child | None:
+    """The child that has answered, waited for so long."""
+    poll = select.poll()
+    for child in children:
+        poll.register(child.replies, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+    return next((child for child in children if child.replies in ready), None)

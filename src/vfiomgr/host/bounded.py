@@ -1,0 +1,98 @@
+"""Reads that the kernel may never answer, made by a child process with a deadline.
+
+`driver_override` and `sriov_numvfs` are shown under the lock of the device (device_lock in
+drivers/pci/pci-sysfs.c and iov.c), which an unbind that does not return keeps for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.path import HostPath
+
+DEADLINE = 1.0
+"""Seconds for one attribute; the kernel answers in microseconds, or never."""
+_CHUNK = 1 << 16
+
+
+def become_silent(closed: Iterable[int] = ()) -> None:
+    """Let go, in a child, of what a parent's reader waits for, and leave signals to the parent."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    for descriptor in closed:
+        os.close(descriptor)
+
+
+def read_attributes(
+    tree: HostTree, groups: Mapping[str, Sequence[HostPath]]
+) -> dict[str, tuple[str | None, ...] | None]:
+    """The attributes of each group, in their order; None for a group that gets no answer."""
+    if not tree.can_hang:
+        return {name: tuple(map(tree.read, paths)) for name, paths in groups.items()}
+    found: dict[str, tuple[str | None, ...] | None] = {}
+    while left := {name: paths for name, paths in groups.items() if name not in found}:
+        found |= _read_in_child(tree, left)
+        if len(found) < len(groups):
+            found[next(name for name in groups if name not in found)] = None
+    return found
+
+
+def _read_in_child(
+    tree: HostTree, groups: Mapping[str, Sequence[HostPath]]
+) -> dict[str, tuple[str | None, ...]]:
+    """What a child could read before it came to an end, or stopped to answer."""
+    source, sink = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _answer(tree, groups, sink, source)
+    os.close(sink)
+    try:
+        lines, has_ended = _receive(source)
+    finally:
+        os.close(source)
+    if has_ended:
+        os.waitpid(pid, 0)
+    else:
+        os.kill(pid, signal.SIGKILL)  # it dies as soon as the kernel lets go of it
+    values = [tuple(json.loads(line)) for line in lines]
+    return dict(zip(groups, values, strict=False))
+
+
+def _answer(
+    tree: HostTree, groups: Mapping[str, Sequence[HostPath]], sink: int, source: int
+) -> None:
+    """Be the child: one line of JSON for each group."""
+    status = 1
+    try:
+        become_silent([source])
+        with open(sink, "wb", buffering=0) as out:
+            for paths in groups.values():
+                values = [tree.read(path) for path in paths]
+                out.write(json.dumps(values).encode() + b"\n")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _receive(source: int) -> tuple[list[bytes], bool]:
+    """The whole lines that came, and whether the child came to its end."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    data = b""
+    while poll.poll(DEADLINE * 1000):
+        chunk = os.read(source, _CHUNK)
+        if not chunk:
+            return data.split(b"\n")[:-1], True
+        data += chunk
+    return data.split(b"\n")[:-1], False

@@ -1,0 +1,48 @@
+"""Calls that the kernel has not returned from: marks in /run/vfiomgr/stuck, one per device.
+
+While one lasts, the kernel holds the device's lock: whoever reads its driver_override, or its
+sriov_numvfs, waits too (driver_override_show in drivers/pci/pci-sysfs.c).
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.path import RUNTIME, HostPath
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+_MARKS = RUNTIME / "stuck"
+_PROC = HostPath("/proc")
+_START_TIME = 19
+"""Index of starttime after the command name (proc(5), /proc/PID/stat)."""
+
+
+def mark(tree: HostTree, device: str, pid: int, what: str) -> None:
+    """Record that a process waits in the kernel for a device."""
+    tree.make_directory(_MARKS)
+    record = {"pid": pid, "started": _start_time(tree, pid), "what": what}
+    tree.replace(_MARKS / device, json.dumps(record).encode())
+
+
+def read_marks(tree: HostTree) -> dict[str, str]:
+    """What each device that is still stuck is stuck in."""
+    found: dict[str, str] = {}
+    for name in tree.children(_MARKS):
+        with suppress(ValueError, KeyError, TypeError):
+            record = json.loads(tree.read(_MARKS / name) or "")
+            if _start_time(tree, record["pid"]) == record["started"] is not None:
+                found[name] = f"{record['what']} (PID {record['pid']})"
+    return found
+
+
+def _start_time(tree: HostTree, pid: int) -> str | None:
+    """When a process started, which tells it from a later one of its number; None once it ended."""
+    _, _, fields = (tree.read(_PROC / str(pid) / "stat") or "").rpartition(")")
+    words = fields.split()
+    if len(words) <= _START_TIME or words[0] == "Z":
+        return None
+    return words[_START_TIME]

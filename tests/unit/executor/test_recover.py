@@ -1,0 +1,171 @@
+"""A process that dies at any operation; then `recover`: as before, or as wanted."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import workstation
+from tests.unit.executor.test_apply import (
+    GPU,
+    INTENTS,
+    OPPOSITES,
+    comparable,
+    operations_of,
+    prepared,
+)
+from vfiomgr import api
+from vfiomgr.errors import InvalidDocument, Refusal, RollbackIncomplete
+from vfiomgr.executor.journal import DIRECTORY, cut_off_runs
+from vfiomgr.host.pci import read_driver_state
+from vfiomgr.model.intent import Bind, Unbind
+from vfiomgr.model.origin import DriverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.model.intent import Intent
+
+
+def cut_at_every_operation(
+    tmp_path: Path, name: str
+) -> Iterator[tuple[FakeKernel, Intent, dict[str, str]]]:
+    """Hosts on which a run was cut off: at each of its operations, before or after it acted."""
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel, intent = prepared(tmp_path / str(at), name)
+        before = kernel.state()
+        kernel.kill(at=at, after=at % 2 == 1)
+        with pytest.raises(PowerCut):
+            api.apply(intent, tree=kernel)
+        kernel.revive()
+        yield kernel, intent, before
+
+
+@pytest.mark.parametrize("name", INTENTS)
+def test_recover_puts_everything_back(tmp_path: Path, name: str) -> None:
+    recovered = 0
+    for kernel, intent, before in cut_at_every_operation(tmp_path, name):
+        recovered += len(api.recover(tree=kernel))
+        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+        state = comparable(kernel.state())
+        if state != comparable(before):  # the run had come to its end before it was cut off
+            assert not api.apply(intent, tree=kernel).is_changed
+    assert recovered
+
+
+@pytest.mark.parametrize("name", INTENTS)
+def test_recover_finishes(tmp_path: Path, name: str) -> None:
+    finished = 0
+    for kernel, intent, before in cut_at_every_operation(tmp_path, name):
+        if api.recover(tree=kernel, finish=True):
+            finished += 1
+            assert not api.apply(intent, tree=kernel).is_changed
+        api.apply(intent, tree=kernel)
+        api.apply(OPPOSITES[name], tree=kernel)
+        assert comparable(kernel.state()) == comparable(before)
+        assert api.recover(tree=kernel) == ()
+    assert finished
+
+
+@pytest.mark.parametrize("name", ["bind", "unbind"])
+def test_a_reboot_ends_what_was_done_to_devices(tmp_path: Path, name: str) -> None:
+    told = 0
+    for kernel, _intent, _before in cut_at_every_operation(tmp_path, name):
+        kernel.reboot()
+        fresh = kernel.state(modules=False)
+        told += len(api.recover(tree=kernel))
+        assert kernel.state(modules=False) == fresh
+        assert api.recover(tree=kernel) == ()
+    assert told
+
+
+def cut_off_bind(tmp_path: Path) -> FakeKernel:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.kill(at=7, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    return kernel
+
+
+def test_another_device_at_the_address_is_left_alone(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    kernel.sysfs.put(kernel.functions.directory(str(GPU)) / "subsystem_device", "0xbeef")  # type: ignore[operator]
+    before = read_driver_state(kernel, GPU)
+    notes: list[str] = []
+    api.recover(tree=kernel, on_note=notes.append)
+    assert read_driver_state(kernel, GPU) == before
+    assert "10de:167c] is 0000:01:00.0 [10de:2684 10de:beef]" in notes[0]
+    assert api.recover(tree=kernel) == ()
+
+
+def test_a_device_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    kernel.unplug(str(GPU))
+    notes: list[str] = []
+    assert len(api.recover(tree=kernel, on_note=notes.append)) == 1
+    assert "is gone" in notes[0]
+    assert read_driver_state(kernel, GPU).driver is None
+
+
+def test_a_failed_roll_back_can_be_tried_again(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.fail_writes("drivers_probe", errno.EINVAL)
+    kernel.fail_writes("drivers/nvidia/bind", errno.EBUSY)
+    for attempt in (
+        lambda: api.apply(Bind((GPU,)), tree=kernel),
+        lambda: api.recover(tree=kernel),
+    ):
+        with pytest.raises(RollbackIncomplete, match="nvidia") as caught:
+            attempt()
+        assert "vfiomgr recover" in caught.value.hint
+    kernel.heal()
+    assert len(api.recover(tree=kernel)) == 1
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
+
+
+def test_recover_moves_nothing_from_under_a_guest(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.kill(at=operations(kernel) - 1, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    kernel.guest_opens(10)
+    with pytest.raises(Refusal, match="is held by qemu-system-x86"):
+        api.recover(tree=kernel)
+    assert kernel.stuck.names() == []
+    kernel.guest_closes(10)
+    assert len(api.recover(tree=kernel)) == 1
+
+
+def operations(kernel: FakeKernel) -> int:
+    """How many operations a bind takes, which is then undone again."""
+    before = len(kernel.operations)
+    api.apply(Bind((GPU,)), tree=kernel)
+    taken = len(kernel.operations) - before
+    api.apply(Unbind((GPU,)), tree=kernel)
+    return taken
+
+
+def test_a_journal_of_another_version_is_named_and_kept(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    file = kernel.locate(DIRECTORY / run.name)
+    with open(file, encoding="utf-8") as source:
+        lines = source.readlines()
+    plan = json.loads(lines[0])
+    plan["steps"][0]["kind"] = "a step of the future"
+    with open(file, "w", encoding="utf-8") as target:
+        target.writelines([json.dumps(plan) + "\n", *lines[1:]])
+    with pytest.raises(InvalidDocument, match=r"cannot be read by this vfiomgr") as caught:
+        api.recover(tree=kernel)
+    assert run.name in caught.value.message
+    assert caught.value.exit_code == 65
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
