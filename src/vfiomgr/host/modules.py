@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.variant import VfioVariant
+from vfiomgr.model.variant import PLAIN_MODULE, VfioVariant
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -29,7 +29,9 @@ def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
     found = [(alias, module) for alias, module in _ALIAS.findall(loadable)]
     found += [(alias, module) for module, alias in _BUILT_IN_ALIAS.findall(built_in)]
     return tuple(
-        VfioVariant(alias, module, driver_of_module(tree, module)) for alias, module in found
+        VfioVariant(alias, module, driver_of_module(tree, module))
+        for alias, module in found
+        if module != PLAIN_MODULE
     )
 
 

@@ -13,14 +13,10 @@ PLAIN = "vfio-pci"
 """The driver that serves any function."""
 _ALIAS = "vfio_pci:"
 _MODALIAS = "pci:"
-_NAMES = {
-    "hisi_acc_vfio_pci": "hisi-acc-vfio-pci",
-    "nvgrace_gpu_vfio_pci": "nvgrace-gpu-vfio-pci",
-    "pds_vfio_pci": "pds-vfio-pci",
-    "virtio_vfio_pci": "virtio-vfio-pci",
-    "xe_vfio_pci": "xe-vfio-pci",
-}
-"""Names of drivers that differ from those of their modules (drivers/vfio/pci)."""
+PLAIN_MODULE = "vfio_pci"
+"""Its module, whose own alias fits anything."""
+_NAMES = {"xe_vfio_pci": "xe-vfio-pci"}
+"""Drivers that are not named as their modules (KBUILD_MODNAME in drivers/vfio/pci/*/main.c)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ def write_files(root: Path, files: dict[str, str]) -> None:
 RELEASE = {"proc/sys/kernel/osrelease": "6.12.0\n"}
 ALIASES = """\
 # Aliases extracted from modules themselves.
+alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci
 alias pci:v000010DEd*sv*sd*bc03sc00i00* nouveau
 alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci
 """
@@ -32,14 +33,14 @@ def test_loadable_and_built_in_variants_are_found(tmp_path: Path) -> None:
     files = {
         "lib/modules/6.12.0/modules.alias": ALIASES,
         "lib/modules/6.12.0/modules.builtin.modinfo": BUILT_IN,
-        "sys/module/nvgrace_gpu_vfio_pci/drivers/pci:nvgrace-gpu-vfio-pci": "",
+        "sys/module/nvgrace_gpu_vfio_pci/drivers/pci:nvgrace_gpu_vfio_pci": "",
     }
     write_files(tmp_path, RELEASE | files)
     assert read_variants(HostTree(tmp_path)) == (
         VfioVariant(
             "vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*",
             "nvgrace_gpu_vfio_pci",
-            "nvgrace-gpu-vfio-pci",
+            "nvgrace_gpu_vfio_pci",
         ),
         VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pci", None),
     )

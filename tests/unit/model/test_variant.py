@@ -23,6 +23,5 @@ def test_what_no_alias_fits_has_no_variant() -> None:
 
 def test_the_name_is_the_one_that_the_kernel_shows_or_will_show() -> None:
     assert EXACT.driver_name == "mlx5_vfio_pci"
-    grace = VfioVariant("vfio_pci:v*", "nvgrace_gpu_vfio_pci", None)
-    assert grace.driver_name == "nvgrace-gpu-vfio-pci"
+    assert VfioVariant("vfio_pci:v*", "xe_vfio_pci", None).driver_name == "xe-vfio-pci"
     assert VfioVariant("vfio_pci:v*", "new_vfio_pci", "new-vfio-pci").driver_name == "new-vfio-pci"
