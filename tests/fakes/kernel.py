@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _VOLATILE = ("/sys", "/dev", "/proc", "/run")
 _READABLE = 0o444
 _WRITABLE = 0o222
-_UNDER_LOCK = ("driver_override", "sriov_numvfs")
+_UNDER_LOCK = ("driver_override", "sriov_numvfs", "uevent")
 _RESCAN = "/sys/bus/pci/rescan"
 _DRIVER_FILE = re.compile(r"/sys/bus/pci/drivers/([^/]+)/(bind|unbind|new_id|remove_id)")
 _CREATE = re.compile(r"(/sys/devices/.+)/mdev_supported_types/([^/]+)/create")

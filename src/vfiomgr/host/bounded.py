@@ -1,7 +1,8 @@
 """Reads that the kernel may never answer, made by a child process with a deadline.
 
-`driver_override` and `sriov_numvfs` are shown under the lock of the device (device_lock in
-drivers/pci/pci-sysfs.c and iov.c), which an unbind that does not return keeps for ever.
+`driver_override`, `sriov_numvfs` and, in some kernels, `uevent` are shown under the lock of the
+device (device_lock in drivers/pci/pci-sysfs.c, drivers/pci/iov.c and drivers/base/core.c), which
+an unbind that does not return keeps for ever.
 """
 
 from __future__ import annotations

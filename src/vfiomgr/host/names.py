@@ -46,10 +46,15 @@ class Names:
         )
 
     def _recorded(self, directory: HostPath) -> dict[str, str]:
-        """Properties from a recording's uevent, or from the database of a running udevd."""
-        properties = _properties(self._tree.read(directory / "uevent"), "")
-        if "ID_MODEL_FROM_DATABASE" in properties:
-            return properties
+        """Properties from a recording's uevent, or from the database of a running udevd.
+
+        The uevent of a kernel has no names, and is shown under the lock of the device
+        (uevent_show in drivers/base/core.c): a stuck device would make its reader hang.
+        """
+        if not self._tree.is_live:
+            properties = _properties(self._tree.read(directory / "uevent"), "")
+            if "ID_MODEL_FROM_DATABASE" in properties:
+                return properties
         return _properties(self._tree.read(_UDEV_DATABASE / f"+pci:{directory.name}"), "E:")
 
     @cached_property

@@ -38,7 +38,7 @@ _SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
 _NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
 _NVIDIA_GPUS = path.HostPath("/proc/driver/nvidia/gpus")
 _UNDER_LOCK = ("driver_override", "sriov_numvfs")
-"""Attributes that are shown under the lock of the device."""
+"""Attributes that are shown under the lock of the device; so is `uevent`, which nobody needs."""
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
@@ -105,7 +105,8 @@ def read_device(
     entries = frozenset(tree.children(directory))
     address = PciAddress.parse(name)
     runtime_status = tree.read(directory / "power/runtime_status")
-    config = b"" if runtime_status == _ASLEEP else _config_header(tree, directory)
+    is_asleep = unanswered is not None or runtime_status == _ASLEEP
+    config = b"" if is_asleep else _config_header(tree, directory)
     name_of_device, class_name = names.of(directory, vendor_id, device_id, class_code)
     driver = tree.link_name(directory / "driver")
     vfio_device = next(iter(tree.children(directory / "vfio-dev")), None)
