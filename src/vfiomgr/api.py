@@ -1,4 +1,4 @@
-"""The Python interface: scan a host, plan a change, apply it.
+"""The Python interface: scan a host, check it, plan a change, apply it.
 
 tree = HostTree("/")
 host = api.scan(tree)
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from vfiomgr.model.intent import Allowance, Intent
     from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.plan import Plan
+    from vfiomgr.model.readiness import Report
     from vfiomgr.model.snapshot import HostSnapshot
 
-__all__ = ["HostTree", "Outcome", "apply", "plan", "recover", "scan"]
+__all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "scan"]
 
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
@@ -53,14 +54,28 @@ def scan(
     machine: HostTree | None = None,
     *,
     with_users: bool = False,
+    with_readiness: bool = False,
     serials_of: Iterable[PciAddress] = (),
 ) -> HostSnapshot:
     """The facts of a host; names of hardware come from `machine` where `tree` has none.
 
-    `with_users` adds who holds devices; serial numbers are read in the slots of `serials_of`.
+    `with_users` adds who holds devices, `with_readiness` what `check` judges; serial numbers are
+    read in the slots of `serials_of`.
     """
-    slots = frozenset(address.slot for address in serials_of)
-    return _scan(tree, machine or tree, with_users=with_users, serials_of=slots)
+    return _scan(
+        tree,
+        machine or tree,
+        with_users=with_users,
+        with_readiness=with_readiness,
+        serials_of=frozenset(address.slot for address in serials_of),
+    )
+
+
+def check(host: HostSnapshot) -> Report:
+    """Whether the host of a scan `with_readiness` can give devices to guests."""
+    from vfiomgr.planner.readiness import check as judge  # noqa: PLC0415 - few callers need it
+
+    return judge(host)
 
 
 def apply(  # noqa: PLR0913 - all but the intent have defaults

@@ -20,6 +20,7 @@ _COMMANDS = {
     "list": ("vfiomgr.cli.devices", "list_devices"),
     "show": ("vfiomgr.cli.devices", "show"),
     "groups": ("vfiomgr.cli.groups", "groups"),
+    "check": ("vfiomgr.cli.check", "check"),
     "bind": ("vfiomgr.cli.passthrough", "bind"),
     "unbind": ("vfiomgr.cli.passthrough", "unbind"),
     "recover": ("vfiomgr.cli.recover", "recover"),
@@ -87,11 +88,13 @@ def main() -> None:
         signal.signal(number, _interrupt)
     warnings.showwarning = _show_warning
     try:
-        cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)
+        status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge
         if session.debug and not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(_conclude(error))
+    if status:
+        sys.exit(status)
 
 
 def _conclude(error: BaseException) -> int | str | None:

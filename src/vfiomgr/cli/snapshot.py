@@ -23,7 +23,7 @@ def snapshot(session: Session) -> None:
     """
     from vfiomgr.model.snapshot import write_snapshot  # noqa: PLC0415
 
-    text = write_snapshot(session.host(with_users=True))
+    text = write_snapshot(session.host(with_users=True, with_readiness=True))
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:

@@ -11,6 +11,8 @@ from vfiomgr.model.snapshot import HostSnapshot
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.readiness import Readiness
 
 
 def scan(
@@ -18,17 +20,20 @@ def scan(
     machine: HostTree,
     *,
     with_users: bool = False,
+    with_readiness: bool = False,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
 ) -> HostSnapshot:
     """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
 
     `with_users` adds what a change must know: open device nodes, by a walk through /proc, and
-    variant drivers. Serial numbers are read in the slots of `serials_of`.
+    variant drivers; `with_readiness` what only a check of the host needs. Serial numbers are read
+    in the slots of `serials_of`.
     """
     groups = iommu.read_groups(tree)
     devices = pci.read_devices(tree, Names(tree, machine), serials_of)
+    release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
     return HostSnapshot(
-        kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
+        kernel_release=release,
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),
         boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
         cpu_vendor=_cpu_vendor(tree),
@@ -42,7 +47,14 @@ def scan(
         host_uses=users.read_host_uses(tree),
         users=users.read_users(tree) if with_users else None,
         variants=modules.read_variants(tree) if with_users else (),
+        readiness=_readiness(tree, release, devices) if with_readiness else None,
     )
+
+
+def _readiness(tree: HostTree, release: str | None, devices: tuple[PciDevice, ...]) -> Readiness:
+    from vfiomgr.host.readiness import read_readiness  # noqa: PLC0415 - only a check needs it
+
+    return read_readiness(tree, release, devices)
 
 
 def _cpu_vendor(tree: HostTree) -> str | None:

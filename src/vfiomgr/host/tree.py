@@ -77,12 +77,12 @@ class HostTree:
         data = self.read_bytes(path)
         return None if data is None else data.decode(errors="replace").rstrip("\n")
 
-    def read_text(self, path: HostPath) -> str | None:
-        """The whole text of a file of any length."""
+    def read_text(self, path: HostPath, limit: int = -1) -> str | None:
+        """The text of a file of any length, or its first `limit` characters."""
         try:
             descriptor = os.open(self.locate(path), self._reading)
             with open(descriptor, encoding="utf-8", errors="replace") as file:
-                return file.read()
+                return file.read(limit)
         except OSError:
             return None
 
@@ -102,6 +102,13 @@ class HostTree:
         """The path with every link followed, as a path of this host."""
         real = self._within_root(path)
         return HostPath(real[len(self._prefix) :]) if os.path.exists(real) else None
+
+    def status(self, path: HostPath) -> os.stat_result | None:
+        """Owner, mode and kind of a file; of a link, its own."""
+        try:
+            return os.lstat(self.locate(path))
+        except OSError:
+            return None
 
     def children(self, path: HostPath) -> list[str]:
         """The names in a directory, sorted; empty where it is absent or closed to this user."""

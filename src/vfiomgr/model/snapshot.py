@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.iommu import IommuGroup, IommuState, blockers
@@ -15,6 +15,9 @@ from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+
+if TYPE_CHECKING:
+    from vfiomgr.model.readiness import Readiness  # noqa: TC004 - given to pydantic below
 
 API_VERSION = "vfiomgr/v1"
 KIND = "HostSnapshot"
@@ -64,6 +67,8 @@ class HostSnapshot:
     """Open device nodes; None where nobody looked (it takes a walk through /proc, as root)."""
     variants: tuple[VfioVariant, ...] = ()
     """Variant drivers of VFIO that this kernel has; read together with the users."""
+    readiness: Readiness | None = None
+    """What `vfiomgr check` judges; None where nobody asked for it."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -206,7 +211,10 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
 def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
 
-    for part in _PARTS:
+    from vfiomgr.model import readiness  # noqa: PLC0415 - `list` needs none of it
+
+    Readiness = readiness.Readiness  # noqa: N806, F841 - where pydantic looks for the name
+    for part in (*_PARTS, *readiness.PARTS):
         part.__pydantic_config__ = {"extra": "forbid"}
     adapter = TypeAdapter(HostSnapshot)
     try:

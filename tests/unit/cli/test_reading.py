@@ -150,7 +150,7 @@ def test_list_imports_nothing_heavy(kernel: FakeKernel) -> None:
 
 
 def test_every_command_has_help_with_examples(run: Run) -> None:
-    commands = ["list", "show", "groups", "bind", "unbind", "snapshot", "libvirt hostdev"]
+    commands = ["list", "show", "groups", "check", "bind", "unbind", "snapshot", "libvirt hostdev"]
     commands += [f"vgpu {verb}" for verb in ("types", "list", "create", "remove")]
     commands += ["kata config", "cdi generate"]
     for command in commands:

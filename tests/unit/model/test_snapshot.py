@@ -9,8 +9,40 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import Bar, PciAddress
+from vfiomgr.model.readiness import (
+    DeviceNode,
+    Distribution,
+    FirmwareFramebuffer,
+    KernelModule,
+    MemlockLimit,
+    ModuleSetting,
+    Readiness,
+)
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, read_snapshot, write_snapshot
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+
+
+def readiness() -> Readiness:
+    return Readiness(
+        modules=(KernelModule("vfio", "built-in", ("x",), {"a": "Y"}), KernelModule("mdev", None)),
+        module_settings=(
+            ModuleSetting("/etc/modprobe.d/a.conf", "options", "vfio_pci", "ids=1:2"),
+        ),
+        config_source="/proc/config.gz",
+        config={"IOMMUFD": "n"},
+        has_dev=True,
+        nodes=(DeviceNode("/dev/vfio/vfio", "0666", "root:root"),),
+        has_acpi_tables=True,
+        dmar_flags=1,
+        iommu_ecaps={"dmar0": "f020df"},
+        interrupt_chips=("IR-PCI-MSI",),
+        lockdown="none",
+        secure_boot=False,
+        framebuffers=(FirmwareFramebuffer("efifb", PciAddress(0, 4, 0, 0)),),
+        memlock=(MemlockLimit("user qemu", "user", "hard memlock 1", False, "/etc/x"),),  # noqa: FBT003
+        distribution=Distribution("debian", "Debian 12", ("apt-get",)),
+        has_driver_override=True,
+    )
 
 
 def full_host() -> HostSnapshot:
@@ -27,6 +59,7 @@ def full_host() -> HostSnapshot:
         vgpus=(Vgpu("u-u-i-d", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None),),
         origins=(origin,),
         users=(DeviceUser("/dev/vfio/4", 17, "qemu"),),
+        readiness=readiness(),
     )
 
 
@@ -42,7 +75,17 @@ def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
         read_snapshot(json.dumps(document), "host.json")
 
 
-@pytest.mark.parametrize("place", [[], ["devices", 0], ["origins", 0, "state"]])
+@pytest.mark.parametrize(
+    "place",
+    [
+        [],
+        ["devices", 0],
+        ["origins", 0, "state"],
+        ["readiness"],
+        ["readiness", "modules", 0],
+        ["readiness", "framebuffers", 0],
+    ],
+)
 def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
     document = json.loads(write_snapshot(full_host()))
     part = document

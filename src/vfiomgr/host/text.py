@@ -1,0 +1,75 @@
+"""Text files of a host that may be large, absent, closed, or linked from elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError
+from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+
+_LIMIT = 8 << 20
+"""Characters; /proc/interrupts of a host with 512 processors stays below it."""
+_ACCOUNT_FIELDS = 3
+
+
+def text_of(tree: HostTree, place: str) -> str | None:
+    """The start of a text file; None where it cannot be read."""
+    try:
+        return tree.read_text(HostPath(place), _LIMIT)
+    except HostError:
+        return None  # a link leads out of a recording
+
+
+def configuration_files(tree: HostTree, directories: Iterable[str]) -> list[str]:
+    """The `*.conf` files of some directories, by name; the first directory that has a name wins.
+
+    As modprobe.d(5) and systemd.unit(5) read them.
+    """
+    found: dict[str, str] = {}
+    for directory in directories:
+        for name in _children(tree, directory):
+            if name.endswith(".conf"):
+                found.setdefault(name, f"{directory}/{name}")
+    return [found[name] for name in sorted(found)]
+
+
+def _children(tree: HostTree, directory: str) -> list[str]:
+    try:
+        return tree.children(HostPath(directory))
+    except HostError:
+        return []
+
+
+def settings_of(tree: HostTree, place: str) -> Iterator[str]:
+    """The lines of a configuration file without comments; a final backslash joins two."""
+    text = (text_of(tree, place) or "").replace("\\\n", " ")
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            yield stripped
+
+
+def exists(tree: HostTree, place: str) -> bool:
+    """Whether there is such a file, as far as can be seen."""
+    try:
+        return tree.exists(HostPath(place))
+    except HostError:
+        return False
+
+
+def account_names(tree: HostTree) -> tuple[dict[int, str], dict[int, str]]:
+    """Names of the host's users and of its groups, by number (passwd(5), group(5))."""
+    users, groups = (_names(tree, place) for place in ("/etc/passwd", "/etc/group"))
+    return users, groups
+
+
+def _names(tree: HostTree, place: str) -> dict[int, str]:
+    rows = (line.split(":") for line in (text_of(tree, place) or "").splitlines())
+    return {
+        int(row[2]): row[0] for row in rows if len(row) >= _ACCOUNT_FIELDS and row[2].isdecimal()
+    }

@@ -1,0 +1,76 @@
+"""Whether a host is ready to give devices to guests: small rules over facts, each with evidence.
+
+A rule yields what it can show. Where a fact is None it is silent, and `not_checked` says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.readiness import SEVERITIES, Report
+from vfiomgr.planner.readiness import devices, drivers, groups, limits, modules, platform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.model.readiness import Finding, Readiness
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Finding]], ...] = (
+    devices.silence,
+    groups.without_group,
+    groups.shared_with_gpu,
+    groups.unisolated_slots,
+    devices.twins,
+    devices.no_reset,
+    devices.weak_reset,
+)
+"""Rules over what every scan reads."""
+
+_OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Finding]], ...] = (
+    platform.interrupt_remapping,
+    platform.no_iommu_mode,
+    modules.vfio_pci,
+    modules.iommu_backend,
+    modules.driver_override,
+    drivers.nouveau,
+    drivers.taken_by_identifiers,
+    devices.firmware_framebuffer,
+    drivers.host_drivers,
+    modules.iommufd,
+    modules.container_node,
+    limits.memlock,
+    platform.lockdown,
+    platform.secure_boot,
+    devices.d3cold,
+)
+"""Rules over what a scan reads only for a check."""
+
+
+def check(host: HostSnapshot) -> Report:
+    """All findings, the gravest first, and what this host or snapshot does not show."""
+    found = [*platform.iommu(host), *(f for rule in _OF_DEVICES for f in rule(host))]
+    if host.readiness is not None:
+        found += [f for rule in _OF_READINESS for f in rule(host, host.readiness)]
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Report(tuple(found), tuple(_not_checked(host)))
+
+
+def _not_checked(host: HostSnapshot) -> Iterator[str]:
+    """What no rule could look at, and what is missing for it."""
+    facts = host.readiness
+    if not host.devices:
+        yield "devices: this host shows no PCI function"
+    if facts is None:
+        yield "modules, interrupts, firmware, limits: the snapshot was made without them"
+        return
+    if all(module.state is None for module in facts.modules):
+        yield "kernel modules: neither /sys/module nor the lists of /lib/modules are there"
+    if facts.interrupt_chips is None:
+        yield "whether interrupts are remapped: there is no /proc/interrupts"
+    if facts.framebuffers is None:
+        yield "the firmware's framebuffer: there is no /proc/iomem"
+    if facts.config_source is None:
+        yield "the kernel's configuration: no /boot/config-RELEASE, no /proc/config.gz"
+    if facts.distribution is None:
+        yield "the distribution, for its own remedies: there is no /etc/os-release"

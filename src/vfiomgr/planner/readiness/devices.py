@@ -1,0 +1,141 @@
+"""Rules about single functions: dead ones, twins, reset, D3cold, the firmware's framebuffer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.pci import CLASS_VGA
+from vfiomgr.model.readiness import Finding
+from vfiomgr.planner import guards
+from vfiomgr.planner.readiness import remedy
+from vfiomgr.planner.readiness.groups import gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.readiness import Readiness
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_WEAK = frozenset({"bus", "pm"})
+_DEVICES = "/sys/bus/pci/devices"
+
+
+def silence(host: HostSnapshot) -> Iterator[Finding]:
+    """A function that fell off the bus."""
+    for device in host.devices:
+        for objection in guards.silence(host, device):
+            yield Finding(
+                "silent-device",
+                "warning",
+                f"{device} does not answer",
+                (f"{_DEVICES}/{device.address}/config reads as all ones",),
+                "it is off the bus: no driver and no guest can use it",
+                objection.remedy,
+            )
+
+
+def twins(host: HostSnapshot) -> Iterator[Finding]:
+    """Identical GPUs, the console's among them."""
+    alike: dict[tuple[str, str], list[PciDevice]] = defaultdict(list)
+    for device in host.devices:
+        if device.is_graphics_or_accelerator and device.physical_function is None:
+            alike[device.vendor_id, device.device_id].append(device)
+    for (vendor, model), devices in alike.items():
+        if len(devices) > 1:
+            yield Finding(
+                "twins",
+                "info",
+                f"{len(devices)} GPUs have the identifiers {vendor}:{model}",
+                tuple(f"{d}{', the console' * d.is_boot_display}" for d in devices),
+                "what binds by identifiers (vfio-pci.ids=, new_id) takes all of them",
+                "bind by address, as vfiomgr does",
+            )
+
+
+def no_reset(host: HostSnapshot) -> Iterator[Finding]:
+    """GPUs that the kernel cannot reset by themselves."""
+    devices = [d for d in _resettable_gpus(host) if not d.reset_method]
+    if devices:
+        yield Finding(
+            "no-reset",
+            "warning",
+            "a GPU cannot be reset by itself",
+            tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in devices),
+            "a guest may find it as the last one left it, and fail to start it; what remains is "
+            "VFIO's reset of all functions below the port, which all must be on VFIO drivers",
+            "bind the whole slot, as vfiomgr does; start, stop and start a guest before you rely "
+            "on it",
+        )
+
+
+def weak_reset(host: HostSnapshot) -> Iterator[Finding]:
+    """GPUs with a bus or power-management reset and no function-level one."""
+    devices = [d for d in _resettable_gpus(host) if d.reset_method and set(d.reset_method) <= _WEAK]
+    if devices:
+        yield Finding(
+            "weak-reset",
+            "info",
+            "a GPU has no function-level reset",
+            tuple(f"{_DEVICES}/{d.address}/reset_method: {_methods(d)}" for d in devices),
+            "a bus reset takes along all functions below the port, and one by power management may "
+            "keep state: some GPUs do not start a second time",
+            "start, stop and start a guest before you rely on it",
+        )
+
+
+def _methods(device: PciDevice) -> str:
+    return " ".join(device.reset_method)
+
+
+def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
+    """None on kernels before 5.15 and in recordings that lack the attribute."""
+    if not any(d.reset_method for d in host.devices):
+        return []
+    return [d for d in gpus(host) if d.physical_function is None and d.is_responsive]
+
+
+def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+    """GPUs whose power the kernel may cut while they wait for a guest."""
+    if (facts.module("vfio_pci").parameters or {}).get("disable_idle_d3") == "Y":
+        return
+    devices = [d for d in gpus(host) if d.d3cold_allowed and d.physical_function is None]
+    if devices:
+        yield Finding(
+            "d3cold",
+            "info",
+            "idle GPUs may go to D3cold",
+            tuple(f"{_DEVICES}/{d.address}/d3cold_allowed: 1{_power(d)}" for d in devices),
+            "vfio-pci lets an idle function sleep, and where the port can cut its power, a few "
+            "devices do not wake again until the host is power-cycled",
+            "if one vanishes so, write 0 to its d3cold_allowed before the next guest",
+        )
+
+
+def _power(device: PciDevice) -> str:
+    return f", power_state {device.power_state}" if device.power_state else ""
+
+
+def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+    """vfio-pci evicts it from VGA functions alone (vfio_pci_vga_init, since Linux 6.0)."""
+    for framebuffer in facts.framebuffers or ():
+        device = next((d for d in host.devices if d.address == framebuffer.device), None)
+        if device is None:
+            continue
+        is_vga = device.class_code.startswith(CLASS_VGA)
+        kept = "" if is_vga else ", and vfio-pci evicts it from VGA functions alone"
+        how = remedy.command_line(facts)
+        yield Finding(
+            "firmware-framebuffer",
+            "info" if is_vga else "warning",
+            f"the firmware's screen lies in the memory of {device}",
+            (
+                f"/proc/iomem: {framebuffer.name} below {device.address}",
+                f"class {device.class_code}",
+            ),
+            f"while it is there the function's BAR is taken (\"can't reserve\" in dmesg){kept}",
+            "vfio-pci takes it over since Linux 6.0"
+            if is_vga
+            else f"put initcall_blacklist=sysfb_init on the kernel command line{how}, then reboot",
+        )

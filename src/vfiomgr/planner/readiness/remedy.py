@@ -1,0 +1,68 @@
+"""Remedies in the words of the host's own distribution, by the tools that it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfiomgr.model.readiness import Distribution, Readiness
+
+_GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
+_COMMAND_LINE = {
+    "rpm-ostree": "rpm-ostree kargs --append=WORD, or --delete=WORD",
+    "kernelstub": "kernelstub --add-options WORD, or --delete-options WORD",
+    "grubby": "grubby --update-kernel=ALL --args=WORD, or --remove-args=WORD",
+    "update-grub": f"{_GRUB}, then run update-grub",
+    "grub2-mkconfig": f"{_GRUB}, then run grub2-mkconfig -o /boot/grub2/grub.cfg",
+    "grub-mkconfig": f"{_GRUB}, then run grub-mkconfig -o /boot/grub/grub.cfg",
+    "bootctl": "edit the options line of the entries in loader/entries on the boot partition",
+}
+_INITRAMFS = {
+    "update-initramfs": "update-initramfs -u -k all",
+    "dracut": "dracut --force --regenerate-all",
+    "mkinitcpio": "mkinitcpio -P",
+}
+_PACKAGES = {
+    "apt-get": "apt-get install",
+    "rpm-ostree": "rpm-ostree install",
+    "dnf": "dnf install",
+    "zypper": "zypper install",
+    "pacman": "pacman -S",
+}
+_KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
+
+
+def command_line(facts: Readiness | None) -> str:
+    """How words get on or off the kernel command line here; empty where nothing is known."""
+    distribution = facts.distribution if facts else None
+    if distribution is None:
+        return ""
+    how = _command_line(distribution)
+    return f" (on {distribution.name}: {how})" if how else ""
+
+
+def _command_line(distribution: Distribution) -> str | None:
+    tools = distribution.tools
+    if _KERNEL_COMMAND_LINE in tools:
+        apply = "proxmox-boot-tool refresh" if "proxmox-boot-tool" in tools else "kernel-install"
+        return f"edit {_KERNEL_COMMAND_LINE}, then run {apply}"
+    return _first(_COMMAND_LINE, distribution)
+
+
+def rebuild_initramfs(facts: Readiness) -> str:
+    """How what is in modprobe.d gets into the initial file system."""
+    distribution = facts.distribution
+    command = _first(_INITRAMFS, distribution) if distribution else None
+    return f"run {command}" if command else "make the initramfs anew"
+
+
+def install_modules(facts: Readiness) -> str:
+    """How modules come that the running kernel's packages lack."""
+    distribution = facts.distribution
+    command = _first(_PACKAGES, distribution) if distribution else None
+    by = f" ({command} …)" if command else ""
+    return f"install the package of this kernel's further modules, or a generic kernel{by}"
+
+
+def _first(table: dict[str, str], distribution: Distribution) -> str | None:
+    return next((text for tool, text in table.items() if tool in distribution.tools), None)

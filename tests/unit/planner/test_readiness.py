@@ -1,0 +1,489 @@
+"""Each rule of `vfiomgr check`: what it finds, and where it must be silent."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.readiness import (
+    DeviceNode,
+    Distribution,
+    Finding,
+    FirmwareFramebuffer,
+    KernelModule,
+    MemlockLimit,
+    ModuleSetting,
+    Readiness,
+)
+from vfiomgr.model.vgpu import VgpuParent
+from vfiomgr.planner.readiness import check
+
+if TYPE_CHECKING:
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+
+DEBIAN = Distribution("debian", "Debian 12", ("update-grub", "update-initramfs", "apt-get"))
+
+
+def facts(**known: Any) -> Readiness:
+    """A host of which nothing is known but this."""
+    nothing = Readiness(
+        modules=(),
+        module_settings=(),
+        config_source=None,
+        config={},
+        has_dev=False,
+        nodes=(),
+        has_acpi_tables=False,
+        dmar_flags=None,
+        iommu_ecaps={},
+        interrupt_chips=None,
+        lockdown=None,
+        secure_boot=None,
+        framebuffers=None,
+        memlock=(),
+        distribution=None,
+        has_driver_override=None,
+    )
+    return dataclasses.replace(nothing, **known)
+
+
+def device(address: str = "0000:04:00.0", **changes: Any) -> PciDevice:
+    """A GPU that differs from the plain one."""
+    return dataclasses.replace(pci_device(address), **changes)
+
+
+def host(*devices: PciDevice, readiness: Readiness | None = None, **changes: Any) -> HostSnapshot:
+    """A host that differs from the plain one."""
+    plain = host_of(*(devices or (pci_device(),)))
+    return dataclasses.replace(plain, readiness=readiness, **changes)
+
+
+def found(host: HostSnapshot, rule: str) -> Finding | None:
+    """The one finding of a rule, which must be printable as it is."""
+    findings = [finding for finding in check(host).findings if finding.id == rule]
+    assert len(findings) <= 1
+    for finding in findings:
+        assert finding.evidence
+        assert finding.why
+        assert bool(finding.remedy) == (finding.severity != "ok")
+    return findings[0] if findings else None
+
+
+def severity(host: HostSnapshot, rule: str) -> str | None:
+    """How grave the finding of a rule is; None where it is silent."""
+    finding = found(host, rule)
+    return finding.severity if finding else None
+
+
+def test_a_host_of_which_little_is_known_has_no_bad_finding() -> None:
+    report = check(host(readiness=facts()))
+    assert {f.severity for f in report.findings if f.id != "d3cold"} <= {"ok", "info"}
+    assert len(report.not_checked) == 5
+
+
+def test_a_snapshot_without_these_facts_says_so() -> None:
+    (missing,) = check(host()).not_checked
+    assert "the snapshot was made without them" in missing
+
+
+def test_no_devices_no_verdict_about_the_iommu() -> None:
+    empty = host_of()
+    assert check(empty).findings == ()
+    assert check(empty).not_checked[0].startswith("devices")
+
+
+def test_an_iommu_that_is_off_blocks_whatever_the_command_line_says() -> None:
+    known = facts(has_acpi_tables=True, distribution=DEBIAN)
+    off = host(
+        device(iommu_group=None), kernel_command_line="quiet intel_iommu=on", readiness=known
+    )
+    finding = found(off, "iommu")
+    assert finding is not None
+    assert finding.severity == "blocker"
+    assert "/sys/firmware/acpi/tables: DMAR" in finding.evidence
+    assert "/proc/cmdline: intel_iommu=on" in finding.evidence
+    assert "on Debian 12: edit GRUB_CMDLINE_LINUX in /etc/default/grub" in finding.remedy
+    assert check(off).findings[0] == finding
+    assert severity(off, "no-group") is None
+
+
+def test_tables_that_a_recording_lacks_are_no_evidence() -> None:
+    off = found(host(device(iommu_group=None), readiness=facts()), "iommu")
+    assert off is not None
+    assert not any("acpi" in line for line in off.evidence)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({}, None),
+        ({"interrupt_chips": ("IR-IO-APIC", "IR-PCI-MSI")}, "ok"),
+        ({"interrupt_chips": ("IO-APIC", "PCI-MSI")}, "blocker"),
+        ({"interrupt_chips": ()}, None),
+        ({"iommu_ecaps": {"dmar0": "f020df", "dmar1": "f020df"}}, "ok"),
+        ({"iommu_ecaps": {"dmar0": "f020df", "dmar1": "f020d7"}}, "blocker"),
+        ({"iommu_ecaps": {"dmar0": "f020df"}, "interrupt_chips": ("PCI-MSI",)}, "blocker"),
+    ],
+)
+def test_interrupt_remapping(known: dict[str, Any], expected: str | None) -> None:
+    assert severity(host(readiness=facts(**known)), "interrupt-remapping") == expected
+
+
+def test_interrupts_of_other_platforms_are_not_judged() -> None:
+    known = facts(interrupt_chips=("PCI-MSI",))
+    arm = host(readiness=known)
+    arm = dataclasses.replace(arm, iommu=dataclasses.replace(arm.iommu, units=("smmu3.0x1",)))
+    assert severity(arm, "interrupt-remapping") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "expected"),
+    [
+        ("Y", "", "warning"),
+        ("N", "allow_unsafe_interrupts=1", "blocker"),
+        (None, "allow_unsafe_interrupts=1", "warning"),
+        (None, "allow_unsafe_interrupts=0", "blocker"),
+    ],
+)
+def test_unsafe_interrupts_are_what_the_module_says_or_will_be_told(
+    value: str | None, options: str, expected: str
+) -> None:
+    name = "vfio_iommu_type1"
+    parameters = {"allow_unsafe_interrupts": value} if value else {}
+    known = facts(
+        interrupt_chips=("IO-APIC",),
+        modules=(KernelModule(name, "loaded" if value else "available", (), parameters),),
+        module_settings=(ModuleSetting("/etc/modprobe.d/x.conf", "options", name, options),),
+    )
+    assert severity(host(readiness=known), "interrupt-remapping") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "remedy"),
+    [
+        ("intremap=off", {"distribution": DEBIAN}, "take intremap=off off the kernel command line"),
+        ("", {"config": {"IRQ_REMAP": "n"}, "config_source": "/boot/c"}, "CONFIG_IRQ_REMAP"),
+        ("", {"dmar_flags": 0}, "firmware setup (the DMAR table denies it)"),
+        ("", {"dmar_flags": 1}, "allow_unsafe_interrupts=1"),
+    ],
+)
+def test_the_remedy_for_interrupts_fits_the_cause(
+    words: str, known: dict[str, Any], remedy: str
+) -> None:
+    known = {"interrupt_chips": ("IO-APIC",), **known}
+    finding = found(
+        host(kernel_command_line=words, readiness=facts(**known)), "interrupt-remapping"
+    )
+    assert finding is not None
+    assert remedy in finding.remedy
+
+
+def test_no_iommu_mode() -> None:
+    unsafe = KernelModule("vfio", "loaded", (), {"enable_unsafe_noiommu_mode": "Y"})
+    safe = KernelModule("vfio", "loaded", (), {"enable_unsafe_noiommu_mode": "N"})
+    assert severity(host(readiness=facts(modules=(unsafe,))), "no-iommu-mode") == "warning"
+    assert severity(host(readiness=facts(modules=(safe,))), "no-iommu-mode") is None
+    unisolated = host(readiness=facts())
+    (group,) = unisolated.groups
+    group = dataclasses.replace(group, name="vfio-noiommu")
+    finding = found(dataclasses.replace(unisolated, groups=(group,)), "no-iommu-mode")
+    assert finding is not None
+    assert finding.evidence == ("/dev/vfio/noiommu-4 exists",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "known", "expected"),
+    [
+        ("lockdown", {"lockdown": "integrity"}, "info"),
+        ("lockdown", {"lockdown": "none"}, None),
+        ("secure-boot", {"secure_boot": True}, "info"),
+        ("secure-boot", {"secure_boot": False}, None),
+        ("driver-override", {"has_driver_override": False}, "warning"),
+        ("driver-override", {"has_driver_override": True}, None),
+        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", "0600", "root:root"),)}, "info"),
+        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", "0666", "root:root"),)}, None),
+    ],
+)
+def test_plain_facts(rule: str, known: dict[str, Any], expected: str | None) -> None:
+    assert severity(host(readiness=facts(**known)), rule) == expected
+
+
+INSTALL = ModuleSetting("/etc/modprobe.d/x.conf", "install", "vfio_pci", "/bin/false")
+
+
+@pytest.mark.parametrize(
+    ("state", "settings", "config", "expected"),
+    [
+        ("loaded", (INSTALL,), {}, "ok"),
+        ("built-in", (), {}, "ok"),
+        ("available", (), {}, "ok"),
+        ("available", (INSTALL,), {}, "blocker"),
+        ("missing", (), {}, "blocker"),
+        (None, (), {"VFIO_PCI": "n"}, "blocker"),
+        (None, (), {"VFIO_PCI": "m"}, None),
+        (None, (), {}, None),
+    ],
+)
+def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: str | None) -> None:
+    known = facts(
+        modules=(KernelModule("vfio_pci", state),),
+        module_settings=settings,
+        config=config,
+        config_source="/proc/config.gz",
+    )
+    plain = host(readiness=known, pci_drivers=("nvidia",))
+    assert severity(plain, "vfio-pci") == expected
+    registered = dataclasses.replace(plain, pci_drivers=("vfio-pci",))
+    assert severity(registered, "vfio-pci") == "ok"
+
+
+def test_something_must_map_a_guests_memory() -> None:
+    missing = (KernelModule("vfio_iommu_type1", "missing"), KernelModule("iommufd", "missing"))
+    assert severity(host(readiness=facts(modules=missing)), "iommu-backend") == "blocker"
+    for other in ("loaded", None):
+        known = facts(modules=(missing[0], KernelModule("iommufd", other)))
+        assert severity(host(readiness=known), "iommu-backend") is None
+    power = host(readiness=facts(modules=missing), cpu_vendor=None)
+    assert severity(power, "iommu-backend") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "config", "expected"),
+    [
+        ("missing", {}, "info"),
+        ("available", {"VFIO_DEVICE_CDEV": "n", "VFIO_PCI": "m"}, "info"),
+        ("loaded", {"VFIO_DEVICE_CDEV": "y", "VFIO_PCI": "m"}, "ok"),
+        ("missing", {"VFIO_PCI": "n"}, None),
+        (None, {}, None),
+    ],
+)
+def test_iommufd(state: Any, config: dict[str, str], expected: str | None) -> None:
+    modules = (KernelModule("iommufd", state),)
+    known = facts(modules=modules, config=config, config_source="/boot/config")
+    assert severity(host(readiness=known), "iommufd") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "has_dev", "expected"),
+    [("vfio0", True, "info"), ("vfio0", False, None), (None, False, "info")],
+)
+def test_a_function_on_vfio_shows_whether_there_are_cdevs(
+    name: str | None, expected: str | None, *, has_dev: bool
+) -> None:
+    bound = device(driver="vfio-pci", vfio_device=name)
+    assert severity(host(bound, readiness=facts(has_dev=has_dev)), "iommufd") == expected
+
+
+def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
+    idle = KernelModule("nouveau", "loaded")
+    assert severity(host(readiness=facts(modules=(idle,))), "nouveau") is None
+    driving = dataclasses.replace(idle, pci_drivers=("nouveau",))
+    blacklist = ModuleSetting("/etc/modprobe.d/n.conf", "blacklist", "nouveau", "")
+    known = facts(modules=(driving,), module_settings=(blacklist,), distribution=DEBIAN)
+    finding = found(host(device(driver="nouveau"), readiness=known), "nouveau")
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.evidence[0] == "/sys/module/nouveau"
+    assert "holds 0000:04:00.0" in finding.evidence[1]
+    assert finding.evidence[2] == str(blacklist)
+    assert "update-initramfs -u -k all" in finding.remedy
+
+
+@pytest.mark.parametrize(("state", "expected"), [("loaded", "info"), ("built-in", "warning")])
+def test_a_host_driver_is_named_and_whether_it_comes_first(state: Any, expected: str) -> None:
+    known = facts(modules=(KernelModule("nvidia", state),))
+    finding = found(host(readiness=known), "host-driver")
+    assert finding is not None
+    assert finding.severity == expected
+    assert finding.evidence[0] == f"{pci_device()} is on nvidia"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": None},
+        {"driver": "vfio-pci"},
+        {"driver": "pci-stub"},
+        {"is_boot_display": True},
+        {"physical_function": PciAddress.parse("0000:05:00.0")},
+        {"virtual_functions": (PciAddress.parse("0000:05:00.0"),)},
+        {"class_code": "020000"},
+    ],
+)
+def test_other_functions_are_nothing_to_race_for(changes: dict[str, Any]) -> None:
+    assert severity(host(device(**changes), readiness=facts()), "host-driver") is None
+
+
+def test_a_parent_of_vgpus_stays_on_its_driver() -> None:
+    parent = VgpuParent("0000:04:00.0", "/sys/devices/x", "mdev", "nvidia", ())
+    assert severity(host(readiness=facts(), vgpu_parents=(parent,)), "host-driver") is None
+
+
+def options(ids: str) -> Readiness:
+    """vfio-pci is given identifiers by modprobe.d."""
+    setting = ModuleSetting("/etc/modprobe.d/x.conf", "options", "vfio_pci", f"ids={ids}")
+    return facts(module_settings=(setting,))
+
+
+TWIN = device("0000:05:00.0", iommu_group=5)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ("10de:25b6", "warning"),
+        ("8086:1521,10DE:25B6", "warning"),
+        ("10de:25b6:10de:157e", "warning"),
+        ("10de:25b6:10de:0001", None),
+        ("10de:2684", None),
+        ("10de", None),
+    ],
+)
+def test_identifiers_that_mean_two_devices(ids: str, expected: str | None) -> None:
+    known = options(ids)
+    assert severity(host(pci_device(), TWIN, readiness=known), "vfio-pci-ids") == expected
+    assert severity(host(pci_device(), readiness=known), "vfio-pci-ids") is None
+    words = f"quiet vfio-pci.ids={ids}"
+    by_words = host(pci_device(), TWIN, readiness=facts(), kernel_command_line=words)
+    assert severity(by_words, "vfio-pci-ids") == expected
+
+
+def test_identifiers_that_mean_the_console() -> None:
+    console = device(is_boot_display=True)
+    finding = found(host(console, readiness=options("10de:25b6")), "vfio-pci-ids")
+    assert finding is not None
+    assert "the console's display" in finding.title
+
+
+def test_twins_are_told_the_console_among_them_but_not_virtual_functions() -> None:
+    console = dataclasses.replace(TWIN, is_boot_display=True)
+    finding = found(host(pci_device(), console), "twins")
+    assert finding is not None
+    assert finding.evidence[1].endswith(", the console")
+    virtual = dataclasses.replace(TWIN, physical_function=pci_device().address)
+    assert severity(host(pci_device(), virtual), "twins") is None
+
+
+@pytest.mark.parametrize(
+    ("methods", "rule"),
+    [((), "no-reset"), (("bus",), "weak-reset"), (("pm", "bus"), "weak-reset"), (("flr",), None)],
+)
+def test_reset(methods: tuple[str, ...], rule: str | None) -> None:
+    other = device("0000:06:00.0", class_code="020000", iommu_group=6)
+    both = host(device(reset_method=methods), other)
+    assert [r for r in ("no-reset", "weak-reset") if found(both, r)] == ([rule] if rule else [])
+
+
+def test_a_kernel_without_reset_methods_is_not_judged_by_them() -> None:
+    assert severity(host(device(reset_method=())), "no-reset") is None
+
+
+def test_d3cold() -> None:
+    assert severity(host(readiness=facts()), "d3cold") == "info"
+    assert severity(host(device(d3cold_allowed=False), readiness=facts()), "d3cold") is None
+    assert severity(host(device(d3cold_allowed=None), readiness=facts()), "d3cold") is None
+    awake = KernelModule("vfio_pci", "loaded", (), {"disable_idle_d3": "Y"})
+    assert severity(host(readiness=facts(modules=(awake,))), "d3cold") is None
+
+
+def test_a_silent_device() -> None:
+    assert severity(host(device(is_responsive=False)), "silent-device") == "warning"
+    assert severity(host(), "silent-device") is None
+
+
+@pytest.mark.parametrize(
+    ("class_code", "address", "expected"),
+    [
+        ("030000", "0000:04:00.0", "info"),
+        ("030200", "0000:04:00.0", "warning"),
+        ("030200", "0000:09:00.0", None),
+    ],
+)
+def test_the_firmwares_framebuffer(class_code: str, address: str, expected: str | None) -> None:
+    claim = FirmwareFramebuffer("BOOTFB", PciAddress.parse(address))
+    known = facts(framebuffers=(claim, FirmwareFramebuffer("efifb", None)))
+    plain = host(device(class_code=class_code), readiness=known)
+    assert severity(plain, "firmware-framebuffer") == expected
+
+
+def test_a_gpu_that_no_iommu_covers() -> None:
+    other = device("0000:06:00.0", class_code="020000", iommu_group=6)
+    assert severity(host(device(iommu_group=None), other), "no-group") == "warning"
+    assert severity(host(pci_device(), other), "no-group") is None
+
+
+def nic(address: str, **changes: Any) -> PciDevice:
+    """A network function in the GPU's group."""
+    return device(address, class_code="020000", driver="e1000e", device_id="10d3", **changes)
+
+
+def test_a_shared_group_names_the_foreign_members_and_the_bridge_above() -> None:
+    finding = found(host(pci_device(), nic("0000:06:00.0")), "shared-group")
+    assert finding is not None
+    assert finding.evidence[0].startswith("0000:06:00.0 ")
+    assert finding.evidence[1] == "0000:00:01.0 is the lowest bridge above all of group 4"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nic("0000:04:00.1"),
+        nic("0000:06:00.0", iommu_group=6),
+        device("0000:06:00.0", driver=None, class_code="020000"),
+        device("0000:00:01.0", driver="nvidia", header_type=1, class_code="060400"),
+    ],
+)
+def test_a_group_of_one_slot_or_without_blockers_is_no_trouble(other: PciDevice) -> None:
+    assert severity(host(pci_device(), other), "shared-group") is None
+
+
+def test_slots_that_nothing_isolates_are_told_once_for_all_groups() -> None:
+    two = [nic("0000:06:00.0", iommu_group=6), nic("0000:07:00.0", iommu_group=6)]
+    finding = found(host(*two), "no-isolation")
+    assert finding is not None
+    assert finding.evidence[0].endswith("/6: 0000:06:00.0, 0000:07:00.0")
+    functions = [nic("0000:06:00.0", iommu_group=6), nic("0000:06:00.1", iommu_group=6)]
+    assert severity(host(*functions), "no-isolation") is None
+
+
+def limit(kind: Any, setting: str = "LimitMEMLOCK=8M", *, is_unlimited: bool = False) -> Any:
+    """One limit."""
+    return MemlockLimit("containerd.service", kind, setting, is_unlimited, "/x")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((), None),
+        ((limit("container-runtime"),), "info"),
+        ((limit("user", "hard memlock 64"),), "info"),
+        ((limit("container-runtime", is_unlimited=True),), "ok"),
+        ((limit("virtualization"),), "ok"),
+    ],
+)
+def test_memlock(limits: tuple[MemlockLimit, ...], expected: str | None) -> None:
+    assert severity(host(readiness=facts(memlock=limits)), "memlock") == expected
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        (("grubby", "grub2-mkconfig"), "grubby --update-kernel=ALL"),
+        (("kernelstub", "bootctl"), "kernelstub --add-options"),
+        (("bootctl",), "loader/entries"),
+        (("bootctl", "/etc/kernel/cmdline"), "edit /etc/kernel/cmdline"),
+        (("proxmox-boot-tool", "/etc/kernel/cmdline"), "proxmox-boot-tool refresh"),
+        (("grub-mkconfig", "pacman"), "grub-mkconfig -o /boot/grub/grub.cfg"),
+    ],
+)
+def test_remedies_use_the_tools_that_are_there(tools: tuple[str, ...], words: str) -> None:
+    known = facts(distribution=Distribution("x", "X Linux", tools))
+    finding = found(host(device(iommu_group=None), readiness=known), "iommu")
+    assert finding is not None
+    assert "(on X Linux: " in finding.remedy
+    assert words in finding.remedy
