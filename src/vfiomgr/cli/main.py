@@ -66,9 +66,9 @@ def cli() -> None:
       vfiomgr libvirt hostdev 04:00.0   the XML for a domain
       vfiomgr unbind 0000:04:00.0       give it back to the driver it had
 
-    Exit status: 0 done or already so, 1 failed and rolled back, 2 usage, 4 refused by a guard,
-    5 failed and the roll-back is incomplete, 65 a malformed document, 130 interrupted. Each
-    option below can also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
+    Exit status: 0 done or already so, 1 failed and rolled back (check: something blocks), 2 usage,
+    4 refused by a guard, 5 failed and the roll-back is incomplete, 65 a malformed document, 130
+    interrupted. Each option below can also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
     """
 
 

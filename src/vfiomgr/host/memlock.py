@@ -50,8 +50,9 @@ def _services(tree: HostTree) -> Iterator[MemlockLimit]:
             for line in settings_of(tree, file)
             if line.startswith("LimitMEMLOCK=")
         ]
-        for line, file in settings[-1:]:
-            value = line.partition("=")[2].strip()
+        line, file = settings[-1] if settings else ("", unit)
+        value = line.partition("=")[2].strip()
+        if value:
             is_unlimited = all(part in _UNLIMITED for part in value.split(":"))
             yield MemlockLimit(service, kind, line, is_unlimited, file)
 

@@ -32,6 +32,7 @@ _EFI_VARIABLES = HostPath("/sys/firmware/efi/efivars")
 _SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _EFI_ATTRIBUTES = 4
 """Bytes before the value of a variable (Documentation/filesystems/efivarfs.rst)."""
+_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
 _SELECTED = re.compile(r"\[(\w+)\]")
 _CHIP = re.compile(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
 """Names of x86's interrupt chips; `IR-` says that their interrupts are remapped."""
@@ -70,7 +71,7 @@ def _nodes(tree: HostTree) -> Iterator[DeviceNode]:
         users, groups = account_names(tree)
         yield DeviceNode(
             path=node,
-            mode=f"{stat.S_IMODE(status.st_mode):04o}",
+            mode=stat.S_IMODE(status.st_mode),
             owner=f"{users.get(status.st_uid, status.st_uid)}:"
             f"{groups.get(status.st_gid, status.st_gid)}",
         )
@@ -81,10 +82,10 @@ def _dmar_flags(tree: HostTree) -> int | None:
     return table[_DMAR_FLAGS] if len(table) > _DMAR_FLAGS else None
 
 
-def _ecaps(tree: HostTree) -> dict[str, str]:
+def _ecaps(tree: HostTree) -> dict[str, int]:
     units = tree.children(path.IOMMU_UNITS)
-    read = ((unit, tree.read(path.IOMMU_UNITS / unit / "intel-iommu/ecap")) for unit in units)
-    return {unit: text for unit, text in read if text}
+    read = ((u, tree.read(path.IOMMU_UNITS / u / "intel-iommu/ecap") or "") for u in units)
+    return {unit: int(text, 16) for unit, text in read if _HEXADECIMAL.fullmatch(text)}
 
 
 def _interrupt_chips(tree: HostTree) -> tuple[str, ...] | None:

@@ -84,8 +84,8 @@ class DeviceNode:
     """A character device below /dev."""
 
     path: str
-    mode: str
-    """Permission bits in octal, e.g. `0666`."""
+    mode: int
+    """Permission bits."""
     owner: str
     """User and group, e.g. `root:kvm`."""
 
@@ -136,8 +136,8 @@ class Readiness:
     """Whether the directory is there in which the kernel shows the firmware's tables."""
     dmar_flags: int | None
     """Of the DMAR table; bit 0 says that the platform can remap interrupts."""
-    iommu_ecaps: dict[str, str]
-    """Extended capabilities of Intel's units, in hexadecimal; bit 3 is interrupt remapping."""
+    iommu_ecaps: dict[str, int]
+    """Extended capabilities of Intel's units; bit 3 is interrupt remapping."""
     interrupt_chips: tuple[str, ...] | None
     """Of /proc/interrupts, without the address of a device: `IR-PCI-MSI`, `IO-APIC`."""
     lockdown: str | None

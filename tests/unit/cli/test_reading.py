@@ -136,7 +136,8 @@ def test_an_unexpected_error_shows_no_traceback_unless_asked(
 def test_list_imports_nothing_heavy(kernel: FakeKernel) -> None:
     program = (
         "import sys; from vfiomgr.cli.main import cli; cli(sys.argv[1:], standalone_mode=False); "
-        "print([m for m in ('pydantic', 'jinja2', 'libvirt', 'grpc', 'pyudev', 'rich', 'tomlkit')"
+        "print([m for m in ('pydantic', 'jinja2', 'libvirt', 'grpc', 'pyudev', 'rich', 'tomlkit',"
+        " 'vfiomgr.model.readiness')"
         " if m in sys.modules], file=sys.stderr)"
     )
     result = subprocess.run(

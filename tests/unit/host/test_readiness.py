@@ -46,7 +46,8 @@ def test_an_empty_recording_says_nothing(tmp_path: Path) -> None:
     assert set(unknown) == {None}
     assert (facts.has_dev, facts.has_acpi_tables) == (False, False)
     assert (facts.nodes, facts.memlock, facts.module_settings) == ((), (), ())
-    assert facts.config == facts.iommu_ecaps == {}
+    assert not facts.config
+    assert not facts.iommu_ecaps
 
 
 def test_modules_are_loaded_built_in_available_or_missing(tmp_path: Path) -> None:
@@ -122,18 +123,21 @@ class Nodes(HostTree):
 def test_nodes_are_told_with_mode_and_owner_and_copies_are_none(tmp_path: Path) -> None:
     tree_of(tmp_path, "dev/vfio/vfio:\netc/passwd: root:x:0:0::/:\netc/group: root:x:0:")
     facts = read_readiness(Nodes(tmp_path), RELEASE, ())
-    assert facts.nodes == (DeviceNode("/dev/vfio/vfio", "0666", "root:root"),)
+    assert facts.nodes == (DeviceNode("/dev/vfio/vfio", 0o666, "root:root"),)
     assert (read(tmp_path).has_dev, read(tmp_path).nodes) == (True, ())
 
 
 def test_firmware_tables_and_units(tmp_path: Path) -> None:
-    tree_of(tmp_path, "sys/class/iommu/dmar0/intel-iommu/ecap: f020df")
+    tree_of(
+        tmp_path,
+        "sys/class/iommu/dmar0/intel-iommu/ecap: f020df\nsys/class/iommu/dmar1/intel-iommu/ecap: ?",
+    )
     table = tmp_path / "sys/firmware/acpi/tables/DMAR"
     table.parent.mkdir(parents=True)
     table.write_bytes(b"DMAR" + bytes(33) + b"\x05")
     facts = read(tmp_path)
     assert (facts.has_acpi_tables, facts.dmar_flags) == (True, 5)
-    assert facts.iommu_ecaps == {"dmar0": "f020df"}
+    assert facts.iommu_ecaps == {"dmar0": 0xF020DF}
     table.write_bytes(b"DMAR")
     assert read(tmp_path).dmar_flags is None
 
@@ -195,7 +199,9 @@ def test_the_last_limit_of_a_unit_counts_and_users_must_exist(tmp_path: Path) ->
         usr/lib/systemd/system/containerd.service: [Service]\nLimitMEMLOCK=8M
         etc/systemd/system/containerd.service.d/50.conf: [Service]\nLimitMEMLOCK=infinity
         usr/lib/systemd/system/libvirtd.service: LimitMEMLOCK=64M
-        usr/lib/systemd/system/crio.service: [Service]
+        usr/lib/systemd/system/crio.service: LimitMEMLOCK=8M
+        run/systemd/system/crio.service.d/50.conf: [Service]\nLimitMEMLOCK=
+        usr/lib/systemd/system/virtqemud.service: [Service]
         etc/passwd: libvirt-qemu:x:64055:103::/:
         etc/security/limits.d/q.conf: libvirt-qemu hard memlock 65536\nqemu - memlock 1\n* - core 0
         """,

@@ -125,9 +125,9 @@ def test_tables_that_a_recording_lacks_are_no_evidence() -> None:
         ({"interrupt_chips": ("IR-IO-APIC", "IR-PCI-MSI")}, "ok"),
         ({"interrupt_chips": ("IO-APIC", "PCI-MSI")}, "blocker"),
         ({"interrupt_chips": ()}, None),
-        ({"iommu_ecaps": {"dmar0": "f020df", "dmar1": "f020df"}}, "ok"),
-        ({"iommu_ecaps": {"dmar0": "f020df", "dmar1": "f020d7"}}, "blocker"),
-        ({"iommu_ecaps": {"dmar0": "f020df"}, "interrupt_chips": ("PCI-MSI",)}, "blocker"),
+        ({"iommu_ecaps": {"dmar0": 0xF020DF, "dmar1": 0xF020DF}}, "ok"),
+        ({"iommu_ecaps": {"dmar0": 0xF020DF, "dmar1": 0xF020D7}}, "blocker"),
+        ({"iommu_ecaps": {"dmar0": 0xF020DF}, "interrupt_chips": ("PCI-MSI",)}, "blocker"),
     ],
 )
 def test_interrupt_remapping(known: dict[str, Any], expected: str | None) -> None:
@@ -193,7 +193,7 @@ def test_no_iommu_mode() -> None:
     group = dataclasses.replace(group, name="vfio-noiommu")
     finding = found(dataclasses.replace(unisolated, groups=(group,)), "no-iommu-mode")
     assert finding is not None
-    assert finding.evidence == ("/dev/vfio/noiommu-4 exists",)
+    assert finding.evidence == ("/sys/kernel/iommu_groups/4/name: vfio-noiommu",)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_no_iommu_mode() -> None:
         ("secure-boot", {"secure_boot": False}, None),
         ("driver-override", {"has_driver_override": False}, "warning"),
         ("driver-override", {"has_driver_override": True}, None),
-        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", "0600", "root:root"),)}, "info"),
-        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", "0666", "root:root"),)}, None),
+        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", 0o600, "root:root"),)}, "info"),
+        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", 0o666, "root:root"),)}, None),
     ],
 )
 def test_plain_facts(rule: str, known: dict[str, Any], expected: str | None) -> None:
@@ -358,6 +358,10 @@ def test_identifiers_that_mean_the_console() -> None:
     finding = found(host(console, readiness=options("10de:25b6")), "vfio-pci-ids")
     assert finding is not None
     assert "the console's display" in finding.title
+    audio = device("0000:04:00.1")
+    finding = found(host(console, audio, readiness=options("10de:25b6")), "vfio-pci-ids")
+    assert finding is not None
+    assert "the console's display" in finding.title
 
 
 def test_twins_are_told_the_console_among_them_but_not_virtual_functions() -> None:
@@ -409,6 +413,14 @@ def test_the_firmwares_framebuffer(class_code: str, address: str, expected: str 
     known = facts(framebuffers=(claim, FirmwareFramebuffer("efifb", None)))
     plain = host(device(class_code=class_code), readiness=known)
     assert severity(plain, "firmware-framebuffer") == expected
+
+
+def test_claims_within_claims_are_one_finding() -> None:
+    at = PciAddress.parse("0000:04:00.0")
+    claims = (FirmwareFramebuffer("BOOTFB", at), FirmwareFramebuffer("simpledrm", at))
+    finding = found(host(readiness=facts(framebuffers=claims)), "firmware-framebuffer")
+    assert finding is not None
+    assert finding.evidence[0] == "/proc/iomem: BOOTFB, simpledrm below 0000:04:00.0"
 
 
 def test_a_gpu_that_no_iommu_covers() -> None:
@@ -475,6 +487,7 @@ def test_memlock(limits: tuple[MemlockLimit, ...], expected: str | None) -> None
     [
         (("grubby", "grub2-mkconfig"), "grubby --update-kernel=ALL"),
         (("kernelstub", "bootctl"), "kernelstub --add-options"),
+        (("grubby", "/etc/kernel/cmdline"), "grubby --update-kernel=ALL"),
         (("bootctl",), "loader/entries"),
         (("bootctl", "/etc/kernel/cmdline"), "edit /etc/kernel/cmdline"),
         (("proxmox-boot-tool", "/etc/kernel/cmdline"), "proxmox-boot-tool refresh"),

@@ -105,7 +105,7 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
         yield Finding(
             "d3cold",
             "info",
-            "idle GPUs may go to D3cold",
+            "D3cold is allowed for idle GPUs",
             tuple(f"{_DEVICES}/{d.address}/d3cold_allowed: 1{_power(d)}" for d in devices),
             "vfio-pci lets an idle function sleep, and where the port can cut its power, a few "
             "devices do not wake again until the host is power-cycled",
@@ -119,23 +119,20 @@ def _power(device: PciDevice) -> str:
 
 def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     """vfio-pci evicts it from VGA functions alone (vfio_pci_vga_init, since Linux 6.0)."""
-    for framebuffer in facts.framebuffers or ():
-        device = next((d for d in host.devices if d.address == framebuffer.device), None)
-        if device is None:
+    claims = facts.framebuffers or ()
+    for device in host.devices:
+        names = ", ".join(claim.name for claim in claims if claim.device == device.address)
+        if not names:
             continue
         is_vga = device.class_code.startswith(CLASS_VGA)
         kept = "" if is_vga else ", and vfio-pci evicts it from VGA functions alone"
-        how = remedy.command_line(facts)
+        since = "before Linux 6.0, " if is_vga else ""
         yield Finding(
             "firmware-framebuffer",
             "info" if is_vga else "warning",
             f"the firmware's screen lies in the memory of {device}",
-            (
-                f"/proc/iomem: {framebuffer.name} below {device.address}",
-                f"class {device.class_code}",
-            ),
+            (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
             f"while it is there the function's BAR is taken (\"can't reserve\" in dmesg){kept}",
-            "vfio-pci takes it over since Linux 6.0"
-            if is_vga
-            else f"put initcall_blacklist=sysfb_init on the kernel command line{how}, then reboot",
+            f"{since}put initcall_blacklist=sysfb_init on the kernel command line"
+            f"{remedy.command_line(facts)} and reboot",
         )

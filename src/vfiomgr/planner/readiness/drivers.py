@@ -117,17 +117,23 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Findi
     for source, ids in _identifiers(host, facts):
         for entry in ids.split(","):
             taken = [d for d in host.devices if _matches(entry, d) and not d.is_bridge]
-            if len({d.address.slot for d in taken}) > 1 or any(d.is_boot_display for d in taken):
-                yield Finding(
-                    "vfio-pci-ids",
-                    "warning",
-                    f"vfio-pci.ids={entry} means more than one device"
-                    if len(taken) > 1
-                    else f"vfio-pci.ids={entry} means the console's display",
-                    (source, *(f"{d} has these identifiers" for d in taken)),
-                    "when vfio-pci loads it takes all of them that have no driver yet",
-                    "take the identifiers out, and bind by address: vfiomgr bind ADDRESS",
-                )
+            trouble = _trouble(taken)
+            if trouble is None:
+                continue
+            yield Finding(
+                "vfio-pci-ids",
+                "warning",
+                f"vfio-pci.ids={entry} means {trouble}",
+                (source, *(f"{d} has these identifiers" for d in taken)),
+                "when vfio-pci loads it takes all of them that have no driver yet",
+                "take the identifiers out, and bind by address: vfiomgr bind ADDRESS",
+            )
+
+
+def _trouble(taken: Sequence[PciDevice]) -> str | None:
+    if len({d.address.slot for d in taken}) > 1:
+        return "more than one device"
+    return "the console's display" if any(d.is_boot_display for d in taken) else None
 
 
 def _identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str]]:

@@ -140,13 +140,13 @@ def _lacking_cdev(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
 def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     """The kernel makes /dev/vfio/vfio with mode 0666: it gives nothing away without a group."""
     node = facts.node("/dev/vfio/vfio")
-    if node is None or int(node.mode, 8) & _OTHERS_MAY == _OTHERS_MAY:
+    if node is None or node.mode & _OTHERS_MAY == _OTHERS_MAY:
         return
     yield Finding(
         "container-node",
         "info",
         f"not every user may open {node.path}",
-        (f"{node.path}: mode {node.mode}, owner {node.owner}",),
+        (f"{node.path}: mode {node.mode:04o}, owner {node.owner}",),
         "a QEMU of another user needs it beside the node of its group; the kernel's own mode is "
         "0666, which gives no device away",
         f"where an unprivileged QEMU fails on it, look for a udev rule that names {node.path}",

@@ -71,8 +71,9 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Findin
         return
     why = "a device could otherwise raise any interrupt of the host"
     if is_remapped:
-        in_use = facts.interrupt_chips is not None
-        title = "interrupts are remapped" if in_use else "the IOMMU can remap interrupts"
+        title = (
+            "interrupts are remapped" if facts.interrupt_chips else "the IOMMU can remap interrupts"
+        )
         yield Finding("interrupt-remapping", "ok", title, evidence, why)
         return
     unsafe = _unsafe_interrupts(facts)
@@ -91,18 +92,17 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Findin
 
 def _remapping(facts: Readiness) -> tuple[bool | None, tuple[str, ...]]:
     """Whether interrupts are remapped; None where nothing tells."""
-    units = {name: int(text, 16) for name, text in facts.iommu_ecaps.items()}
-    capable = {name: bool(value & _ECAP_REMAPS) for name, value in units.items()}
+    ecaps = facts.iommu_ecaps
     evidence = tuple(
-        f"{IOMMU_UNITS}/{name}/intel-iommu/ecap: {facts.iommu_ecaps[name]}, "
-        f"bit 3 is {'set' if is_set else 'clear'}"
-        for name, is_set in capable.items()
+        f"{IOMMU_UNITS}/{unit}/intel-iommu/ecap: {ecap:x}, "
+        f"bit 3 is {'set' if ecap & _ECAP_REMAPS else 'clear'}"
+        for unit, ecap in ecaps.items()
     )
     if facts.interrupt_chips:
         remapped = [chip for chip in facts.interrupt_chips if chip.startswith("IR-")]
         shown = f"/proc/interrupts: {', '.join(remapped or facts.interrupt_chips)}"
         return bool(remapped), (shown, *evidence)
-    return (all(capable.values()) if capable else None), evidence
+    return (all(ecap & _ECAP_REMAPS for ecap in ecaps.values()) if ecaps else None), evidence
 
 
 def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
@@ -137,7 +137,11 @@ def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
 def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     """Groups that isolate nothing (CONFIG_VFIO_NOIOMMU)."""
     module, name = facts.module("vfio"), "enable_unsafe_noiommu_mode"
-    evidence = [f"{group.node} exists" for group in host.groups if group.is_noiommu]
+    evidence = [
+        f"{IOMMU_GROUPS}/{group.number}/name: {group.name}"
+        for group in host.groups
+        if group.is_noiommu
+    ]
     if (module.parameters or {}).get(name) == "Y":
         evidence.insert(0, f"{_PARAMETERS.format('vfio', name)}: Y")
     if not evidence:

@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from vfiomgr.model.readiness import Distribution, Readiness
 
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
-_COMMAND_LINE = {
+_COMMAND_LINE = {  # the first that is there
     "rpm-ostree": "rpm-ostree kargs --append=WORD, or --delete=WORD",
     "kernelstub": "kernelstub --add-options WORD, or --delete-options WORD",
     "grubby": "grubby --update-kernel=ALL --args=WORD, or --remove-args=WORD",
+    "/etc/kernel/cmdline": "edit /etc/kernel/cmdline, then run kernel-install add for each kernel",
     "update-grub": f"{_GRUB}, then run update-grub",
     "grub2-mkconfig": f"{_GRUB}, then run grub2-mkconfig -o /boot/grub2/grub.cfg",
     "grub-mkconfig": f"{_GRUB}, then run grub-mkconfig -o /boot/grub/grub.cfg",
@@ -29,7 +30,7 @@ _PACKAGES = {
     "zypper": "zypper install",
     "pacman": "pacman -S",
 }
-_KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
+_PROXMOX = {"proxmox-boot-tool", "/etc/kernel/cmdline"}
 
 
 def command_line(facts: Readiness | None) -> str:
@@ -42,10 +43,8 @@ def command_line(facts: Readiness | None) -> str:
 
 
 def _command_line(distribution: Distribution) -> str | None:
-    tools = distribution.tools
-    if _KERNEL_COMMAND_LINE in tools:
-        apply = "proxmox-boot-tool refresh" if "proxmox-boot-tool" in tools else "kernel-install"
-        return f"edit {_KERNEL_COMMAND_LINE}, then run {apply}"
+    if _PROXMOX.issubset(distribution.tools):
+        return "edit /etc/kernel/cmdline, then run proxmox-boot-tool refresh"
     return _first(_COMMAND_LINE, distribution)
 
 
