@@ -10,8 +10,8 @@ import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.distribution import read_distribution
-from vfiomgr.host.kernel_modules import read_config, read_module_settings, read_modules
 from vfiomgr.host.memlock import read_memlock
+from vfiomgr.host.module_state import read_config, read_module_settings, read_modules
 from vfiomgr.host.text import account_names, text_of
 from vfiomgr.model import path
 from vfiomgr.model.path import HostPath

@@ -1,4 +1,4 @@
-"""Kernel modules: which are there, how modprobe.d sets them, how the kernel was configured."""
+"""Which modules of a check are there, how modprobe.d sets them, how the kernel was configured."""
 
 from __future__ import annotations
 
