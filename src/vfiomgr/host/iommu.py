@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model import path
-from vfiomgr.model.iommu import IommuGroup, IommuState
+from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
 
 _ACPI_TABLES = path.HostPath("/sys/firmware/acpi/tables")
+_MODULES = path.HostPath("/sys/module")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
 
 
@@ -40,6 +41,14 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
         units=tuple(tree.children(path.IOMMU_UNITS)),
         firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(_ACPI_TABLES / n)),
         has_groups=any(group.has_pci_members and not group.is_noiommu for group in groups),
+    )
+
+
+def read_vfio_state(tree: HostTree) -> VfioState:
+    """The parameters of VFIO's modules, where they are loaded."""
+    return VfioState(
+        is_noiommu_on=tree.read(_MODULES / "vfio/parameters/enable_unsafe_noiommu_mode") == "Y",
+        is_denylist_off=tree.read(_MODULES / "vfio_pci/parameters/disable_denylist") == "Y",
     )
 
 

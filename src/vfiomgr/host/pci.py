@@ -132,7 +132,7 @@ def read_device(
         sriov_totalvfs=_number(tree.read(directory / "sriov_totalvfs")),
         sriov_numvfs=_number(read_locked(directory / "sriov_numvfs")),
         sriov_drivers_autoprobe=_flag(tree.read(directory / "sriov_drivers_autoprobe")),
-        is_boot_display=tree.read(directory / "boot_vga") == "1",
+        is_boot_display=False,
         is_responsive=_is_alive(config),
         vfio_device=vfio_device,
         vfio_cdev=vfio_device is not None and tree.exists(path.VFIO_CDEVS / vfio_device),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import iommu, mdev, modules, origins, pci, users
+from vfiomgr.host import display, iommu, mdev, modules, nvidia, origins, pci, users, uses
 from vfiomgr.host.names import Names
 from vfiomgr.model.path import PCI_DRIVERS, HostPath
-from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.model.snapshot import HostSnapshot, HostUse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.readiness import Readiness
@@ -30,7 +32,7 @@ def scan(
     in the slots of `serials_of`.
     """
     groups = iommu.read_groups(tree)
-    devices = pci.read_devices(tree, Names(tree, machine), serials_of)
+    devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
     release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
     return HostSnapshot(
         kernel_release=release,
@@ -44,8 +46,9 @@ def scan(
         vgpu_parents=mdev.read_parents(tree, (device.address for device in devices)),
         vgpus=mdev.read_mdevs(tree),
         origins=origins.read_origins(tree),
-        host_uses=users.read_host_uses(tree),
+        host_uses=_host_uses(tree, devices, with_users=with_users),
         users=users.read_users(tree) if with_users else None,
+        vfio=iommu.read_vfio_state(tree),
         variants=modules.read_variants(tree) if with_users else (),
         readiness=_readiness(tree, release, devices) if with_readiness else None,
     )
@@ -55,6 +58,15 @@ def _readiness(tree: HostTree, release: str | None, devices: tuple[PciDevice, ..
     from vfiomgr.host.readiness import read_readiness  # noqa: PLC0415 - only a check needs it
 
     return read_readiness(tree, release, devices)
+
+
+def _host_uses(
+    tree: HostTree, devices: Sequence[PciDevice], *, with_users: bool
+) -> tuple[HostUse, ...] | None:
+    found = uses.read_host_uses(tree)
+    if found is None or not with_users:
+        return found
+    return (*found, *nvidia.persistence_uses(tree, devices))
 
 
 def _cpu_vendor(tree: HostTree) -> str | None:

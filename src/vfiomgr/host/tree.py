@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.model.path import HostPath
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
+_PROGRAM_DEADLINE = 15.0
+"""Seconds; nvidia-smi wakes every GPU first."""
+_DEATH_DEADLINE = 0.5
+"""Seconds for a killed program to end: in the hands of a driver it may never do."""
 
 
 class HostTree:
@@ -180,6 +189,34 @@ class HostTree:
         """Make a directory of vfiomgr's own, with its parents; only root may write in it."""
         os.makedirs(self._within_root(path), mode=mode, exist_ok=True)
         self._directories.clear()
+
+    def run(self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE) -> str | None:
+        """What a program of this machine prints; None where it is absent, fails or hangs.
+
+        Programs act on the machine itself, so that in any other root there are none.
+        """
+        import subprocess  # noqa: PLC0415 - few callers run a program
+
+        if self._prefix:
+            return None
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except OSError:
+            return None
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with process.stdout or nullcontext(), suppress(subprocess.TimeoutExpired):
+                process.wait(_DEATH_DEADLINE)
+            return None
+        return output if process.returncode == 0 else None
 
     def load_module(self, name: str) -> None:
         """Load a kernel module by name.

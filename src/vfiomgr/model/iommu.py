@@ -65,6 +65,16 @@ class IommuState:
         return self.has_groups
 
 
+@dataclass(frozen=True, slots=True)
+class VfioState:
+    """Parameters of VFIO's modules that decide what may be bound."""
+
+    is_noiommu_on: bool = False
+    """enable_unsafe_noiommu_mode of vfio."""
+    is_denylist_off: bool = False
+    """disable_denylist of vfio-pci."""
+
+
 def is_blocking(device: PciDevice) -> bool:
     """Whether a member keeps its group from being viable (vfio_iommu_group_set_container)."""
     if device.driver is None or device.is_on_vfio or device.vfio_device is not None:

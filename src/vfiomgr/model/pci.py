@@ -25,6 +25,12 @@ CLASS_OTHER_BRIDGE = "0680"
 
 HEADER_ENDPOINT = 0
 
+_INTEL = "8086"
+_DENIED = frozenset(
+    {"0435", "0443", "19e2", "19e3", "37c8", "37c9"}  # QuickAssist, functions and VFs
+    | {"0b25", "0cfe"}  # DSA and IAX of Sapphire Rapids
+)
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class PciAddress:
@@ -189,6 +195,8 @@ class PciDevice:
     """What the kernel has not returned from, e.g. an unbind; its attributes are unknown then."""
     serial: str | None = None
     """From the vital product data, where somebody asked for it."""
+    display_signs: tuple[str, ...] = ()
+    """What shows that the console is on it."""
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -211,6 +219,11 @@ class PciDevice:
         return self.class_code.startswith(CLASS_BRIDGE) and not self.class_code.startswith(
             CLASS_OTHER_BRIDGE
         )
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether vfio-pci denies it unless told otherwise (vfio_pci_dev_in_denylist)."""
+        return self.vendor_id == _INTEL and self.device_id in _DENIED
 
     @property
     def is_on_vfio(self) -> bool:

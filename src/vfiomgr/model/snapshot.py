@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
-from vfiomgr.model.iommu import IommuGroup, IommuState, blockers
+from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
@@ -30,10 +30,14 @@ class DeviceUser:
     node: str
     pid: int
     command: str
+    unit: str | None = None
+    """The unit of systemd that it runs in: `gdm.service`, `machine-qemu-3-win.scope`."""
+    functions: tuple[PciAddress, ...] = ()
+    """The PCI functions below the node, where the node is not one of their own: block devices."""
 
     def __str__(self) -> str:
-        """`qemu-system-x86 (PID 4711)`."""
-        return f"{self.command} (PID {self.pid})"
+        """`qemu-system-x86 (PID 4711, machine-qemu-3-win.scope)`."""
+        return f"{self.command} (PID {self.pid}{f', {self.unit}' if self.unit else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,7 @@ class HostUse:
     """Something of the host itself that would break without the function."""
 
     address: PciAddress
-    kind: str
-    """`mounted-disk` or `default-route`."""
+    kind: Literal["mounted-disk", "default-route", "persistence-mode"]
     what: str
 
 
@@ -65,6 +68,7 @@ class HostSnapshot:
     """None where the tree has no /proc to tell, as recordings have not."""
     users: tuple[DeviceUser, ...] | None = None
     """Open device nodes; None where nobody looked (it takes a walk through /proc, as root)."""
+    vfio: VfioState = field(default_factory=VfioState)
     variants: tuple[VfioVariant, ...] = ()
     """Variant drivers of VFIO that this kernel has; read together with the users."""
     readiness: Readiness | None = None
@@ -140,8 +144,14 @@ class HostSnapshot:
 
     def holders(self, holder: PciDevice | Vgpu) -> tuple[DeviceUser, ...]:
         """The processes that have a function or a vGPU open, on the host or for a guest."""
-        own = frozenset(holder.nodes) if isinstance(holder, PciDevice) else frozenset()
-        return self.users_of(own | self.guest_nodes(holder))
+        if not isinstance(holder, PciDevice):
+            return self.users_of(self.guest_nodes(holder))
+        nodes = frozenset(holder.nodes) | self.guest_nodes(holder)
+        return (*self.users_of(nodes), *self.users_below(holder))
+
+    def users_below(self, device: PciDevice) -> tuple[DeviceUser, ...]:
+        """The processes that have a disk of a function open."""
+        return tuple(user for user in self.users or () if device.address in user.functions)
 
     def users_of(self, nodes: frozenset[str]) -> tuple[DeviceUser, ...]:
         """The processes that have one of the nodes open."""
@@ -163,6 +173,7 @@ _PARTS: tuple[Any, ...] = (
     VgpuType,
     Vgpu,
     VfioVariant,
+    VfioState,
 )
 
 

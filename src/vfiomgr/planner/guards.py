@@ -14,6 +14,7 @@ from vfiomgr.model import path
 from vfiomgr.model.intent import Allowance
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.pci import PciDevice
+from vfiomgr.model.variant import best_variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,10 +85,27 @@ def iommu_off(host: HostSnapshot) -> Objection | None:
     """What is to be said of a host that isolates no device."""
     if host.iommu.is_on:
         return None
+    unsafe = (
+        "; no-IOMMU mode, which is switched on, would let a guest write to all of the memory"
+        if host.vfio.is_noiommu_on
+        else ""
+    )
     return Objection(
-        "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest",
+        "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest"
+        + unsafe,
         iommu_remedy(host),
     )
+
+
+def denied(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Devices that let a guest attack the host: vfio-pci refuses them, a variant need not."""
+    is_served = host.vfio.is_denylist_off or best_variant(host.variants, device.modalias)
+    if device.is_denied and not is_served:
+        yield Objection(
+            f"{device} is on the list of devices that vfio-pci denies, since a guest could "
+            "harm the host through it",
+            "if its guest is trusted, load vfio-pci with disable_denylist=1 (modprobe.d)",
+        )
 
 
 def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
@@ -111,8 +129,9 @@ def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 def boot_display(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """The console's display: taken away, the host has no screen to tell what went wrong."""
     if device.is_boot_display:
+        signs = ", ".join(device.display_signs)
         yield Objection(
-            f"{device} is the console's display (boot_vga is 1)",
+            f"{device} is the console's display ({signs})",
             "make another display the primary one in the firmware, or, if this host is reached "
             "over the network, pass --allow boot-display",
             "boot-display",
@@ -149,23 +168,32 @@ def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     for use in host.host_uses or ():
         if use.address != device.address:
             continue
-        if use.kind == "mounted-disk":
-            yield Objection(
-                f"{device} holds a mounted file system: {use.what}",
-                f"unmount it, or leave the function out with --only, or pass --allow {use.kind}",
-                "mounted-disk",
-            )
-        else:
-            yield Objection(
-                f"{device} carries the default route: interface {use.what}",
-                f"move the route, or leave it out with --only, or pass --allow {use.kind}",
-                "default-route",
-            )
+        match use.kind:
+            case "mounted-disk":
+                yield Objection(
+                    f"{device} holds a disk that the host uses: {use.what}",
+                    f"unmount it, or leave it out with --only, or pass --allow {use.kind}",
+                    "mounted-disk",
+                )
+            case "default-route":
+                yield Objection(
+                    f"{device} carries the default route: interface {use.what}",
+                    f"move the route, or leave it out with --only, or pass --allow {use.kind}",
+                    "default-route",
+                )
+            case "persistence-mode":
+                yield Objection(
+                    f"{device} is in persistence mode, so its driver would never let it go: "
+                    f"{use.what}",
+                    f"nvidia-smi -i {device.address} -pm 0, and stop nvidia-persistenced, "
+                    "or pass --allow in-use",
+                    "in-use",
+                )
 
 
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """A driver's unbind may wait for ever for the last user of its nodes."""
-    users = host.users_of(frozenset(device.nodes))
+    users = (*host.users_of(frozenset(device.nodes)), *host.users_below(device))
     if users:
         yield Objection(
             f"{device} is open in {_named(users)}",
@@ -211,6 +239,7 @@ def _named(users: Iterable[DeviceUser]) -> str:
 TAKING = (
     stuck,
     bridge,
+    denied,
     silence,
     isolation,
     boot_display,

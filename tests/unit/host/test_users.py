@@ -1,108 +1,86 @@
+"""Processes that have device nodes open: their units, disks below volumes, what cannot be seen."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.unit.host_files import tree_of
-from vfiomgr.host.users import read_host_uses
+from vfiomgr.host.users import read_users
+from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vfiomgr.host.tree import HostTree
+
 DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
+MACHINE = "0::/machine.slice/machine-qemu-3-win.scope/libvirt/emulator"
+SESSION = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-steam.scope"
 
 
-def test_a_mounted_partition_names_its_controller(tmp_path: Path) -> None:
+def test_who_where_and_in_which_unit(tmp_path: Path) -> None:
     tree = tree_of(
         tmp_path,
-        rf"""
-        {DISK}/nvme0n1p2/partition: 2
-        sys/class/block/nvme0n1p2 -> ../../../{DISK}/nvme0n1p2
-        dev/nvme0n1p2: node
-        proc/mounts: /dev/nvme0n1p2 /srv/a\040b ext4 rw 0 0\ntmpfs /run tmpfs rw 0 0
+        f"""
+        proc/1/comm: systemd
+        proc/1/fd/0 -> /dev/null
+        proc/812/comm: qemu-system-x86
+        proc/812/cgroup: {MACHINE}
+        proc/812/fd/3 -> /dev/vfio/12
+        proc/812/fd/4 -> /dev/vfio/12
+        proc/813/comm: steam
+        proc/813/cgroup: {SESSION}
+        proc/813/fd/9 -> /dev/dri/renderD128
+        proc/814/comm: bash
+        proc/814/cgroup: 0::/
+        proc/814/fd/9 -> /dev/nvidia0
         """,
     )
-    (use,) = read_host_uses(tree) or ()
-    assert str(use.address) == "0000:03:00.0"
-    assert (use.kind, use.what) == ("mounted-disk", "/dev/nvme0n1p2 on /srv/a b")
+    assert [str(user) for user in read_users(tree) or ()] == [
+        "qemu-system-x86 (PID 812, machine-qemu-3-win.scope)",
+        "steam (PID 813, app-steam.scope)",
+        "bash (PID 814)",
+    ]
 
 
-def test_a_mounted_logical_volume_names_the_controller_below_it(tmp_path: Path) -> None:
-    tree = tree_of(
-        tmp_path,
-        rf"""
-        {DISK}/size: 1
-        sys/class/block/nvme0n1 -> ../../../{DISK}
-        sys/devices/virtual/block/dm-0/slaves/nvme0n1 -> ../../../../../../{DISK}
+def disk_tree(root: Path, opened: str) -> HostTree:
+    return tree_of(
+        root,
+        f"""
+        {DISK}/nvme0n1p1/partition: 1
+        sys/class/block/nvme0n1p1 -> ../../../{DISK}/nvme0n1p1
+        sys/devices/virtual/block/dm-0/slaves/nvme0n1p1 -> ../../../../../../{DISK}/nvme0n1p1
         sys/class/block/dm-0 -> ../../devices/virtual/block/dm-0
-        dev/dm-0: node
-        dev/mapper/root -> ../dm-0
-        proc/mounts: /dev/mapper/root / ext4 rw 0 0
+        proc/77/comm: qemu-system-x86
+        proc/77/fd/5 -> {opened}
         """,
     )
-    (use,) = read_host_uses(tree) or ()
-    assert str(use.address) == "0000:03:00.0"
 
 
-def test_the_default_route_over_a_bridge_names_the_interface_below(tmp_path: Path) -> None:
-    routes = (
-        r"Iface Destination Gateway Flags RefCnt Use Metric Mask\n"
-        r"br0 00000000 0101A8C0 3 0 0 0 00000000\n"
-        r"eth0 0001A8C0 00000000 1 0 0 0 00FFFFFF"
-    )
-    nic = "sys/devices/pci0000:00/0000:05:00.0/net/eth0"
-    tree = tree_of(
-        tmp_path,
-        f"""
-        {nic}/address: 00
-        sys/class/net/eth0 -> ../../../{nic}
-        sys/devices/virtual/net/br0/lower_eth0 -> ../../../../../{nic}
-        sys/class/net/br0 -> ../../devices/virtual/net/br0
-        proc/net/route: {routes}
-        """,
-    )
-    (use,) = read_host_uses(tree) or ()
-    assert (str(use.address), use.kind, use.what) == ("0000:05:00.0", "default-route", "br0")
+@pytest.mark.parametrize("opened", ["/dev/nvme0n1p1", "/dev/dm-0"])
+def test_a_disk_that_is_open_names_the_controller_below_it(tmp_path: Path, opened: str) -> None:
+    (user,) = read_users(disk_tree(tmp_path, opened)) or ()
+    assert user.functions == (PciAddress.parse("0000:03:00.0"),)
 
 
-def test_swap_counts_as_mounted(tmp_path: Path) -> None:
-    tree = tree_of(
-        tmp_path,
-        rf"""
-        {DISK}/nvme0n1p3/partition: 3
-        sys/class/block/nvme0n1p3 -> ../../../{DISK}/nvme0n1p3
-        dev/nvme0n1p3: node
-        proc/swaps: Filename Type Size Used Priority\n/dev/nvme0n1p3 partition 1 0 -2
-        """,
-    )
-    (use,) = read_host_uses(tree) or ()
-    assert (use.kind, use.what) == ("mounted-disk", "/dev/nvme0n1p3 as swap")
+def test_other_files_are_nobodys_business(tmp_path: Path) -> None:
+    assert read_users(disk_tree(tmp_path, "/dev/sda")) == ()
 
 
-def test_every_controller_on_the_way_to_a_disk_counts(tmp_path: Path) -> None:
-    disk = "sys/devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:01:00.0/nvme/nvme0/nvme0n1"
-    tree = tree_of(
-        tmp_path,
-        f"""
-        {disk}/size: 1
-        sys/class/block/nvme0n1 -> ../../../{disk}
-        dev/nvme0n1: node
-        proc/1/mounts: /dev/nvme0n1 /home ext4 rw 0 0
-        proc/mounts: tmpfs /run tmpfs rw 0 0
-        """,
-    )
-    uses = [str(use.address) for use in read_host_uses(tree) or ()]
-    assert uses == ["0000:00:0e.0", "10000:01:00.0"]
+def test_a_recording_tells_nothing(tmp_path: Path) -> None:
+    assert read_users(tree_of(tmp_path, "sys/nothing: 1")) is None
 
 
-def test_odd_tables_are_passed_over(tmp_path: Path) -> None:
-    tree = tree_of(
-        tmp_path,
-        r"""
-        dev/sda: node
-        proc/mounts: /dev/sda/.. / ext4\nshort\n\n/dev/none /x ext4 rw 0 0
-        proc/net/route: Iface Destination\neth0 00000000
-        proc/net/ipv6_route: 00 00
-        proc/swaps: Filename
-        """,
-    )
-    assert read_host_uses(tree) == ()
+def test_a_process_that_hides_its_files_makes_all_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = disk_tree(tmp_path, "/dev/dm-0")
+
+    def deny(_path: str) -> list[str]:
+        raise PermissionError
+
+    monkeypatch.setattr("vfiomgr.host.users.os.listdir", deny)
+    monkeypatch.setattr(type(tree), "children", lambda _self, path: ["77"] * (path == "/proc"))
+    assert read_users(tree) is None

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.intent import Allowance, Bind
-from vfiomgr.model.iommu import IommuState
+from vfiomgr.model.iommu import IommuState, VfioState
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import PciAddress, PciDevice
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
@@ -22,6 +22,7 @@ AUDIO = replace(
     pci_device("0000:04:00.1"), driver="snd_hda_intel", class_code="040300", name="NVIDIA audio"
 )
 NIC = replace(pci_device("0000:05:00.0"), driver="e1000e", class_code="020000", name="Intel NIC")
+CONSOLE: dict[str, Any] = {"is_boot_display": True, "display_signs": ("boot_vga is 1",)}
 BRIDGE = replace(pci_device("0000:00:01.0"), driver="pcieport", class_code="060400", header_type=1)
 
 
@@ -146,7 +147,7 @@ def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
     vendor: str | None, tables: tuple[str, ...], command_line: str | None, hint: str
 ) -> None:
     host = replace(
-        host_of(replace(GPU, iommu_group=None, is_boot_display=True)),
+        host_of(replace(GPU, iommu_group=None, **CONSOLE)),
         cpu_vendor=vendor,
         kernel_command_line=command_line,
         iommu=IommuState(units=(), firmware_tables=tables, has_groups=False),
@@ -176,7 +177,7 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
 
 
 def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
-    console = replace(GPU, is_boot_display=True)
+    console = replace(GPU, **CONSOLE)
     drawn = replace(GPU, nodes=("/dev/dri/card1",))
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
     disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
@@ -203,7 +204,10 @@ def test_a_guard_is_overridden_by_its_own_flag_alone(
 
 
 def test_all_obstacles_are_named_at_once() -> None:
-    host = host_of(replace(GPU, is_boot_display=True), replace(NIC, iommu_group=4))
+    host = host_of(
+        replace(GPU, **CONSOLE),
+        replace(NIC, iommu_group=4),
+    )
     refused = refusal(host, "0000:04:00.0")
     assert "console" in refused.message
     assert "also holds" in refused.message
@@ -287,3 +291,43 @@ def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named(
     refused = refusal(host, "0000:04:00.0", "in-use")
     assert "nvidia -> vfio-pci (PID 77) has not returned, held by Xorg (PID 4711)" in str(refused)
     assert "vfiomgr recover" in refused.hint
+
+
+def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
+    host = replace(
+        host_of(GPU), host_uses=(HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it"),)
+    )
+    refused = refusal(host, "0000:04:00.0")
+    assert "is in persistence mode" in refused.message
+    assert "nvidia-smi -i 0000:04:00.0 -pm 0" in refused.hint
+    assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
+
+
+def test_a_disk_that_a_process_has_open_is_refused() -> None:
+    user = DeviceUser("/dev/nvme0n1", 7, "qemu-system-x86", None, (GPU.address,))
+    host = replace(host_of(GPU), users=(user,))
+    assert "is open in qemu-system-x86 (PID 7)" in refusal(host, "0000:04:00.0").message
+    assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
+
+
+QAT = replace(NIC, vendor_id="8086", device_id="37c9", modalias="pci:v00008086d000037C9sv*")
+
+
+def test_what_vfio_pci_denies_is_refused_unless_a_variant_or_a_parameter_allows_it() -> None:
+    refused = refusal(host_of(QAT), "0000:05:00.0")
+    assert "vfio-pci denies" in refused.message
+    assert "disable_denylist=1" in refused.hint
+    assert bind(replace(host_of(QAT), vfio=VfioState(is_denylist_off=True)), "0000:05:00.0")
+    variant = VfioVariant("vfio_pci:v00008086d000037C9sv*", "qat_vfio_pci", None)
+    assert bind(replace(host_of(QAT), variants=(variant,)), "0000:05:00.0")
+    assert not replace(QAT, device_id="10d3").is_denied
+
+
+def test_no_iommu_mode_is_no_way_out() -> None:
+    bare = replace(GPU, iommu_group=None)
+    host = replace(
+        host_of(bare),
+        iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
+        vfio=VfioState(is_noiommu_on=True),
+    )
+    assert "no-IOMMU mode, which is switched on, would let" in refusal(host, "0000:04:00.0").message
