@@ -1,7 +1,7 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
 
-.PHONY: setup demo test check lab format clean
+.PHONY: setup demo test check lab lab-faults format clean
 
 setup:
 	@tools/setup dev
@@ -18,6 +18,10 @@ check: setup  ## static checks
 	.venv/bin/ruff format --check
 	.venv/bin/mypy --strict src tests
 	.venv/bin/lint-imports
+
+lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
+	@tools/setup run
+	@$(PYTHON) -m tests.lab deaths
 
 lab:  ## a root shell in the laboratory
 	@tools/setup run

@@ -19,6 +19,7 @@ from vfiomgr.errors import HostError, NeedsRoot, StuckInKernel, UsageError
 from vfiomgr.executor.journal import (
     CutOff,
     Journal,
+    Unfinished,
     cut_off_runs,
     read_unfinished,
     supersede,
@@ -33,7 +34,7 @@ from vfiomgr.model.intent import named_functions
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
 from vfiomgr.model.step import Step
 from vfiomgr.planner import plan
-from vfiomgr.planner.recovery import plan_undo
+from vfiomgr.planner.recovery import Undoing, plan_undo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -206,21 +207,30 @@ def _apply_locked(intent: Intent, first: Plan, work: _Work) -> Outcome:
 
 
 def _undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> None:
-    """Undo what a run had begun, as far as its devices are still there."""
+    """Undo what a run had begun, as far as its devices are still there.
+
+    It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and
+    nobody should wait for those.
+    """
+    _plan_undo(run, work, allow)
     with hold(work.tree, run.locks, work.on_note):
         if run not in cut_off_runs(work.tree, work.scan().boot_id):
             return  # another process has ended it meanwhile
-        left = read_unfinished(work.tree, run.name)
-        host = work.scan(named_functions(left.intent))
-        undoing = plan_undo(
-            host, left.steps, left.begun, allow, is_of_this_boot=run.is_of_this_boot
-        )
+        left, undoing = _plan_undo(run, work, allow)
         for text in undoing.notes:
             work.on_note(text)
         with Journal.resume(work.tree, run.name) as journal:
             undo_steps(
                 left.steps, undoing.steps, tree=work.tree, journal=journal, deadline=work.deadline
             )
+
+
+def _plan_undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> tuple[Unfinished, Undoing]:
+    left = read_unfinished(work.tree, run.name)
+    host = work.scan(named_functions(left.intent))
+    is_of_this_boot = run.is_of_this_boot
+    undoing = plan_undo(host, left.steps, left.begun, allow, is_of_this_boot=is_of_this_boot)
+    return left, undoing
 
 
 def _finish(run: CutOff, work: _Work) -> None:

@@ -44,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("demo", help="the main job, told in a guest")
     command.set_defaults(action=_demo)
+    command = commands.add_parser(
+        "deaths", help="vfiomgr is killed at every step of bind and unbind, and recovers"
+    )
+    command.set_defaults(action=_deaths)
     command = commands.add_parser("build", help="fill the cache: kernel, modules, initramfs")
     command.set_defaults(action=_build)
     command = commands.add_parser(
@@ -79,6 +83,12 @@ def _run(options: argparse.Namespace) -> int:
 def _demo(_: argparse.Namespace) -> int:
     print("The laboratory boots: a real kernel with an IOMMU, in QEMU.", flush=True)
     return machine.run(DEFAULT, [sys.executable, "-m", "tests.lab.story"], limit=_DEMO_LIMIT)
+
+
+def _deaths(_: argparse.Namespace) -> int:
+    program = [sys.executable, "-m", "tests.lab.deaths"]
+    machines = (TOPOLOGIES["workstation"], TOPOLOGIES["sriov"])
+    return max(machine.run(each, program, limit=_DEMO_LIMIT) for each in machines)
 
 
 def _build(_: argparse.Namespace) -> int:

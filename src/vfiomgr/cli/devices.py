@@ -77,6 +77,8 @@ def _notes(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
         yield f"taken from {origin.state.driver or 'no driver'}"
     if not device.is_responsive:
         yield "does not answer"
+    if device.stuck:
+        yield "stuck in the kernel"
 
 
 @click.command("show")

@@ -187,7 +187,11 @@ def supersede(tree: HostTree, run: CutOff) -> None:
 
 def _is_settled(tree: HostTree, name: str) -> bool:
     """Whether a run ended, and left nothing to be done; its last record tells."""
-    with open(tree.locate(DIRECTORY / name), "rb") as file:
+    try:
+        file = open(tree.locate(DIRECTORY / name), "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        return True  # another process has removed an old one
+    with file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
         lines = file.read().split(b"\n")
@@ -199,7 +203,11 @@ def _is_settled(tree: HostTree, name: str) -> bool:
 
 
 def _is_under_way(tree: HostTree, name: str) -> bool:
-    with open(tree.locate(DIRECTORY / name), "rb") as file:
+    try:
+        file = open(tree.locate(DIRECTORY / name), "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        return False
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

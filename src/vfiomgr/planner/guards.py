@@ -17,12 +17,13 @@ from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.variant import best_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import Bind
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
 
+    Guard = Callable[[HostSnapshot, PciDevice], Iterator["Objection"]]
 
 _AMD = "AuthenticAMD"
 _FIRMWARE_NAMES = {"GenuineIntel": "VT-d", _AMD: "AMD-Vi (IOMMU)"}
@@ -236,8 +237,7 @@ def _named(users: Iterable[DeviceUser]) -> str:
     return ", ".join(dict.fromkeys(str(user) for user in users))
 
 
-TAKING = (
-    stuck,
+TAKING: tuple[Guard, ...] = (
     bridge,
     denied,
     silence,
@@ -251,11 +251,11 @@ TAKING = (
 )
 """Before a function is taken from its host driver."""
 
-RELEASING = (stuck, bridge, held_by_guest)
+RELEASING: tuple[Guard, ...] = (bridge, held_by_guest)
 """Before a function is taken from a VFIO driver."""
 
 
-UNDOING = (stuck, held_by_guest, open_nodes)
+UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes)
 """Before a run that was cut off is undone."""
 
 
@@ -265,22 +265,25 @@ def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objecti
     if off is not None and devices:
         yield off  # and nothing else matters until it is on
         return
-    for device in devices:
-        for guard in TAKING:
-            yield from guard(host, device)
+    yield from _all(TAKING, host, devices)
 
 
 def releasing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
     """All that speaks against giving functions back."""
-    for device in devices:
-        for guard in RELEASING:
-            yield from guard(host, device)
+    yield from _all(RELEASING, host, devices)
 
 
 def undoing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:
     """All that speaks against putting functions back where they were, either way."""
+    yield from _all(UNDOING, host, devices)
+
+
+def _all(
+    guards: Sequence[Guard], host: HostSnapshot, devices: Sequence[PciDevice]
+) -> Iterator[Objection]:
+    """What the guards say; of a function that is stuck, nothing else matters."""
     for device in devices:
-        for guard in UNDOING:
+        for guard in (stuck,) if device.stuck else guards:
             yield from guard(host, device)
 
 

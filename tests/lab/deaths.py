@@ -1,0 +1,163 @@
+"""Kills vfiomgr before, during and after every step of a run, then recovers: `make lab-faults`.
+
+In a guest: `python -m tests.lab.deaths`. A child process plans and applies an intent and is ended
+with SIGKILL; the parent then recovers and looks where each function is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tests.lab.topology import current
+from vfiomgr import api
+from vfiomgr.executor.worker import Crew
+from vfiomgr.host.pci import read_driver_state
+from vfiomgr.model.intent import Bind, Unbind
+from vfiomgr.model.path import pci_device
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.executor.worker import Result
+    from vfiomgr.model.intent import Intent
+    from vfiomgr.model.origin import DriverState
+
+Moment = Literal["before", "during", "after"]
+MOMENTS: tuple[Moment, ...] = ("before", "during", "after")
+TREE = api.HostTree("/")
+_VIRTUAL_FUNCTIONS = 2
+
+
+@dataclass(frozen=True)
+class Death:
+    """One death and what came of it; `problem` is empty where all was well."""
+
+    name: str
+    step: int
+    moment: Moment
+    recovered: int
+    problem: str
+
+
+def deaths(name: str, intent: Intent, functions: Sequence[PciAddress]) -> Iterator[Death]:
+    """Die at every step of an intent on the host as it is, which is the same afterwards."""
+    first = states(functions)
+    for step in range(len(api.plan(api.scan(TREE, with_users=True), intent).steps)):
+        for moment in MOMENTS:
+            died = _dies(intent, step, moment)
+            recovered = api.recover(tree=TREE)
+            problem = _problem(first, states(functions), intent, died=died)
+            yield Death(name, step, moment, len(recovered), problem)
+
+
+def states(functions: Sequence[PciAddress]) -> dict[PciAddress, DriverState]:
+    """Where the functions are."""
+    return {address: read_driver_state(TREE, address) for address in functions}
+
+
+def _problem(
+    first: dict[PciAddress, DriverState],
+    now: dict[PciAddress, DriverState],
+    intent: Intent,
+    *,
+    died: bool,
+) -> str:
+    """What is wrong after a recovery; a run that had come to its end is taken back here."""
+    if not died:
+        return "the run came to its end without dying"
+    if now == first:
+        return ""
+    if api.apply(intent, tree=TREE).is_changed:
+        return f"neither as before nor as wanted: {now}"
+    assert isinstance(intent, Bind | Unbind)
+    opposite = (Unbind if isinstance(intent, Bind) else Bind)(intent.addresses)
+    api.apply(opposite, tree=TREE)
+    return "" if states(list(first)) == first else "as wanted, but the way back ends elsewhere"
+
+
+def _dies(intent: Intent, step: int, moment: Moment) -> bool:
+    """Apply in a child that ends with SIGKILL; whether it did."""
+    child = os.fork()
+    if child == 0:
+        _arm(step, moment)
+        api.apply(intent, tree=TREE)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def _arm(step: int, moment: Moment) -> None:
+    """Make the executor of this process die at a step."""
+    start, wait = Crew.start, Crew.wait
+
+    def deadly_start(crew: Crew, task: int) -> None:
+        if task == step and moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        start(crew, task)
+        if task == step and moment == "during":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def deadly_wait(crew: Crew) -> Result:
+        result = wait(crew)
+        if result.task == step and moment == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    Crew.start, Crew.wait = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
+
+
+def of_pair(functions: Sequence[PciAddress]) -> Iterator[Death]:
+    """All deaths of bind and unbind of a GPU with its audio function."""
+    api.apply(Bind(tuple(functions[:1])), tree=TREE)  # loads vfio-pci, which stays
+    api.apply(Unbind(tuple(functions[:1])), tree=TREE)
+    yield from _there_and_back("GPU", functions)
+
+
+def of_virtual_function(physical: PciAddress) -> Iterator[Death]:
+    """All deaths of bind and unbind of a virtual function, made for it."""
+    TREE.write(pci_device(physical) / "sriov_drivers_autoprobe", "0")
+    TREE.write(pci_device(physical) / "sriov_numvfs", str(_VIRTUAL_FUNCTIONS))
+    TREE.write(pci_device(physical) / "sriov_drivers_autoprobe", "1")
+    try:
+        functions = api.scan(TREE).device(physical).virtual_functions
+        yield from _there_and_back("VF", functions[1:])
+    finally:
+        TREE.write(pci_device(physical) / "sriov_numvfs", "0")
+
+
+def _there_and_back(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
+    yield from deaths(f"bind {what}", Bind(tuple(functions[:1])), functions)
+    api.apply(Bind(tuple(functions[:1])), tree=TREE)
+    yield from deaths(f"unbind {what}", Unbind(tuple(functions[:1])), functions)
+    api.apply(Unbind(tuple(functions[:1])), tree=TREE)
+
+
+def main() -> int:
+    """Die, recover and count, by the topology of this guest."""
+    topology = current()
+    if topology is None:
+        print("this is run in a guest: make lab-faults", file=sys.stderr)
+        return 2
+    places = {name: PciAddress.parse(text) for name, text in topology.addresses.items()}
+    died = (
+        of_virtual_function(places["nvme"])
+        if "nvme" in places
+        else of_pair([places["gpu"], places["gpu_audio"]])
+    )
+    counted = problems = 0
+    for death in died:
+        counted += 1
+        problems += bool(death.problem)
+        end = death.problem or ("recovered" if death.recovered else "had come to its end")
+        print(f"{death.name}: killed {death.moment} step {death.step}: {end}", flush=True)
+    print(f"{topology.name}: {counted} deaths, {problems} functions left stranded", flush=True)
+    return 1 if problems or not counted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

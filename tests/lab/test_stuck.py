@@ -1,0 +1,100 @@
+"""Holders on a real kernel: named at once; forced, told at the deadline, and recovered from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab.command import document, vfiomgr
+from vfiomgr import api
+from vfiomgr.errors import Refusal
+from vfiomgr.host.pci import read_driver_state
+from vfiomgr.model.intent import Bind
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.lab.topology import Topology
+
+pytestmark = pytest.mark.topology("workstation")
+
+TREE = api.HostTree("/")
+_OPENS = 60.0
+"""Seconds for a nested guest to open its devices."""
+
+
+@contextmanager
+def nested_guest(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """QEMU with a device, on a bus that nothing can be unplugged from; killed at the end."""
+    machine = ("-nodefaults", "-display", "none", "-machine", "q35", "-accel", "tcg", "-m", "64")
+    command = ["qemu-system-x86_64", *machine, "-device", f"vfio-pci,host={address}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as guest:
+        try:
+            deadline = time.monotonic() + _OPENS
+            while not holders(address):
+                assert guest.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            yield guest
+        finally:
+            guest.kill()
+
+
+def holders(address: str) -> list[str]:
+    host = api.scan(TREE, with_users=True)
+    return [user.command for user in host.holders(host.device(PciAddress.parse(address)))]
+
+
+def test_an_open_display_is_refused_and_can_be_forced(topology: Topology) -> None:
+    address = topology.addresses["gpu"]
+    intent = Bind((PciAddress.parse(address),))
+    (card,) = [
+        node
+        for node in api.scan(TREE).device(PciAddress.parse(address)).nodes
+        if "/dev/dri/card" in node
+    ]
+    descriptor = os.open(card, os.O_RDWR)
+    try:
+        with pytest.raises(Refusal) as caught:
+            api.apply(intent, tree=TREE)
+        assert f"(PID {os.getpid()}" in caught.value.message
+        assert f"(PID {os.getpid()}" in vfiomgr("bind", address, status=4).stderr
+        vfiomgr("bind", address, "--allow", "in-use", "--yes", "--deadline", "30")
+    finally:
+        os.close(descriptor)
+    vfiomgr("unbind", address)
+    assert read_driver_state(TREE, PciAddress.parse(address)).driver == "bochs-drm"
+
+
+def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
+    topology: Topology,
+) -> None:
+    address = topology.addresses["gpu"]
+    vfiomgr("bind", address)
+    before = read_driver_state(TREE, PciAddress.parse(address))
+    with nested_guest(address) as guest:
+        refused = vfiomgr("unbind", address, status=4).stderr
+        assert f"is held by qemu-system-x86 (PID {guest.pid})" in refused
+        began = time.monotonic()
+        forced = vfiomgr(
+            "unbind", address, "--allow", "in-use", "--yes", "--deadline", "3", status=5
+        ).stderr
+        assert time.monotonic() - began < 60
+        assert "the kernel has not returned from" in forced
+        assert f"held by qemu-system-x86 (PID {guest.pid})" in forced
+        # Nothing hangs now that the kernel has the lock of the device.
+        listed = {item["address"]: item for item in document("list", "--all")["items"]}
+        assert "PID" in listed[address]["stuck"]
+        assert "stuck in the kernel" in vfiomgr("bind", address, status=4).stderr
+        assert "stuck in the kernel" in vfiomgr("recover", status=4).stderr
+        assert "left half done" in vfiomgr("recover", "--dry-run").stdout
+    assert "undone: give" in vfiomgr("recover").stdout
+    assert read_driver_state(TREE, PciAddress.parse(address)) == before
+    assert "no run was left half done" in vfiomgr("recover").stdout
+    vfiomgr("unbind", address)
