@@ -1,11 +1,18 @@
-"""Attributes of a PCI function that any driver leaves alone: power, reset, D3cold."""
+"""Attributes of a PCI function that any driver leaves alone: power, reset, D3cold.
+
+Which methods `reset_method` lists is what the kernel found with each function; `bus` may be among
+them though neighbours came later. The list is probed anew when it is written (pci-sysfs.c), and
+`bus` answers ENOTTY where the function is not alone, or is on a root bus (pci_parent_bus_reset).
+"""
 
 from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING
 
+from tests.fakes.functions import config_space
 from tests.fakes.sysfs import Sysfs, first_line, reject, unsigned
+from vfiomgr.model.reset import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from tests.fakes.functions import Functions
@@ -20,6 +27,8 @@ class Attributes:
         self._sysfs = sysfs
         self._functions = functions
         self._vfio = vfio
+        self.killed_by_reset: set[str] = set()
+        self.emptied_by_reset: set[str] = set()
 
     def set_power_control(self, directory: HostPath, text: str) -> None:
         """control_store (drivers/base/power/sysfs.c): `on` or `auto`."""
@@ -35,17 +44,31 @@ class Attributes:
 
     def set_reset_method(self, directory: HostPath, text: str) -> None:
         """reset_method_store: methods that the function has, `default`, or none at all."""
-        possible = self._functions.known[directory.name].reset_methods
+        possible = self._possible(directory.name)
         words = text.split()
         if words == ["default"]:
-            words = possible.split()
-        if not set(words) <= set(possible.split()):
+            words = possible
+        if not set(words) <= set(possible):
             reject(errno.EINVAL)
         self._sysfs.put(directory / "reset_method", " ".join(words))
 
     def reset(self, directory: HostPath, text: str) -> None:
-        """reset_store: 1 resets; ENOTTY where no method is left."""
+        """reset_store: 1 resets by the first method that works; ENOTTY where none does."""
         if unsigned(text) != 1:
             reject(errno.EINVAL)
-        if not self._sysfs.get(directory / "reset_method"):
+        chosen = self._sysfs.get(directory / "reset_method").split()
+        if not set(chosen) & set(self._possible(directory.name)):
             reject(errno.ENOTTY)
+        if directory.name in self.killed_by_reset:
+            self._sysfs.put_bytes(directory / "config", b"\xff" * CONFIG_SIZE)
+        elif directory.name in self.emptied_by_reset:
+            config = config_space(self._functions.known[directory.name])
+            self._sysfs.put_bytes(directory / "config", config[:4] + bytes(2) + config[6:])
+
+    def _possible(self, address: str) -> list[str]:
+        """The methods of a function that would work now."""
+        function = self._functions.known[address]
+        bus = address.rpartition(":")[0]
+        neighbours = [n for n in self._functions.present() if n.rpartition(":")[0] == bus]
+        alone = function.bridge is not None and neighbours == [address]
+        return [name for name in function.reset_methods.split() if alone or name != "bus"]

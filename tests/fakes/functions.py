@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs
 from vfiomgr.model.path import IOMMU_GROUPS, PCI_DEVICES, HostPath
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.reset import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,7 +125,7 @@ class Functions:
             self._sysfs.put(directory / name, text)
         for name in ("remove", "rescan", *(("reset",) if function.reset_methods else ())):
             self._sysfs.put(directory / name, "", WRITE_ONLY)
-        self._sysfs.put_bytes(directory / "config", config_header(function))
+        self._sysfs.put_bytes(directory / "config", config_space(function))
         self._sysfs.link(directory / "subsystem", "/sys/bus/pci")
         self._sysfs.link(PCI_DEVICES / function.address, directory)
         if function.group is not None:
@@ -249,6 +250,19 @@ def _resource_lines(function: PciFunction) -> Iterable[str]:
     start = 0x80000000 + (address.domain << 40) + (routing_id << 24)
     yield f"0x{start:016x} 0x{start + 0xFFFFFF:016x} 0x{_ORDINARY_BAR:016x}"
     yield from [" ".join(["0x" + "0" * 16] * 3)] * 12
+
+
+def config_space(function: PciFunction) -> bytes:
+    """256 bytes: the header, and capabilities that say of resets what `reset_methods` lists.
+
+    Power management at 40h, without a reset unless `pm` is listed; PCI Express at 50h.
+    """
+    methods = function.reset_methods.split()
+    header = bytearray(config_header(function))
+    header[0x06], header[0x34] = 0x10, 0x40
+    power = struct.pack("<BBHH2x", 0x01, 0x50, 0x0003, 0x0000 if "pm" in methods else 0x0008)
+    express = struct.pack("<BBHI", 0x10, 0x00, 0x0002, (1 << 28) * ("flr" in methods))
+    return (bytes(header) + power.ljust(16, b"\0") + express).ljust(CONFIG_SIZE, b"\0")
 
 
 def config_header(function: PciFunction) -> bytes:

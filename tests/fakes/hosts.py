@@ -52,6 +52,17 @@ def without_iommu(tmp_path: Path) -> FakeKernel:
     return kernel
 
 
+def network_adapter(tmp_path: Path) -> FakeKernel:
+    """The workstation's network adapter with its VFs, and nothing else: quick to build."""
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
+    kernel.add_driver("igb", ids=[("8086", "1521")])
+    kernel.add_driver("igbvf", ids=[("8086", "1520")])
+    kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+    _add_network_adapter(kernel)
+    return kernel
+
+
 def _add_drivers(kernel: FakeKernel, *, vfio_loaded: bool) -> None:
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
     kernel.add_driver("i915", ids=[("8086", "*", "03")])

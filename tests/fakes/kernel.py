@@ -27,6 +27,7 @@ from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
 from vfiomgr.model.path import PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.model.reset import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -300,6 +301,11 @@ class FakeKernel(FaultyTree):
         self._boots += 1
         self.heal()
         self.vfio.guests.clear()
+        self.vfio.cold_sleepers.clear()
+        self.sriov.room.clear()
+        self.sriov.grants.clear()
+        self.attributes.killed_by_reset.clear()
+        self.attributes.emptied_by_reset.clear()
         self.functions.known.clear()
         self.drivers.known.clear()
         self.mdevs.parents.clear()
@@ -337,7 +343,21 @@ class FakeKernel(FaultyTree):
         """The configuration space reads all ones from now on."""
         directory = self.functions.directory(address)
         if directory is not None:
-            self.sysfs.put_bytes(directory / "config", b"\xff" * 64)
+            self.sysfs.put_bytes(directory / "config", b"\xff" * CONFIG_SIZE)
+
+    def reset_kills(self, address: str) -> None:
+        """A reset of the function takes it off the bus, as FLR does with some accelerators."""
+        self.attributes.killed_by_reset.add(address)
+
+    def reset_empties(self, address: str) -> None:
+        """After a reset the function's command register is 0: the kernel restored nothing."""
+        self.attributes.emptied_by_reset.add(address)
+
+    def sleeps_cold(self, address: str) -> None:
+        """The platform puts the function into D3cold, and it does not wake when it is read."""
+        config = self.functions.directory(address)
+        if config is not None:
+            self.vfio.cold_sleepers[address] = self.read_bytes(config / "config") or b""
 
     def guest_opens(self, group: int) -> None:
         """A guest takes a group: OSError ENOENT without node, EBUSY where it is not viable."""

@@ -30,13 +30,17 @@ class Sriov:
         self._functions = functions
         self._groups = groups
         self._drivers = drivers
+        self.room: dict[str, int] = {}
+        self.grants: dict[str, int] = {}
 
     def set_number(self, directory: HostPath, text: str) -> None:
         """sriov_numvfs_store.
 
         Raises:
             OSError: ERANGE beyond sriov_totalvfs, ENOENT without a driver that configures SR-IOV,
-                EBUSY from one number to another without 0 between.
+                EBUSY from one number to another without 0 between, ENOMEM where the firmware left
+                `room` for fewer (sriov_enable). A driver that `grants` fewer makes those, and the
+                write succeeds.
 
         """
         wanted = unsigned(text)
@@ -52,8 +56,11 @@ class Sriov:
             reject(errno.ENOENT)
         if wanted and present:
             reject(errno.EBUSY)
+        if wanted > self.room.get(physical.address, _MAX_U16):
+            reject(errno.ENOMEM)
         if wanted:
-            self._enable(physical, directory, wanted)
+            granted = self.grants.get(physical.address, wanted)
+            self._enable(physical, directory, min(wanted, granted))
         else:
             self.disable(directory)
 
@@ -99,6 +106,7 @@ class Sriov:
             bridge=physical.bridge,
             subsystem=physical.subsystem,
             numa_node=physical.numa_node,
+            reset_methods="flr",
             physical_function=physical.address,
         )
 

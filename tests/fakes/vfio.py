@@ -34,6 +34,7 @@ class Vfio:
         self.has_cdev = False
         self.makes_nodes = True
         self.guests: dict[int, Guest] = {}
+        self.cold_sleepers: dict[str, bytes] = {}
 
     def load(self) -> None:
         """The module vfio: its class, and the node that all containers come from."""
@@ -125,7 +126,11 @@ class Vfio:
             self.settle_power(member)
 
     def settle_power(self, device: HostPath) -> None:
-        """vfio-pci lets an idle function sleep (pm_runtime_put, disable_idle_d3=N)."""
+        """vfio-pci lets an idle function sleep (pm_runtime_put, disable_idle_d3=N).
+
+        Where the platform can cut the power of its slot, it sleeps in D3cold unless d3cold_allowed
+        is 0, and reads as all ones; `cold_sleepers` hold what such functions read as awake.
+        """
         if not self._sysfs.exists(device / "power/control"):
             return
         idle = self.serves(device) and not self.is_open(device)
@@ -133,4 +138,10 @@ class Vfio:
         self._sysfs.put(
             device / "power/runtime_status", "suspended" if asleep else "active", READ_ONLY
         )
-        self._sysfs.put(device / "power_state", "D3hot" if asleep else "D0", READ_ONLY)
+        awake = self.cold_sleepers.get(device.name)
+        cold = awake is not None and self._sysfs.get(device / "d3cold_allowed") == "1"
+        state = ("D3cold" if cold else "D3hot") if asleep else "D0"
+        self._sysfs.put(device / "power_state", state, READ_ONLY)
+        if awake is not None:
+            dead = state == "D3cold"
+            self._sysfs.put_bytes(device / "config", b"\xff" * len(awake) if dead else awake)

@@ -74,14 +74,61 @@ def test_power_control(kernel: FakeKernel) -> None:
 
 
 def test_reset_method(kernel: FakeKernel) -> None:
-    kernel.write(attribute(GPU, "reset_method"), "bus")
-    assert kernel.read(attribute(GPU, "reset_method")) == "bus"
-    assert errno_of(kernel, attribute(GPU, "reset_method"), "pm") == errno.EINVAL
-    kernel.write(attribute(GPU, "reset_method"), "")
-    assert errno_of(kernel, attribute(GPU, "reset"), "1") == errno.ENOTTY
-    kernel.write(attribute(GPU, "reset_method"), "default")
+    target = attribute(NETWORK_ADAPTER, "reset_method")
+    kernel.write(target, "bus")
+    assert kernel.read(target) == "bus"
+    assert errno_of(kernel, target, "pm") == errno.EINVAL
+    kernel.write(target, "")
+    assert errno_of(kernel, attribute(NETWORK_ADAPTER, "reset"), "1") == errno.ENOTTY
+    kernel.write(target, "default")
+    assert kernel.read(target) == "flr bus"
+    kernel.write(attribute(NETWORK_ADAPTER, "reset"), "1")
+
+
+def test_a_bus_with_neighbours_is_not_reset_though_it_is_listed(kernel: FakeKernel) -> None:
     assert kernel.read(attribute(GPU, "reset_method")) == "flr bus"
+    assert errno_of(kernel, attribute(GPU, "reset_method"), "bus") == errno.EINVAL
+    assert errno_of(kernel, attribute(GPU, "reset_method"), "flr bus") == errno.EINVAL
+    kernel.write(attribute(GPU, "reset_method"), "default")
+    assert kernel.read(attribute(GPU, "reset_method")) == "flr"
+    assert errno_of(kernel, attribute(AUDIO, "reset"), "1") == errno.ENOTTY
+
+
+def test_a_root_bus_is_not_reset(kernel: FakeKernel) -> None:
+    assert errno_of(kernel, attribute("0000:00:02.0", "reset_method"), "bus") == errno.EINVAL
+
+
+def test_a_reset_can_kill(kernel: FakeKernel) -> None:
+    kernel.reset_kills(GPU)
     kernel.write(attribute(GPU, "reset"), "1")
+    config = kernel.read_bytes(attribute(GPU, "config"))
+    assert config == b"\xff" * 256
+
+
+def test_a_reset_can_leave_the_command_register_empty(kernel: FakeKernel) -> None:
+    before = kernel.read_bytes(attribute(GPU, "config")) or b""
+    kernel.write(attribute(GPU, "reset"), "1")
+    assert kernel.read_bytes(attribute(GPU, "config")) == before
+    kernel.reset_empties(GPU)
+    kernel.write(attribute(GPU, "reset"), "1")
+    after = kernel.read_bytes(attribute(GPU, "config")) or b""
+    assert (before[4:6], after[4:6]) == (b"\x06\0", b"\0\0")
+    assert after[6:] == before[6:]
+
+
+@pytest.mark.parametrize(("allowed", "state"), [("1", "D3cold"), ("0", "D3hot")])
+def test_a_function_in_d3cold_reads_as_all_ones(
+    kernel: FakeKernel, allowed: str, state: str
+) -> None:
+    kernel.sleeps_cold(GPU)
+    awake = kernel.read_bytes(attribute(GPU, "config"))
+    kernel.write(attribute(GPU, "d3cold_allowed"), allowed)
+    move(kernel, GPU, VFIO)
+    assert kernel.read(attribute(GPU, "power_state")) == state
+    asleep = kernel.read_bytes(attribute(GPU, "config")) or b""
+    assert (set(asleep) == {0xFF}) is (state == "D3cold")
+    kernel.write(attribute(GPU, "driver/unbind"), GPU)
+    assert kernel.read_bytes(attribute(GPU, "config")) == awake
 
 
 def test_d3cold(kernel: FakeKernel) -> None:

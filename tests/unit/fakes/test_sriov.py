@@ -61,3 +61,23 @@ def test_vfio_captures_the_vfs_of_its_function(kernel: FakeKernel) -> None:
     kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1")
     assert kernel.override_of("0000:05:10.0") == VFIO
     assert kernel.driver_of("0000:05:10.0") == VFIO
+
+
+def test_without_room_is_enomem_and_no_vf_is_made(kernel: FakeKernel) -> None:
+    kernel.sriov.room[NETWORK_ADAPTER] = 2
+    assert errno_of(kernel, attribute(NETWORK_ADAPTER, "sriov_numvfs"), "3") == errno.ENOMEM
+    assert kernel.read(attribute(NETWORK_ADAPTER, "sriov_numvfs")) == "0"
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "2")
+
+
+def test_a_driver_may_make_fewer_than_it_was_asked_for(kernel: FakeKernel) -> None:
+    kernel.sriov.grants[NETWORK_ADAPTER] = 3
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "4")
+    assert kernel.read(attribute(NETWORK_ADAPTER, "sriov_numvfs")) == "3"
+    assert not kernel.exists(attribute(NETWORK_ADAPTER, "virtfn3"))
+
+
+def test_a_virtual_function_cannot_have_its_bus_reset(kernel: FakeKernel) -> None:
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1")
+    assert kernel.read(attribute("0000:05:10.0", "reset_method")) == "flr"
+    assert errno_of(kernel, attribute("0000:05:10.0", "reset_method"), "bus") == errno.EINVAL
