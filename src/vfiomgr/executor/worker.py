@@ -140,7 +140,11 @@ def _attempt(task: Task) -> bytes:
         said = [f"unexpected {type(error).__name__}: {error}", "this is a defect of vfiomgr"]
     else:
         return b"null"
-    return json.dumps([text[: _MESSAGE_LIMIT // 16] for text in said]).encode()
+    for limit in (_MESSAGE_LIMIT, _MESSAGE_LIMIT // 32):  # JSON may take 12 bytes for a character
+        message = json.dumps([text[:limit] for text in said]).encode()
+        if len(message) <= _MESSAGE_LIMIT:
+            break
+    return message
 
 
 class Crew:

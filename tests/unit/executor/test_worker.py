@@ -60,6 +60,21 @@ def test_an_error_crosses_with_its_remedy_and_the_child_goes_on(tmp_path: Path) 
     assert file.exists()
 
 
+@pytest.mark.parametrize(("letter", "whole"), [("x", True), ("\U0001f4a5", False)])
+def test_a_long_message_crosses_whole_where_it_fits(letter: str, *, whole: bool) -> None:
+    said = letter * 1500
+
+    def fail() -> None:
+        raise HostError(said, said)
+
+    with Crew([fail], size=1, in_children=True, deadline=5) as crew:
+        crew.start(0)
+        error = crew.wait().error
+    assert isinstance(error, HostError)
+    assert said.startswith(error.message)
+    assert (error.message == error.hint == said) is whole
+
+
 def test_a_child_that_does_not_return_is_left_behind_at_the_deadline() -> None:
     began = time.monotonic()
     with crew(lambda: time.sleep(3600), deadline=0.2) as workers:
