@@ -30,10 +30,10 @@ from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.run import undo as undo_steps
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import named_functions
+from vfiomgr.model.intent import named_functions, wants_resets
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
 from vfiomgr.model.step import Step
-from vfiomgr.planner import plan
+from vfiomgr.planner import plan, settled
 from vfiomgr.planner.recovery import Undoing, plan_undo
 
 if TYPE_CHECKING:
@@ -50,24 +50,26 @@ __all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "scan"]
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
-def scan(
+def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     tree: HostTree,
     machine: HostTree | None = None,
     *,
     with_users: bool = False,
     with_readiness: bool = False,
+    with_resets: bool = False,
     serials_of: Iterable[PciAddress] = (),
 ) -> HostSnapshot:
     """The facts of a host; names of hardware come from `machine` where `tree` has none.
 
-    `with_users` adds who holds devices, `with_readiness` what `check` judges; serial numbers are
-    read in the slots of `serials_of`.
+    `with_users` adds who holds devices, `with_readiness` what `check` judges, `with_resets` what
+    configuration spaces say of resets; serial numbers are read in the slots of `serials_of`.
     """
     return _scan(
         tree,
         machine or tree,
         with_users=with_users,
         with_readiness=with_readiness,
+        with_resets=with_resets,
         serials_of=frozenset(address.slot for address in serials_of),
     )
 
@@ -143,9 +145,17 @@ class _Work:
     on_step: Callable[[Step], None]
     deadline: float
 
-    def scan(self, addresses: Iterable[PciAddress] = ()) -> HostSnapshot:
+    def scan(
+        self, addresses: Iterable[PciAddress] = (), *, with_resets: bool = False
+    ) -> HostSnapshot:
         """The host with all that a change must know."""
-        host = scan(self.tree, self.machine, with_users=True, serials_of=addresses)
+        host = scan(
+            self.tree,
+            self.machine,
+            with_users=True,
+            with_resets=with_resets,
+            serials_of=addresses,
+        )
         if host.users is None:
             message = "who holds devices cannot be seen: /proc hides the files of some process"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
@@ -169,7 +179,7 @@ def _prepared(work: _Work) -> Iterator[None]:
 
 def _apply(intent: Intent, work: _Work) -> Outcome:
     addresses = named_functions(intent)
-    host = work.scan(addresses)
+    host = work.scan(addresses, with_resets=wants_resets(intent))
     lost = cut_off_runs(work.tree, host.boot_id)
     for run in lost:
         work.on_note(
@@ -182,21 +192,21 @@ def _apply(intent: Intent, work: _Work) -> Outcome:
         with hold(work.tree, first.locks, work.on_note):
             outcome = _apply_locked(intent, first, work)
     for run in lost:
-        if run.locks <= set(outcome.plan.locks):
+        if run.locks <= set(outcome.plan.locks) and not run.has_settings:
             supersede(work.tree, run)
     return outcome
 
 
 def _apply_locked(intent: Intent, first: Plan, work: _Work) -> Outcome:
     """Plan again, since the host may have changed while waiting for the locks, and run."""
-    host = work.scan(named_functions(intent))
+    host = work.scan(named_functions(intent), with_resets=wants_resets(intent))
     current = plan(host, intent)
     if current.is_empty:
         return Outcome(current, is_changed=False)
     if not set(current.locks) <= set(first.locks):
         message = "the host's IOMMU groups changed while waiting for another vfiomgr"
         raise HostError(message, "run the command again")
-    with Journal.create(work.tree, current, intent, host.boot_id) as journal:
+    with Journal.create(work.tree, current, settled(host, intent), host.boot_id) as journal:
         return run_plan(
             current,
             tree=work.tree,

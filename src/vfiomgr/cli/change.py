@@ -10,7 +10,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model.intent import Bind
+from vfiomgr.model.intent import Bind, wants_resets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     """Print the plan of an intent with --dry-run (and return None); apply it otherwise."""
     if session.dry_run:
-        host = session.host(with_users=True)
+        host = session.host(with_users=True, with_resets=wants_resets(intent))
         _print_plan(session, api.plan(host, intent))
         if host.users is None:
             note("not checked: who holds the devices; only root of a running host sees it")

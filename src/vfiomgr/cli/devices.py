@@ -9,11 +9,13 @@ import click
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.model.path import vfio_group_node
+from vfiomgr.model.reset import COMMON_RESETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.reset import ResetMethod
     from vfiomgr.model.snapshot import HostSnapshot
 
 _HEADINGS = ("ADDRESS", "NAME", "DRIVER", "GROUP", "NUMA", "NOTES")
@@ -93,7 +95,7 @@ def show(session: Session, address: str) -> None:
       vfiomgr show 0000:04:00.0
       vfiomgr show 04:00.0 --format yaml
     """
-    host = session.host(with_users=True)
+    host = session.host(with_users=True, with_resets=True)
     device = host.device(host.parse_address(address))
     facts = _facts(host, device)
     if session.format != "table":
@@ -122,6 +124,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "users": _users(host, device),
         "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
         "origin": origin.state if origin else None,
+        "reset_unavailable": _resets(host, device),
         "refusal": _refusal(host, device),
     }
 
@@ -132,6 +135,13 @@ def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
         return None
     nodes = frozenset(device.nodes) | host.guest_nodes(device)
     return list(dict.fromkeys(str(user) for user in host.users_of(nodes)))
+
+
+def _resets(host: HostSnapshot, device: PciDevice) -> dict[ResetMethod, str]:
+    """Why the function is not reset in the other ways."""
+    from vfiomgr.planner.reset import unavailable  # noqa: PLC0415 - `list` needs no planner
+
+    return unavailable(host, device)
 
 
 def _refusal(host: HostSnapshot, device: PciDevice) -> str | None:
@@ -164,8 +174,8 @@ def _lines(
             if d is not device
         ),
         ("numa node", or_dash(device.numa_node)),
-        ("power", f"{or_dash(device.power_state)}, control {or_dash(device.power_control)}"),
-        ("reset_method", or_dash(" ".join(device.reset_method))),
+        ("power", _power(device)),
+        ("reset", _reset(device, facts["reset_unavailable"])),  # type: ignore[arg-type]
         *(
             ("bar", f"{bar.index}: {_size(bar.size)}{' prefetchable' * bar.is_prefetchable}")
             for bar in device.bars
@@ -183,6 +193,19 @@ def _lines(
     lines.append(("held by", held))
     lines.append(("guest-ready", _readiness(host, device, facts["refusal"])))
     return lines
+
+
+def _power(device: PciDevice) -> str:
+    cold = {True: ", D3cold allowed", False: ", D3cold not allowed", None: ""}
+    state, control = or_dash(device.power_state), or_dash(device.power_control)
+    return f"{state}, control {control}{cold[device.d3cold_allowed]}"
+
+
+def _reset(device: PciDevice, unavailable: dict[ResetMethod, str]) -> str:
+    """The methods that work; of the common ones that do not, why."""
+    works = " ".join(name for name in device.reset_method if name not in unavailable)
+    told = [f"{name}: {unavailable[name]}" for name in COMMON_RESETS if name in unavailable]
+    return "; ".join([works or "none", *told])
 
 
 def _readiness(host: HostSnapshot, device: PciDevice, refusal: object) -> str:

@@ -24,6 +24,8 @@ _COMMANDS = {
     "bind": ("vfiomgr.cli.passthrough", "bind"),
     "unbind": ("vfiomgr.cli.passthrough", "unbind"),
     "recover": ("vfiomgr.cli.recover", "recover"),
+    "reset": ("vfiomgr.cli.reset", "reset"),
+    "sriov": ("vfiomgr.cli.sriov", "sriov"),
     "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
     "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
     "kata": ("vfiomgr.cli.kata", "kata"),

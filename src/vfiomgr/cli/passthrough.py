@@ -14,6 +14,7 @@ from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import ALLOWANCES, Allowance, Bind, Unbind
 from vfiomgr.model.path import pci_device, vfio_group_node
 from vfiomgr.model.pci import is_vfio_driver
+from vfiomgr.model.reset import RESET_METHODS, ResetMethod
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     type=click.Choice(ALLOWANCES),
     help="Override a guard; a refusal names the one.",
 )
+@click.option(
+    "--reset-method",
+    type=click.Choice(RESET_METHODS),
+    help="Reset the named functions by this alone, until unbind.",
+)
+@click.option("--no-d3cold", is_flag=True, help="Keep the functions out of D3cold, until unbind.")
 @session_options()
 @click.pass_obj
 def bind(
@@ -44,6 +51,8 @@ def bind(
     only: bool,
     with_group: bool,
     allow: tuple[Allowance, ...],
+    reset_method: ResetMethod | None,
+    no_d3cold: bool,
 ) -> None:
     """Hand devices to guests: bind all functions of their slots to vfio-pci.
 
@@ -55,6 +64,7 @@ def bind(
       vfiomgr bind 0000:04:00.0
       vfiomgr bind 04:00.0 --dry-run
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
+      vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
     """
     intent = Bind(
         session.addresses(addresses),
@@ -62,6 +72,8 @@ def bind(
         only=only,
         with_group=with_group,
         allow=frozenset(allow),
+        reset_method=reset_method,
+        no_d3cold=no_d3cold,
     )
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")

@@ -56,7 +56,13 @@ class Session:
         """The machine that vfiomgr runs on."""
         return HostTree(_MACHINE)
 
-    def host(self, *, with_users: bool = False, with_readiness: bool = False) -> HostSnapshot:
+    def host(
+        self,
+        *,
+        with_users: bool = False,
+        with_readiness: bool = False,
+        with_resets: bool = False,
+    ) -> HostSnapshot:
         """The facts to answer from: of a snapshot file, or of the tree as it is now."""
         from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
 
@@ -65,7 +71,13 @@ class Session:
                 message = "--snapshot and --root name two different hosts"
                 raise UsageError(message, "pass one of them")
             return _load_snapshot(self.snapshot)
-        return scan(self.tree, self.machine, with_users=with_users, with_readiness=with_readiness)
+        return scan(
+            self.tree,
+            self.machine,
+            with_users=with_users,
+            with_readiness=with_readiness,
+            with_resets=with_resets,
+        )
 
     def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:
         """Addresses as users type them; the domain may be left out where it is plain."""

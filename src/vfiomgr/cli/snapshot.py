@@ -23,7 +23,8 @@ def snapshot(session: Session) -> None:
     """
     from vfiomgr.model.snapshot import write_snapshot  # noqa: PLC0415
 
-    text = write_snapshot(session.host(with_users=True, with_readiness=True))
+    host = session.host(with_users=True, with_readiness=True, with_resets=True)
+    text = write_snapshot(host)
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:

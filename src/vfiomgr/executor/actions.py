@@ -6,12 +6,11 @@ or after it was interrupted in the middle, it does only what is missing.
 
 from __future__ import annotations
 
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, assert_never
 
-from vfiomgr.errors import HostError, WriteFailed
-from vfiomgr.executor.causes import explained
+from vfiomgr.errors import HostError
+from vfiomgr.executor import pins, reset, sriov
+from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
 from vfiomgr.host import mdev, modules, origins, pci, uevents
 from vfiomgr.model import path
 from vfiomgr.model.step import (
@@ -23,12 +22,17 @@ from vfiomgr.model.step import (
     ReleaseDriver,
     RememberOrigin,
     RemoveMdev,
+    RequireAnswer,
+    ResetFunction,
+    SetAutoprobe,
+    SetResetMethod,
+    SetVfCount,
     Step,
     probe_file,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from vfiomgr.executor.causes import Operation
     from vfiomgr.host.tree import HostTree
@@ -39,7 +43,6 @@ NODE_DEADLINE = 10.0
 """Seconds; devtmpfs makes the node at once, a udev of its own may take a while."""
 UDEV_DEADLINE = 5.0
 """Seconds for udevd to apply its rules to a new node."""
-_POLL = 0.05
 
 
 def perform(step: Step, tree: HostTree) -> None:
@@ -66,8 +69,27 @@ def perform(step: Step, tree: HostTree) -> None:
             _create_mdev(tree, step)
         case RemoveMdev():
             _remove_mdev(tree, step)
+        case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
+            _perform_on_function(step, tree)
         case _ as never:
             assert_never(never)
+
+
+def _perform_on_function(
+    step: SetAutoprobe | SetVfCount | SetResetMethod | ResetFunction | RequireAnswer, tree: HostTree
+) -> None:
+    """Steps that leave a function on its driver."""
+    match step:
+        case SetAutoprobe():
+            sriov.set_autoprobe(tree, step)
+        case SetVfCount():
+            sriov.set_vf_count(tree, step)
+        case SetResetMethod():
+            reset.set_reset_method(tree, step)
+        case ResetFunction():
+            reset.reset_function(tree, step)
+        case RequireAnswer():
+            reset.require_answer(tree, step)
 
 
 def require_life(step: Step, tree: HostTree) -> None:
@@ -94,7 +116,8 @@ def _load_module(tree: HostTree, step: LoadModule) -> None:
 
 def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
     address = device.address
-    _require_same_device(tree, device)
+    require_same_device(tree, device)
+    pins.tighten(tree, address, target)
     _set_override(tree, address, target.driver_override)
     current = tree.link_name(path.pci_device(address) / "driver")
     if current != target.driver:
@@ -105,15 +128,16 @@ def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) 
     _verify_driver(tree, address, target.driver)
     if target.power_control is not None:
         _set_power_control(tree, address, target.power_control)
+    pins.loosen(tree, address, target)
 
 
 def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
     address = step.device.address
-    _require_same_device(tree, step.device)
+    require_same_device(tree, step.device)
     _set_override(tree, address, None)
     if tree.link_name(path.pci_device(address) / "driver") == step.before.driver:
         _unbind(tree, address)
-    with _explaining("probe", str(address)):
+    with explaining("probe", str(address)):
         tree.write(path.PCI_DRIVERS_PROBE, str(address))
     if tree.link_name(path.pci_device(address) / "driver") == step.before.driver:
         message = f"{address} went back to {step.before.driver}, which claims its identifiers"
@@ -122,32 +146,22 @@ def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
         )
 
 
-def _require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
-    found = pci.read_identity(tree, expected.address, with_serial=expected.serial is not None)
-    if found is None:
-        message = f"{expected} is gone"
-        raise HostError(message, "it was unplugged or powered off; vfiomgr list --all")
-    if not found.is_same_as(expected):
-        message = f"another device is at this address now: {found} instead of {expected}"
-        raise HostError(message, "look with vfiomgr show, then run the command again")
-
-
 def _set_override(tree: HostTree, address: PciAddress, driver: str | None) -> None:
     if pci.read_driver_state(tree, address).driver_override == driver:
         return
-    with _explaining("override", str(address)):
+    with explaining("override", str(address)):
         tree.write(path.pci_device(address) / "driver_override", driver or "")
 
 
 def _set_power_control(tree: HostTree, address: PciAddress, control: str) -> None:
     if pci.read_driver_state(tree, address).power_control == control:
         return
-    with _explaining("power", str(address)):
+    with explaining("power", str(address)):
         tree.write(path.pci_device(address) / "power/control", control)
 
 
 def _unbind(tree: HostTree, address: PciAddress) -> None:
-    with _explaining("unbind", str(address)):
+    with explaining("unbind", str(address)):
         tree.write(path.pci_device(address) / "driver/unbind", str(address))
 
 
@@ -155,11 +169,11 @@ def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:
     """drivers_probe succeeds when nothing matched; the driver's own `bind` tells why."""
     first = probe_file(target)
     operation: Operation = "probe" if first == path.PCI_DRIVERS_PROBE else "bind"
-    with _explaining(operation, f"{address} to {target.driver}"):
+    with explaining(operation, f"{address} to {target.driver}"):
         tree.write(first, str(address))
     bound = tree.link_name(path.pci_device(address) / "driver")
     if bound is None and operation == "probe" and target.driver is not None:
-        with _explaining("bind", f"{address} to {target.driver}"):
+        with explaining("bind", f"{address} to {target.driver}"):
             tree.write(path.PCI_DRIVERS / target.driver / "bind", str(address))
 
 
@@ -196,7 +210,7 @@ def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
     vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None:
         target = path.HostPath(step.parent_path) / mdev.TYPES / step.type_id / "create"
-        with _explaining("mdev-create", f"vGPU {step.uuid} on {step.parent}"):
+        with explaining("mdev-create", f"vGPU {step.uuid} on {step.parent}"):
             tree.write(target, step.uuid)
         vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
@@ -217,7 +231,7 @@ def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
     vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
         return  # gone, or somebody else's of the same UUID
-    with _explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
+    with explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
         tree.write(target / "remove", "1")
     if not _becomes_true(lambda: not tree.exists(target)):
         message = f"the kernel took the request, but vGPU {step.uuid} is still there"
@@ -225,17 +239,4 @@ def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
 
 
 def _becomes_true(condition: Callable[[], bool], limit: float | None = None) -> bool:
-    deadline = time.monotonic() + (NODE_DEADLINE if limit is None else limit)
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL)
-    return True
-
-
-@contextmanager
-def _explaining(operation: Operation, subject: str) -> Iterator[None]:
-    try:
-        yield
-    except WriteFailed as error:
-        raise explained(error, operation, subject) from error
+    return becomes_true(condition, NODE_DEADLINE if limit is None else limit)

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from errno import EACCES, EAGAIN, EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOENT, ENOMEM, ENOSPC, EPERM
+from errno import (
+    EACCES,
+    EAGAIN,
+    EBUSY,
+    EEXIST,
+    EINVAL,
+    EIO,
+    ENODEV,
+    ENOENT,
+    ENOMEM,
+    ENOSPC,
+    ENOTTY,
+    EOPNOTSUPP,
+    EPERM,
+    ERANGE,
+)
 from typing import Literal
 
 from vfiomgr.errors import WriteFailed
 
-Operation = Literal["override", "unbind", "probe", "bind", "power", "mdev-create", "mdev-remove"]
+Operation = Literal[
+    "override",
+    "unbind",
+    "probe",
+    "bind",
+    "power",
+    "mdev-create",
+    "mdev-remove",
+    "autoprobe",
+    "vf-count",
+    "reset-method",
+    "reset",
+    "d3cold",
+]
 
 _LOCKDOWN = "see dmesg; under kernel lockdown (Secure Boot) some drivers refuse"
 _NO_FREE_MEMORY = "free memory on the host, then try again"
 _GONE = "the device vanished meanwhile; vfiomgr list --all shows what is there"
+_NO_ROOM = (
+    "the firmware left too few bus numbers or too little address space (MMIO) for so many",
+    "ask for fewer; boot with pci=realloc, or pci=assign-busses where dmesg tells of bus numbers",
+)
+_ALONE = "a bus reset needs the function to be alone on its bus, since it hits all that is there"
 
 _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("override", ENOENT): ("the function is gone, or this kernel has no driver_override", _GONE),
@@ -57,6 +90,55 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("mdev-remove", ENODEV): (
         "it is being removed already",
         "vfiomgr vgpu list shows what is left",
+    ),
+    ("vf-count", ERANGE): (
+        "the function makes no more than its sriov_totalvfs",
+        "vfiomgr sriov list shows how many; the device's own firmware settings may raise it",
+    ),
+    ("vf-count", ENOENT): (
+        "the driver makes no virtual functions (it has no sriov_configure), or there is no driver",
+        "give the function to its host driver first; vfio-pci makes none",
+    ),
+    ("vf-count", EBUSY): (
+        "another number was set meanwhile, and the kernel wants 0 before a new one",
+        "run the command again",
+    ),
+    ("vf-count", ENOSPC): _NO_ROOM,
+    ("vf-count", ENOMEM): _NO_ROOM,
+    ("vf-count", EINVAL): (
+        "the driver or the device rejects this number",
+        "see dmesg; some devices make certain numbers only, or none in this mode",
+    ),
+    ("vf-count", EPERM): (
+        "the driver refuses: its virtual functions are in use, or its present mode forbids it",
+        "see dmesg; take the virtual functions out of use, then run the command again",
+    ),
+    ("vf-count", EOPNOTSUPP): (
+        "SR-IOV is switched off in the device's own firmware",
+        "switch it on with the vendor's tool, then power-cycle the host",
+    ),
+    ("vf-count", EIO): (
+        "the device contradicts itself about its virtual functions",
+        "see dmesg; update the device's firmware",
+    ),
+    ("vf-count", EAGAIN): ("the driver is busy, perhaps with a reset", "try again in a moment"),
+    ("vf-count", ENODEV): ("the function vanished meanwhile", _GONE),
+    ("vf-count", EACCES): ("root's rights are missing here", "run as root, outside of a container"),
+    ("reset-method", EINVAL): (
+        f"the kernel cannot reset the function so; {_ALONE}",
+        "see dmesg; vfiomgr show tells which methods there are, and why others are not",
+    ),
+    ("reset-method", ENOENT): (
+        "the function has no way to be reset, or this kernel (before 5.15) lets nobody choose",
+        "vfiomgr show tells which methods there are",
+    ),
+    ("reset", ENOTTY): (
+        f"no method of its reset_method worked: it did not come back in time, or {_ALONE}",
+        "see dmesg; try another --method, or give the whole slot to a guest, which resets it whole",
+    ),
+    ("reset", ENOENT): (
+        "the kernel knows no way to reset the function, or it is gone",
+        "vfiomgr show tells why; a power cycle of the host resets all",
     ),
     ("mdev-remove", EAGAIN): ("it is still being created", "try again in a moment"),
 }

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
 
 DIRECTORY = STATE / "journal"
+_SETTINGS = frozenset({"set-autoprobe", "set-reset-method"})
+"""Steps that change what a later step of the same run restores."""
 _KEPT = 100
 """Runs to keep; older ones are removed."""
 _TAIL = 4096
@@ -123,6 +125,8 @@ class CutOff:
     locks: frozenset[str]
     is_of_this_boot: bool
     """A reboot undoes what a run did to devices, but not what it did to files."""
+    has_settings: bool = False
+    """Whether it alone knows how to restore a setting, such as autoprobe, that it had changed."""
 
 
 def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
@@ -139,7 +143,17 @@ def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
         steps = [record["step"] for record in records if "step" in record]
         step = plan["descriptions"][steps[-1] if steps else 0]
         is_of_this_boot = plan["boot_id"] == boot_id
-        found.append(CutOff(name, plan["summary"], step, frozenset(plan["locks"]), is_of_this_boot))
+        has_settings = any(plan["steps"][number]["kind"] in _SETTINGS for number in steps)
+        found.append(
+            CutOff(
+                name,
+                plan["summary"],
+                step,
+                frozenset(plan["locks"]),
+                is_of_this_boot,
+                has_settings=is_of_this_boot and has_settings,
+            )
+        )
     return found
 
 

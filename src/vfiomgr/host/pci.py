@@ -166,14 +166,24 @@ def read_identity(
     )
 
 
-def read_driver_state(tree: HostTree, address: PciAddress) -> DriverState:
-    """Which driver has a function now, and its override."""
+def read_driver_state(
+    tree: HostTree, address: PciAddress, *, with_pins: bool = False
+) -> DriverState:
+    """Which driver has a function now, and its override; `with_pins` reset and D3cold too."""
     directory = path.pci_device(address)
     return DriverState(
         driver=tree.link_name(directory / "driver"),
         driver_override=_override(tree.read(directory / "driver_override")),
         power_control=tree.read(directory / "power/control"),
+        reset_method=tree.read(directory / "reset_method") if with_pins else None,
+        d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")) if with_pins else None,
     )
+
+
+def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddress, ...]:
+    """The virtual functions of a physical one, by its links."""
+    directory = path.pci_device(address)
+    return _virtual_functions(tree, directory, frozenset(tree.children(directory)))
 
 
 def answers(tree: HostTree, address: PciAddress) -> bool:

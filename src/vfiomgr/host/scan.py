@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import display, iommu, mdev, modules, nvidia, origins, pci, users, uses
+from vfiomgr.host import config, display, iommu, mdev, modules, nvidia, origins, pci, users, uses
 from vfiomgr.host.names import Names
 from vfiomgr.model.path import PCI_DRIVERS, HostPath
 from vfiomgr.model.snapshot import HostSnapshot, HostUse
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from vfiomgr.model.readiness import Readiness
 
 
-def scan(
+def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     tree: HostTree,
     machine: HostTree,
     *,
     with_users: bool = False,
     with_readiness: bool = False,
+    with_resets: bool = False,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
 ) -> HostSnapshot:
     """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
 
     `with_users` adds what a change must know: open device nodes, by a walk through /proc, and
-    variant drivers; `with_readiness` what only a check of the host needs. Serial numbers are read
-    in the slots of `serials_of`.
+    variant drivers; `with_readiness` what only a check of the host needs; `with_resets` the
+    capabilities of all functions that are awake. Serial numbers are read in the slots of
+    `serials_of`.
     """
     groups = iommu.read_groups(tree)
     devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
@@ -51,6 +53,7 @@ def scan(
         vfio=iommu.read_vfio_state(tree),
         variants=modules.read_variants(tree) if with_users else (),
         readiness=_readiness(tree, release, devices) if with_readiness else None,
+        reset_capabilities=config.read_reset_capabilities(tree, devices) if with_resets else None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.reset import ResetMethod
 
 Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route"]
 """The guards that a user may override, by the value of `--allow`."""
@@ -25,6 +26,10 @@ class Bind:
     with_group: bool = False
     """Take the foreign members of the IOMMU groups too."""
     allow: frozenset[Allowance] = frozenset()
+    reset_method: ResetMethod | None = None
+    """Reset the named functions by this method alone, until they are given back."""
+    no_d3cold: bool = False
+    """Keep the functions out of D3cold, until they are given back."""
     kind: Literal["bind"] = "bind"
 
 
@@ -57,9 +62,47 @@ class RemoveVgpu:
     kind: Literal["remove-vgpu"] = "remove-vgpu"
 
 
+@dataclass(frozen=True, slots=True)
+class SetVirtualFunctions:
+    """Have a number of virtual functions on a physical one; those that exist all go."""
+
+    address: PciAddress
+    count: int
+    autoprobe: bool = False
+    """Let the host's drivers take the new ones."""
+    autoprobe_after: bool | None = None
+    """None: as it is; else what a run that was cut off had found."""
+    kind: Literal["set-virtual-functions"] = "set-virtual-functions"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reset a function, by one method or by the first that works."""
+
+    address: PciAddress
+    method: ResetMethod | None = None
+    allow: frozenset[Allowance] = frozenset()
+    methods_after: str | None = None
+    """None: as they are; else what a run that was cut off had found, e.g. `flr bus`."""
+    kind: Literal["reset"] = "reset"
+
+
 def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
     """The PCI functions that an intent names."""
-    return intent.addresses if isinstance(intent, Bind | Unbind) else ()
+    match intent:
+        case Bind() | Unbind():
+            return intent.addresses
+        case SetVirtualFunctions() | Reset():
+            return (intent.address,)
+        case _:
+            return ()
 
 
-Intent = Bind | Unbind | CreateVgpu | RemoveVgpu
+def wants_resets(intent: Intent) -> bool:
+    """Whether it may have to be told why a function cannot be reset in some way."""
+    return isinstance(intent, Reset) or (
+        isinstance(intent, Bind) and intent.reset_method is not None
+    )
+
+
+Intent = Bind | Unbind | CreateVgpu | RemoveVgpu | SetVirtualFunctions | Reset

@@ -38,6 +38,7 @@ class HostPath(str):
 
 PCI_DEVICES = HostPath("/sys/bus/pci/devices")
 PCI_DRIVERS = HostPath("/sys/bus/pci/drivers")
+PCI_SLOTS = HostPath("/sys/bus/pci/slots")
 PCI_DRIVERS_PROBE = HostPath("/sys/bus/pci/drivers_probe")
 IOMMU_GROUPS = HostPath("/sys/kernel/iommu_groups")
 IOMMU_UNITS = HostPath("/sys/class/iommu")

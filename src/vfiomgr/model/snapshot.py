@@ -13,6 +13,7 @@ from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.model.reset import ResetCapabilities
 from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 
@@ -73,6 +74,8 @@ class HostSnapshot:
     """Variant drivers of VFIO that this kernel has; read together with the users."""
     readiness: Readiness | None = None
     """What `vfiomgr check` judges; None where nobody asked for it."""
+    reset_capabilities: tuple[ResetCapabilities, ...] | None = None
+    """What configuration spaces say of resets; None where nobody looked (as root)."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -124,6 +127,11 @@ class HostSnapshot:
                 return origin
         return None
 
+    def resets_of(self, device: PciDevice) -> ResetCapabilities | None:
+        """What the function's configuration space says of resets, where it could be read."""
+        known = self.reset_capabilities or ()
+        return next((found for found in known if found.address == device.address), None)
+
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID."""
         return next((vgpu for vgpu in self.vgpus if vgpu.uuid == uuid.lower()), None)
@@ -174,6 +182,7 @@ _PARTS: tuple[Any, ...] = (
     Vgpu,
     VfioVariant,
     VfioState,
+    ResetCapabilities,
 )
 
 

@@ -89,12 +89,14 @@ class ChangeDriver:
 
     def describe(self) -> str:
         """One line for people."""
-        return f"{self.device.address}: {self.before} -> {self.after}"
+        pins = "".join(f", {name} {text}" for name, text in _pins(self.before, self.after))
+        return f"{self.device.address}: {self.before} -> {self.after}{pins}"
 
     def commands(self) -> tuple[str, ...]:
         """What a person could type instead."""
         directory = path.pci_device(self.device.address)
-        lines: list[str] = []
+        pins = _pins(self.before, self.after)
+        lines = [_write(text, directory / name) for name, text in pins]
         if self.before.driver_override != self.after.driver_override:
             lines.append(_write(self.after.driver_override or "", directory / "driver_override"))
         if self.before.driver != self.after.driver:
@@ -109,6 +111,16 @@ class ChangeDriver:
     def inverse(self) -> ChangeDriver:
         """The way back."""
         return ChangeDriver(self.device, before=self.after, after=self.before)
+
+
+def _pins(before: DriverState, after: DriverState) -> list[tuple[str, str]]:
+    """The attributes of reset and power that `after` names and `before` has otherwise."""
+    pins: list[tuple[str, str]] = []
+    if after.d3cold_allowed is not None and after.d3cold_allowed != before.d3cold_allowed:
+        pins.append(("d3cold_allowed", str(int(after.d3cold_allowed))))
+    if after.reset_method is not None and after.reset_method != before.reset_method:
+        pins.append(("reset_method", after.reset_method))
+    return pins
 
 
 def probe_file(state: DriverState) -> path.HostPath:
@@ -216,6 +228,120 @@ class RemoveMdev:
         return CreateMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
+@dataclass(frozen=True, slots=True)
+class SetAutoprobe:
+    """Let host drivers take the virtual functions that are made from now on, or not."""
+
+    device: DeviceIdentity
+    before: bool
+    after: bool
+    kind: Literal["set-autoprobe"] = "set-autoprobe"
+
+    def describe(self) -> str:
+        """One line for people."""
+        word = "let host drivers take" if self.after else "keep host drivers off"
+        return f"{self.device.address}: {word} its new virtual functions"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        directory = path.pci_device(self.device.address)
+        return (_write(str(int(self.after)), directory / "sriov_drivers_autoprobe"),)
+
+    def inverse(self) -> SetAutoprobe:
+        """As it was."""
+        return SetAutoprobe(self.device, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class SetVfCount:
+    """Have so many virtual functions; the kernel wants 0 between two other numbers."""
+
+    device: DeviceIdentity
+    before: int
+    after: int
+    kind: Literal["set-vf-count"] = "set-vf-count"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        target = path.pci_device(self.device.address) / "sriov_numvfs"
+        clearing = (_write("0", target),) if self.before and self.after else ()
+        return (*clearing, _write(str(self.after), target))
+
+    def inverse(self) -> SetVfCount:
+        """As many as before."""
+        return SetVfCount(self.device, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class SetResetMethod:
+    """Choose how the kernel resets a function; the texts are lists such as `flr bus`."""
+
+    device: DeviceIdentity
+    before: str
+    after: str
+    kind: Literal["set-reset-method"] = "set-reset-method"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: reset_method {self.before} -> {self.after}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (_write(self.after, path.pci_device(self.device.address) / "reset_method"),)
+
+    def inverse(self) -> SetResetMethod:
+        """As it was."""
+        return SetResetMethod(self.device, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetFunction:
+    """Reset a function. No state but an event: taken twice, it happens twice.
+
+    `kept` are the command register and the BARs that it must have after; None where it slept.
+    """
+
+    device: DeviceIdentity
+    kept: str | None
+    kind: Literal["reset-function"] = "reset-function"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: reset, and look whether it answers as before"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (_write("1", path.pci_device(self.device.address) / "reset"),)
+
+    def inverse(self) -> RequireAnswer:
+        """Nothing undoes a reset; but one that did harm did not leave all as it was."""
+        return RequireAnswer(self.device, self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class RequireAnswer:
+    """Make sure that a function answers on the bus, and is as it was before a reset."""
+
+    device: DeviceIdentity
+    kept: str | None
+    kind: Literal["require-answer"] = "require-answer"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: bring it back as it was on the bus"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (f"lspci -xxs {self.device.address}",)
+
+    def inverse(self) -> None:
+        """None: looking changes nothing."""
+
+
 Step = (
     LoadModule
     | RememberOrigin
@@ -225,6 +351,11 @@ Step = (
     | AwaitVfioNode
     | CreateMdev
     | RemoveMdev
+    | SetAutoprobe
+    | SetVfCount
+    | SetResetMethod
+    | ResetFunction
+    | RequireAnswer
 )
 
 

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
-from vfiomgr.planner import passthrough, vgpu
+from vfiomgr.model.intent import (
+    Bind,
+    CreateVgpu,
+    Intent,
+    RemoveVgpu,
+    Reset,
+    SetVirtualFunctions,
+    Unbind,
+)
+from vfiomgr.planner import passthrough, reset, sriov, vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.snapshot import HostSnapshot
+
+
+def settled(host: HostSnapshot, intent: Intent) -> Intent:
+    """The intent as a journal needs it: with all that only the host as it is can tell."""
+    match intent:
+        case SetVirtualFunctions():
+            return sriov.settled(host, intent)
+        case Reset():
+            return reset.settled(host, intent)
+        case _:
+            return intent
 
 
 def plan(host: HostSnapshot, intent: Intent) -> Plan:
@@ -29,5 +48,9 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             return vgpu.plan_create(host, intent)
         case RemoveVgpu():
             return vgpu.plan_remove(host, intent)
+        case SetVirtualFunctions():
+            return sriov.plan_set(host, intent)
+        case Reset():
+            return reset.plan_reset(host, intent)
         case _ as never:
             assert_never(never)

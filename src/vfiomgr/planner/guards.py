@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
-from vfiomgr.model import path
 from vfiomgr.model.intent import Allowance
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.pci import PciDevice
@@ -149,7 +148,7 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
     yield Objection(
         f"{device} has {_counted(count, 'active virtual function')}"
         + (f" that carry {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
-        f"{first}write 0 to {path.pci_device(device.address)}/sriov_numvfs, "
+        f"{first}remove them with vfiomgr sriov set {device.address} 0, "
         "or bind a virtual function instead",
     )
 

@@ -19,7 +19,7 @@ from vfiomgr.model.step import (
     subject,
 )
 from vfiomgr.model.variant import PLAIN, best_variant
-from vfiomgr.planner import guards
+from vfiomgr.planner import guards, pins
 from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         [
             *guards.taking(host, moving),
             *guards.foreign_members(host, targets, intent),
+            *pins.objections(host, named, intent),
         ],
         intent.allow,
     )
@@ -59,7 +60,10 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         choice for d in moving if (choice := wanted[d.address]).driver not in host.pci_drivers
     )
     for device in moving:
-        steps += _take(host, device, wanted[device.address].driver)
+        steps += _take(host, device, wanted[device.address].driver, intent)
+    staying = [d for d in targets if d not in moving and host.origin(d) is not None]
+    repinned = {d.address: step for d in staying if (step := pins.repin(d, intent))}
+    steps += repinned.values()
     first_of_group = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
     steps += [AwaitVfioNode(n, first_of_group[n].identity) for n in sorted(first_of_group)]
     return Plan(
@@ -68,7 +72,11 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         locks=_locks(targets),
         lanes=_lanes(host, steps),
         notes=tuple(_companion_notes(named, targets, moving)),
-        already=tuple(f"{d} is on {d.driver} already" for d in targets if d not in moving),
+        already=tuple(
+            f"{d} is on {d.driver} already{pins.unpinned(d, intent)}"
+            for d in targets
+            if d not in moving and d.address not in repinned
+        ),
     )
 
 
@@ -165,13 +173,14 @@ def _targets(
     return [found[address] for address in sorted(found)]
 
 
-def _take(host: HostSnapshot, device: PciDevice, driver: str) -> Iterable[Step]:
-    before = _state(device)
+def _take(host: HostSnapshot, device: PciDevice, driver: str, intent: Bind) -> Iterable[Step]:
+    before = pins.state_of(device)
     if host.origin(device) is None or _is_elsewhere(host, device):
         yield RememberOrigin(
             Origin(device.identity, before, device.driver_module, host.boot_id or "")
         )
-    yield ChangeDriver(device.identity, before, DriverState(driver, driver))
+    target = DriverState(driver, driver)
+    yield ChangeDriver(device.identity, before, pins.pinned(target, device, intent))
 
 
 def _is_elsewhere(host: HostSnapshot, device: PciDevice) -> bool:
@@ -190,7 +199,7 @@ def _is_elsewhere(host: HostSnapshot, device: PciDevice) -> bool:
 
 
 def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
-    before = _state(device)
+    before = pins.state_of(device)
     origin = host.origin(device)
     if origin is None:
         yield ReleaseDriver(device.identity, before)
@@ -198,13 +207,9 @@ def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
     driver = origin.state.driver
     if driver is not None and driver not in host.pci_drivers and origin.driver_module:
         yield LoadModule(origin.driver_module, driver)
-    if before != origin.state:
+    if not origin.state.is_met_by(before):
         yield ChangeDriver(device.identity, before, origin.state)
     yield ForgetOrigin(origin)
-
-
-def _state(device: PciDevice) -> DriverState:
-    return DriverState(device.driver, device.driver_override, device.power_control)
 
 
 def _locks(devices: Iterable[PciDevice]) -> tuple[str, ...]:

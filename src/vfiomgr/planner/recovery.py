@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UnknownDevice
-from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin
+from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
 from vfiomgr.planner import guards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from vfiomgr.model.intent import Allowance
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.pci import DeviceIdentity, PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
@@ -36,7 +36,8 @@ def plan_undo(
 ) -> Undoing:
     """Which of the begun steps to undo on the host as it is.
 
-    A function that is gone, or another one by now, is left alone. After a reboot there is nothing
+    A function that is gone, or another one by now, is left alone; but not a virtual function that
+    undoing makes again. After a reboot there is nothing
     to undo but that a function is on a VFIO driver, since a rule of the run put it there.
 
     Raises:
@@ -46,14 +47,19 @@ def plan_undo(
     kept: list[int] = []
     notes: list[str] = []
     moving: list[PciDevice] = []
+    begun = tuple(begun)
+    made_again = (step for n in begun if isinstance(step := steps[n], SetVfCount) and step.before)
+    comes_back = is_of_this_boot and any(made_again)
     for number in begun:
         step = steps[number]
         if not isinstance(step, ChangeDriver | ReleaseDriver | RememberOrigin):
             kept += [number] if is_of_this_boot else []
             continue
         device = _present(host, step)
-        if isinstance(device, str):
-            notes.append(device)
+        if device is None and comes_back:
+            kept.append(number)
+        elif device is None or isinstance(device, str):
+            notes.append(device or f"{_identity(step)} is gone, and is left out")
         elif isinstance(step, RememberOrigin):
             kept.append(number)
         elif is_of_this_boot or _is_where_it_was_put(device, step):
@@ -63,15 +69,19 @@ def plan_undo(
     return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
 
 
+def _identity(step: ChangeDriver | ReleaseDriver | RememberOrigin) -> DeviceIdentity:
+    return step.origin.device if isinstance(step, RememberOrigin) else step.device
+
+
 def _present(
     host: HostSnapshot, step: ChangeDriver | ReleaseDriver | RememberOrigin
-) -> PciDevice | str:
-    """The function that a step is about, or why there is none to be undone."""
-    expected = step.origin.device if isinstance(step, RememberOrigin) else step.device
+) -> PciDevice | str | None:
+    """The function that a step is about; None where it is gone, words where it is another."""
+    expected = _identity(step)
     try:
         device = host.device(expected.address)
     except UnknownDevice:
-        return f"{expected} is gone, and is left out"
+        return None
     if not device.identity.is_same_as(expected):
         return f"{expected} is {device.identity} by now, and is left alone"
     return device

@@ -153,7 +153,7 @@ def test_list_imports_nothing_heavy(kernel: FakeKernel) -> None:
 def test_every_command_has_help_with_examples(run: Run) -> None:
     commands = ["list", "show", "groups", "check", "bind", "unbind", "snapshot", "libvirt hostdev"]
     commands += [f"vgpu {verb}" for verb in ("types", "list", "create", "remove")]
-    commands += ["kata config", "cdi generate"]
+    commands += ["kata config", "cdi generate", "reset", "sriov list", "sriov set"]
     for command in commands:
         answer = run(*command.split(), "--help")
         assert answer.status == 0

@@ -46,13 +46,13 @@ def moved(steps: tuple[Step, ...]) -> list[str]:
 def test_the_whole_slot_goes_and_each_origin_is_remembered_before_it_moves() -> None:
     steps = bind(host_of(GPU, AUDIO), "0000:04:00.1")
     vfio = DriverState("vfio-pci", "vfio-pci")
+    gpu = DriverState("nvidia", None, "on", "flr bus", d3cold_allowed=True)
+    audio = replace(gpu, driver="snd_hda_intel")
     assert steps == (
-        RememberOrigin(Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")),
-        ChangeDriver(GPU.identity, DriverState("nvidia", None, "on"), vfio),
-        RememberOrigin(
-            Origin(AUDIO.identity, DriverState("snd_hda_intel", None, "on"), "nvidia", "boot")
-        ),
-        ChangeDriver(AUDIO.identity, DriverState("snd_hda_intel", None, "on"), vfio),
+        RememberOrigin(Origin(GPU.identity, gpu, "nvidia", "boot")),
+        ChangeDriver(GPU.identity, gpu, vfio),
+        RememberOrigin(Origin(AUDIO.identity, audio, "nvidia", "boot")),
+        ChangeDriver(AUDIO.identity, audio, vfio),
         AwaitVfioNode(4, GPU.identity),
     )
 

@@ -14,7 +14,7 @@ from vfiomgr.planner import plan
 
 GPU = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", power_control="auto")
 FIRST = DriverState("nvidia", "nvidia", "on")
-NOW = DriverState("vfio-pci", "vfio-pci", "auto")
+NOW = DriverState("vfio-pci", "vfio-pci", "auto", "flr bus", d3cold_allowed=True)
 ORIGIN = Origin(GPU.identity, FIRST, "nvidia", "boot")
 
 

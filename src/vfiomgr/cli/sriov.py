@@ -1,0 +1,132 @@
+"""`vfiomgr sriov …`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.change import plan_or_apply, print_outcome
+from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.host.iommu import group_number
+from vfiomgr.host.pci import read_driver_state, read_virtual_functions
+from vfiomgr.model.intent import SetVirtualFunctions
+from vfiomgr.model.path import pci_device
+from vfiomgr.model.step import SetVfCount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.api import Outcome
+    from vfiomgr.model.pci import PciAddress, PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_HEADINGS = ("ADDRESS", "NAME", "DRIVER", "VFS", "AUTOPROBE", "VF DRIVERS")
+
+
+@click.group("sriov")
+@session_options()
+def sriov() -> None:
+    """SR-IOV: how many virtual functions (VFs) a device has."""
+
+
+@sriov.command("list")
+@session_options()
+@click.pass_obj
+def list_physical_functions(session: Session) -> None:
+    """List devices that make virtual functions: how many there are, and who has them.
+
+    \b
+    Examples:
+      vfiomgr sriov list
+      vfiomgr sriov list --format json
+    """
+    host = session.host()
+    items = [_item(host, device) for device in host.devices if device.sriov_totalvfs]
+    if session.format != "table":
+        print_document("PhysicalFunctionList", {"items": items}, session.format)
+    elif items:
+        print_table(_HEADINGS, [_row(item) for item in items])
+    else:
+        note("no device of this host makes virtual functions")
+
+
+def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
+    drivers = [vf.driver for vf in host.devices if vf.address in device.virtual_functions]
+    return {
+        "address": device.address,
+        "name": device.name,
+        "driver": device.driver,
+        "sriov_totalvfs": device.sriov_totalvfs,
+        "sriov_numvfs": device.sriov_numvfs or 0,
+        "sriov_drivers_autoprobe": device.sriov_drivers_autoprobe,
+        "virtual_functions": device.virtual_functions,
+        "vf_drivers": {name or "": drivers.count(name) for name in _sorted(drivers)},
+    }
+
+
+def _sorted(drivers: Iterable[str | None]) -> list[str | None]:
+    return sorted(set(drivers), key=lambda name: name or "")
+
+
+def _row(item: dict[str, object]) -> tuple[str, ...]:
+    autoprobe = {True: "on", False: "off", None: None}[item["sriov_drivers_autoprobe"]]  # type: ignore[index]
+    drivers: dict[str, int] = item["vf_drivers"]  # type: ignore[assignment]
+    return (
+        str(item["address"]),
+        str(item["name"]),
+        or_dash(item["driver"]),
+        f"{item['sriov_numvfs']} of {item['sriov_totalvfs']}",
+        or_dash(autoprobe),
+        or_dash(", ".join(f"{count} on {name or 'none'}" for name, count in drivers.items())),
+    )
+
+
+@sriov.command("set")
+@click.argument("address", shell_complete=complete_address)
+@click.argument("count", type=click.IntRange(min=0))
+@click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
+@session_options()
+@click.pass_obj
+def set_count(session: Session, *, address: str, count: int, autoprobe: bool) -> None:
+    """Make COUNT virtual functions of a device; 0 removes them all.
+
+    Those that exist are removed first, so none of them may be in use. The new ones have no driver,
+    ready for `vfiomgr bind`, unless --autoprobe is given.
+
+    \b
+    Examples:
+      vfiomgr sriov set 0000:05:00.0 4
+      vfiomgr sriov set 05:00.0 8 --dry-run
+      vfiomgr sriov set 05:00.0 0
+    """
+    (chosen,) = session.addresses((address,))
+    outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe))
+    if outcome is None:
+        return
+    made = [_made(session, vf) for vf in read_virtual_functions(session.tree, chosen)]
+    lines = [
+        f"{vf['address']} is in IOMMU group {or_dash(vf['iommu_group'])}, "
+        f"on {vf['driver'] or 'no driver'}"
+        for vf in made
+    ]
+    shown = (lines or [f"{chosen} has no virtual functions"]) if outcome.is_changed else []
+    print_outcome(session, outcome, shown, virtual_functions=made)
+    _tell_undo(session, outcome)
+
+
+def _made(session: Session, address: PciAddress) -> dict[str, object]:
+    """What came of a virtual function, read again from the host."""
+    return {
+        "address": address,
+        "iommu_group": group_number(session.tree, pci_device(address)),
+        "driver": read_driver_state(session.tree, address).driver,
+    }
+
+
+def _tell_undo(session: Session, outcome: Outcome) -> None:
+    counts = [step for step in outcome.plan.steps if isinstance(step, SetVfCount)]
+    if counts and session.format == "table":
+        first = counts[0]
+        note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")

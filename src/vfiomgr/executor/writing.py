@@ -1,0 +1,55 @@
+"""What the actions share: writes whose errors are explained, and making sure of the target."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.executor.causes import explained
+from vfiomgr.host import pci
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.executor.causes import Operation
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.pci import DeviceIdentity
+
+_POLL = 0.05
+
+
+@contextmanager
+def explaining(operation: Operation, subject: str) -> Iterator[None]:
+    """Add cause and remedy to the error of a write."""
+    try:
+        yield
+    except WriteFailed as error:
+        raise explained(error, operation, subject) from error
+
+
+def require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
+    """Make sure that the device of a step is still the one at its address.
+
+    Raises:
+        HostError: it is gone, or it is another one.
+
+    """
+    found = pci.read_identity(tree, expected.address, with_serial=expected.serial is not None)
+    if found is None:
+        message = f"{expected} is gone"
+        raise HostError(message, "it was unplugged or powered off; vfiomgr list --all")
+    if not found.is_same_as(expected):
+        message = f"another device is at this address now: {found} instead of {expected}"
+        raise HostError(message, "look with vfiomgr show, then run the command again")
+
+
+def becomes_true(condition: Callable[[], bool], limit: float) -> bool:
+    """Wait for a condition, at most `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
