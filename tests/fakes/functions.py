@@ -104,6 +104,8 @@ class Functions:
         self._sysfs = sysfs
         self._groups = groups
         self.known: dict[str, PciFunction] = {}
+        self.has_override = True
+        """Kernels before 3.16 have no driver_override."""
 
     def present(self) -> list[str]:
         """The addresses of all functions that are there."""
@@ -121,7 +123,8 @@ class Functions:
         directory = self._place(function)
         for name, text in _attributes(function).items():
             self._sysfs.put(directory / name, text, READ_ONLY)
-        for name, text in _settings(function).items():
+        override = {"driver_override": "(null)"} if self.has_override else {}
+        for name, text in (override | _settings(function)).items():
             self._sysfs.put(directory / name, text)
         for name in ("remove", "rescan", *(("reset",) if function.reset_methods else ())):
             self._sysfs.put(directory / name, "", WRITE_ONLY)
@@ -231,7 +234,6 @@ def _attributes(function: PciFunction) -> dict[str, str]:
 
 def _settings(function: PciFunction) -> dict[str, str]:
     texts = {
-        "driver_override": "(null)",
         "numa_node": str(function.numa_node),
         "d3cold_allowed": "1",
         "power/control": "on",

@@ -15,7 +15,13 @@ _ROOT_PORT_HEADER = 1
 _MULTIFUNCTION = 0x80
 
 
-def workstation(tmp_path: Path, *, vfio_loaded: bool = False, has_cdev: bool = False) -> FakeKernel:
+def workstation(
+    tmp_path: Path,
+    *,
+    vfio_loaded: bool = False,
+    has_cdev: bool = False,
+    has_override: bool = True,
+) -> FakeKernel:
     """A host with an IOMMU and one of each kind of trouble.
 
     | group | what |
@@ -31,7 +37,7 @@ def workstation(tmp_path: Path, *, vfio_loaded: bool = False, has_cdev: bool = F
 
     And a virtual mdev parent `mbochs` with 256 MB for instances of three sizes.
     """
-    kernel = FakeKernel(tmp_path / "host", has_cdev=has_cdev)
+    kernel = FakeKernel(tmp_path / "host", has_cdev=has_cdev, has_override=has_override)
     _add_drivers(kernel, vfio_loaded=vfio_loaded)
     _add_root_complex(kernel)
     _add_gpu(kernel, 1, "0000:00:01.0", group=10)

@@ -49,7 +49,12 @@ class FakeKernel(FaultyTree):
     """One host with a kernel that reacts; `<root>.kernel` beside its root is its memory."""
 
     def __init__(
-        self, root: str | os.PathLike[str], *, has_iommu: bool = True, has_cdev: bool = False
+        self,
+        root: str | os.PathLike[str],
+        *,
+        has_iommu: bool = True,
+        has_cdev: bool = False,
+        has_override: bool = True,
     ) -> None:
         os.makedirs(root, exist_ok=True)
         self.stuck = Stuck(f"{os.path.realpath(root)}.kernel/stuck")
@@ -60,6 +65,7 @@ class FakeKernel(FaultyTree):
         self.sysfs = Sysfs(self.root)
         self.groups = Groups(self.sysfs)
         self.functions = Functions(self.sysfs, self.groups)
+        self.functions.has_override = has_override
         self.vfio = Vfio(self.sysfs, self.groups)
         self.vfio.has_cdev = has_cdev
         self.drivers = Drivers(self.sysfs, self.functions, self.vfio, self.stuck)

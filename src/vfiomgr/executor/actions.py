@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
-from vfiomgr.executor import pins, reset, sriov
+from vfiomgr.executor import by_id, pins, reset, sriov
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
 from vfiomgr.host import mdev, modules, origins, pci, uevents
 from vfiomgr.model import path
+from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import (
     AwaitVfioNode,
     ChangeDriver,
@@ -60,7 +61,7 @@ def perform(step: Step, tree: HostTree) -> None:
         case ForgetOrigin():
             origins.remove_origin(tree, step.origin)
         case ChangeDriver():
-            _change_driver(tree, step.device, step.after)
+            _change_driver(tree, step.device, step.before, step.after)
         case ReleaseDriver():
             _release_driver(tree, step)
         case AwaitVfioNode():
@@ -114,17 +115,27 @@ def _load_module(tree: HostTree, step: LoadModule) -> None:
         raise HostError(message, "run the command again, or name the driver with --driver")
 
 
-def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
+def _change_driver(
+    tree: HostTree, device: DeviceIdentity, before: DriverState, target: DriverState
+) -> None:
     address = device.address
     require_same_device(tree, device)
     pins.tighten(tree, address, target)
-    _set_override(tree, address, target.driver_override)
+    has_override = tree.exists(path.pci_device(address) / "driver_override")
+    if has_override:
+        _set_override(tree, address, target.driver_override)
+    elif before.driver is not None and is_vfio_driver(before.driver):
+        by_id.withdraw(tree, device, before.driver)
     current = tree.link_name(path.pci_device(address) / "driver")
     if current != target.driver:
         if current is not None:
             _unbind(tree, address)
-        if target.driver is not None:
+        if target.driver is None:
+            pass
+        elif has_override:
             _probe(tree, address, target)
+        else:
+            by_id.bind_by_id(tree, device, target)
     _verify_driver(tree, address, target.driver)
     if target.power_control is not None:
         _set_power_control(tree, address, target.power_control)
@@ -134,7 +145,8 @@ def _change_driver(tree: HostTree, device: DeviceIdentity, target: DriverState) 
 def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:
     address = step.device.address
     require_same_device(tree, step.device)
-    _set_override(tree, address, None)
+    if tree.exists(path.pci_device(address) / "driver_override"):
+        _set_override(tree, address, None)
     if tree.link_name(path.pci_device(address) / "driver") == step.before.driver:
         _unbind(tree, address)
     with explaining("probe", str(address)):
