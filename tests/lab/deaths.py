@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,7 @@ from vfiomgr.model.path import pci_device
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from vfiomgr.executor.worker import Result
     from vfiomgr.model.intent import Intent
@@ -111,30 +112,47 @@ def _arm(step: int, moment: Moment) -> None:
     Crew.start, Crew.wait = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
 
 
-def of_pair(functions: Sequence[PciAddress]) -> Iterator[Death]:
-    """All deaths of bind and unbind of a GPU with its audio function."""
-    api.apply(Bind(tuple(functions[:1])), tree=TREE)  # loads vfio-pci, which stays
+def binding(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
+    """All deaths of bind; the first function is named, the others come along."""
+    _there_and_back(functions)
+    yield from deaths(f"bind {what}", Bind(tuple(functions[:1])), functions)
+
+
+def unbinding(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
+    """All deaths of unbind."""
+    api.apply(Bind(tuple(functions[:1])), tree=TREE)
+    yield from deaths(f"unbind {what}", Unbind(tuple(functions[:1])), functions)
     api.apply(Unbind(tuple(functions[:1])), tree=TREE)
-    yield from _there_and_back("GPU", functions)
 
 
-def of_virtual_function(physical: PciAddress) -> Iterator[Death]:
-    """All deaths of bind and unbind of a virtual function, made for it."""
+def _there_and_back(functions: Sequence[PciAddress]) -> None:
+    """Load vfio-pci, which stays: a plan has as many steps from now on."""
+    api.apply(Bind(tuple(functions[:1])), tree=TREE)
+    api.apply(Unbind(tuple(functions[:1])), tree=TREE)
+
+
+@contextmanager
+def virtual_function(physical: PciAddress) -> Iterator[tuple[PciAddress, ...]]:
+    """A virtual function, made for its deaths."""
     TREE.write(pci_device(physical) / "sriov_drivers_autoprobe", "0")
     TREE.write(pci_device(physical) / "sriov_numvfs", str(_VIRTUAL_FUNCTIONS))
     TREE.write(pci_device(physical) / "sriov_drivers_autoprobe", "1")
     try:
-        functions = api.scan(TREE).device(physical).virtual_functions
-        yield from _there_and_back("VF", functions[1:])
+        yield api.scan(TREE).device(physical).virtual_functions[1:]
     finally:
         TREE.write(pci_device(physical) / "sriov_numvfs", "0")
 
 
-def _there_and_back(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
-    yield from deaths(f"bind {what}", Bind(tuple(functions[:1])), functions)
-    api.apply(Bind(tuple(functions[:1])), tree=TREE)
-    yield from deaths(f"unbind {what}", Unbind(tuple(functions[:1])), functions)
-    api.apply(Unbind(tuple(functions[:1])), tree=TREE)
+def _of_topology(addresses: Mapping[str, str]) -> Iterator[Death]:
+    places = {name: PciAddress.parse(text) for name, text in addresses.items()}
+    if "nvme" not in places:
+        functions = (places["gpu"], places["gpu_audio"])
+        yield from binding("GPU", functions)
+        yield from unbinding("GPU", functions)
+        return
+    with virtual_function(places["nvme"]) as functions:
+        yield from binding("VF", functions)
+        yield from unbinding("VF", functions)
 
 
 def main() -> int:
@@ -143,14 +161,8 @@ def main() -> int:
     if topology is None:
         print("this is run in a guest: make lab-faults", file=sys.stderr)
         return 2
-    places = {name: PciAddress.parse(text) for name, text in topology.addresses.items()}
-    died = (
-        of_virtual_function(places["nvme"])
-        if "nvme" in places
-        else of_pair([places["gpu"], places["gpu_audio"]])
-    )
     counted = problems = 0
-    for death in died:
+    for death in _of_topology(topology.addresses):
         counted += 1
         problems += bool(death.problem)
         end = death.problem or ("recovered" if death.recovered else "had come to its end")

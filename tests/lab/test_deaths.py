@@ -10,9 +10,11 @@ from tests.lab import deaths
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.lab.topology import Topology
+
+    Deaths = Callable[[str, Sequence[PciAddress]], Iterator[deaths.Death]]
 
 
 def assert_all_well(died: Iterator[deaths.Death], steps: int) -> None:
@@ -24,13 +26,15 @@ def assert_all_well(died: Iterator[deaths.Death], steps: int) -> None:
 
 
 @pytest.mark.topology("workstation")
-def test_a_gpu_is_never_stranded(topology: Topology) -> None:
-    names = ("gpu", "gpu_audio")
-    functions = [PciAddress.parse(topology.addresses[name]) for name in names]
-    assert_all_well(deaths.of_pair(functions), steps=5 + 4)
+@pytest.mark.parametrize(("die", "steps"), [(deaths.binding, 5), (deaths.unbinding, 4)])
+def test_a_gpu_is_never_stranded(topology: Topology, die: Deaths, steps: int) -> None:
+    functions = [PciAddress.parse(topology.addresses[name]) for name in ("gpu", "gpu_audio")]
+    assert_all_well(die("GPU", functions), steps)
 
 
 @pytest.mark.topology("sriov")
-def test_a_virtual_function_is_never_stranded(topology: Topology) -> None:
+@pytest.mark.parametrize(("die", "steps"), [(deaths.binding, 3), (deaths.unbinding, 2)])
+def test_a_virtual_function_is_never_stranded(topology: Topology, die: Deaths, steps: int) -> None:
     physical = PciAddress.parse(topology.addresses["nvme"])
-    assert_all_well(deaths.of_virtual_function(physical), steps=3 + 2)
+    with deaths.virtual_function(physical) as functions:
+        assert_all_well(die("VF", functions), steps)
