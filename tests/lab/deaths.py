@@ -146,13 +146,13 @@ def virtual_function(physical: PciAddress) -> Iterator[tuple[PciAddress, ...]]:
 def _of_topology(addresses: Mapping[str, str]) -> Iterator[Death]:
     places = {name: PciAddress.parse(text) for name, text in addresses.items()}
     if "nvme" not in places:
-        functions = (places["gpu"], places["gpu_audio"])
+        functions: tuple[PciAddress, ...] = (places["gpu"], places["gpu_audio"])
         yield from binding("GPU", functions)
         yield from unbinding("GPU", functions)
         return
-    with virtual_function(places["nvme"]) as functions:
-        yield from binding("VF", functions)
-        yield from unbinding("VF", functions)
+    with virtual_function(places["nvme"]) as virtual:
+        yield from binding("VF", virtual)
+        yield from unbinding("VF", virtual)
 
 
 def main() -> int:
