@@ -18,7 +18,7 @@ from vfiomgr.errors import VfiomgrError
 
 _COMMANDS = {
     "list": ("vfiomgr.cli.devices", "list_devices"),
-    "show": ("vfiomgr.cli.devices", "show"),
+    "show": ("vfiomgr.cli.show", "show"),
     "groups": ("vfiomgr.cli.groups", "groups"),
     "check": ("vfiomgr.cli.check", "check"),
     "bind": ("vfiomgr.cli.passthrough", "bind"),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
+_NAMED = 3
+"""Neighbours to name; a bus may have hundreds."""
 _UNREAD = "its configuration space was not read (it takes root, and a function that is awake)"
 _HELD_BACK = "the function offers it, but reset_method leaves it out: by choice, or by a quirk"
 _WORDS: dict[ResetMethod, dict[Offer, str]] = {
@@ -139,7 +141,9 @@ def _why_no_bus(host: HostSnapshot, device: PciDevice) -> str:
         return "a root bus cannot be reset"
     neighbours = _neighbours(host, device)
     if neighbours:
-        return f"its bus carries {', '.join(str(d.address) for d in neighbours)} too"
+        named = ", ".join(str(d.address) for d in neighbours[:_NAMED])
+        more = f" and {len(neighbours) - _NAMED} more" if len(neighbours) > _NAMED else ""
+        return f"its bus carries {named}{more} too"
     return _HELD_BACK
 
 

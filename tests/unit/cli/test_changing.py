@@ -188,7 +188,7 @@ def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) 
     refused = run("bind", "0000:02:00.0")
     assert refused.status == 4
     assert "is open in python3 (PID 812)" in refused.stderr
-    assert "held by          python3 (PID 812)" in run("show", "0000:02:00.0").stdout
+    assert "held by       python3 (PID 812)" in run("show", "0000:02:00.0").stdout
 
 
 def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:

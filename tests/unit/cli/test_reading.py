@@ -245,3 +245,18 @@ def test_a_recording_says_what_could_not_be_checked(
 def test_a_binary_snapshot_exits_65(run: Run, tmp_path: Path) -> None:
     (tmp_path / "host.json").write_bytes(b"\xd0\xff\x00")
     assert run("--snapshot", str(tmp_path / "host.json"), "list").status == 65
+
+
+@pytest.mark.parametrize("address", ["0000:01:00.0", "0000:03:00.0", "0000:04:02.0", "06:00.0"])
+def test_show_is_read_at_one_glance(run: Run, address: str) -> None:
+    """A GPU, a bridge, a device of a large group, a vGPU parent: 25 lines at most, and a remedy."""
+    for command in ([], ["bind", "--with-group"]):
+        if command:
+            run(command[0], address, *command[1:], "--allow", "mounted-disk")
+        lines = run("show", address).stdout.splitlines()
+        assert len(lines) <= 25
+        labels = [line.split("  ")[1] for line in lines[1:]]
+        assert labels[-1] in ("guest-ready", "remedy")
+        assert ("remedy" in labels) == any(
+            ": " in line for line in lines if "guest-ready" in line and "  no: " in line
+        )

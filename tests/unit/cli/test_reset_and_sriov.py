@@ -104,10 +104,10 @@ def test_an_open_device_is_reset_only_where_that_is_allowed(run: Run, kernel: Fa
 def test_show_tells_how_a_device_can_be_reset(run: Run) -> None:
     shown = run("show", "0000:02:00.0").stdout
     assert (
-        "  reset            flr; pm: keeps its state (NoSoftRst); "
+        "  reset         flr; pm: keeps its state (NoSoftRst); "
         "bus: its bus carries 0000:02:00.1 too\n"
     ) in shown
-    assert "  power            D0, control on, D3cold allowed\n" in shown
+    assert "  power         D0, control on, D3cold allowed\n" in shown
     run("bind", "0000:02:00.0", "--no-d3cold")
     bound = run("show", "0000:02:00.0").stdout
     assert "D3hot, control auto, D3cold not allowed" in bound
