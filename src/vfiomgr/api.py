@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, NeedsRoot, StuckInKernel, UsageError
+from vfiomgr.errors import HostError, NeedsRoot, StuckInKernel, UsageError, VfiomgrError
 from vfiomgr.executor.journal import (
     CutOff,
     Journal,
@@ -30,22 +30,23 @@ from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.run import undo as undo_steps
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import named_functions, wants_resets
+from vfiomgr.model.intent import Bind, named_functions, wants_resets
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
 from vfiomgr.model.step import Step
 from vfiomgr.planner import plan, settled
 from vfiomgr.planner.recovery import Undoing, plan_undo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import Allowance, Intent
     from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.persistence import PersistedBinding
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.readiness import Report
     from vfiomgr.model.snapshot import HostSnapshot
 
-__all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "scan"]
+__all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "scan", "watch"]
 
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
@@ -265,6 +266,37 @@ def _with_holders(stuck: StuckInKernel, work: _Work) -> StuckInKernel:
         f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
         "vfiomgr recover undoes what was begun, recover --finish completes it",
     )
+
+
+def watch(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
+    """Keep persisted functions on their drivers as they are hot-plugged, until the process ends.
+
+    Raises:
+        NeedsRoot: the right to change the host is missing.
+
+    """
+    from vfiomgr.executor.watch import watch as watch_arrivals  # noqa: PLC0415 - one command's own
+
+    require_rights(tree)
+    watch_arrivals(tree, on_note, lambda lost: put_right(lost, tree=tree, on_note=on_note))
+
+
+def put_right(
+    bindings: Sequence[PersistedBinding], *, tree: HostTree, on_note: Callable[[str], None]
+) -> None:
+    """Bind what a host driver took first, with the guards of `bind`, and tell what came of it.
+
+    The console's display is taken: a person allowed it, or there would be no rule.
+    """
+    addresses = tuple(binding.address for binding in bindings)
+    allow: frozenset[Allowance] = frozenset({"boot-display"})
+    intent = Bind(addresses, driver=bindings[0].driver, only=True, allow=allow)
+    try:
+        apply(intent, tree=tree, on_note=on_note)
+    except VfiomgrError as error:
+        on_note(f"{error.message}; {error.hint}")
+    else:
+        on_note(f"{', '.join(map(str, addresses))} put on {bindings[0].driver}")
 
 
 def require_rights(tree: HostTree) -> None:

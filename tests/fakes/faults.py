@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FaultKind = Literal["fail", "fail-after", "kill", "kill-after", "vanish"]
-OperationKind = Literal["write", "replace", "remove", "make-directory", "load-module"]
+OperationKind = Literal[
+    "write", "replace", "remove", "make-directory", "load-module", "change-access"
+]
 
 
 class PowerCut(BaseException):

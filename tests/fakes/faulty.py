@@ -11,6 +11,7 @@ from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree, write_failed
 from vfiomgr.model.path import HostPath
+from vfiomgr.model.persistence import ROOT_ONLY, NodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ class FaultyTree(HostTree, ABC):
         self._faults: list[Fault] = []
         self._broken: dict[str, int] = {}
         self._record = Record(record)
+        self._accesses: dict[tuple[str, int], NodeAccess] = {}
 
     @abstractmethod
     def store(self, path: HostPath, text: str) -> None:
@@ -92,6 +94,25 @@ class FaultyTree(HostTree, ABC):
                 name, f"ERROR: could not insert '{name}': {os.strerror(number)}"
             ),
         )
+
+    def access(self, path: HostPath) -> NodeAccess | None:
+        """What `change_access` said last; a new node belongs to root."""
+        found = super().access(path)
+        if found is None:
+            return None
+        return self._accesses.get(self._birth(path), ROOT_ONLY)
+
+    def change_access(self, path: HostPath, access: NodeAccess) -> None:
+        """Remembered here: chown is root's alone."""
+        self._perform(
+            Operation("change-access", path, str(access)),
+            lambda: self._accesses.update({self._birth(path): access}),
+            lambda number: HostError(os.strerror(number)),
+        )
+
+    def _birth(self, path: HostPath) -> tuple[str, int]:
+        """What tells a node from an earlier one of its name."""
+        return (path, os.stat(self.locate(path)).st_mtime_ns)
 
     @property
     def operations(self) -> list[Operation]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
+
+update_initramfs_option = click.option(
+    "--update-initramfs", is_flag=True, help="Make the initramfs anew where it holds the rules."
+)
+
+
+def own_program() -> str | None:
+    """Where the command vfiomgr is, for a unit that runs it; None where it runs as a module."""
+    name = sys.argv[0]
+    found = shutil.which(name) if os.path.basename(name) == "vfiomgr" else None
+    return None if found is None else os.path.abspath(found)
 
 
 def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "recover": ("vfiomgr.cli.recover", "recover"),
     "reset": ("vfiomgr.cli.reset", "reset"),
     "sriov": ("vfiomgr.cli.sriov", "sriov"),
+    "persist": ("vfiomgr.cli.persist", "persist"),
     "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
     "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
     "kata": ("vfiomgr.cli.kata", "kata"),

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.change import confirm, plan_or_apply, print_outcome
+from vfiomgr.cli.change import (
+    confirm,
+    own_program,
+    plan_or_apply,
+    print_outcome,
+    update_initramfs_option,
+)
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.host.accounts import find_owner
 from vfiomgr.host.iommu import group_number
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import ALLOWANCES, Allowance, Bind, Unbind
@@ -41,6 +48,9 @@ if TYPE_CHECKING:
     help="Reset the named functions by this alone, until unbind.",
 )
 @click.option("--no-d3cold", is_flag=True, help="Keep the functions out of D3cold, until unbind.")
+@click.option("--persist", is_flag=True, help="Bind it again at each boot and hot-plug.")
+@click.option("--owner", metavar="USER[:GROUP]", help="Who may open the VFIO nodes besides root.")
+@update_initramfs_option
 @session_options()
 @click.pass_obj
 def bind(
@@ -53,6 +63,9 @@ def bind(
     allow: tuple[Allowance, ...],
     reset_method: ResetMethod | None,
     no_d3cold: bool,
+    persist: bool,
+    owner: str | None,
+    update_initramfs: bool,
 ) -> None:
     """Hand devices to guests: bind all functions of their slots to vfio-pci.
 
@@ -63,6 +76,7 @@ def bind(
     Examples:
       vfiomgr bind 0000:04:00.0
       vfiomgr bind 04:00.0 --dry-run
+      vfiomgr bind 04:00.0 --persist --owner libvirt-qemu:kvm
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
     """
@@ -74,6 +88,10 @@ def bind(
         allow=frozenset(allow),
         reset_method=reset_method,
         no_d3cold=no_d3cold,
+        persist=persist,
+        owner=None if owner is None else find_owner(session.tree, owner),
+        update_initramfs=update_initramfs,
+        program=own_program(),
     )
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
@@ -82,7 +100,7 @@ def bind(
         return
     _print_moved(session, outcome)
     if outcome.is_changed and session.format == "table":
-        whole = " --with-group" if with_group else ""
+        whole = " --with-group" * with_group + " --forget" * persist
         note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in intent.addresses)}{whole}")
 
 
@@ -96,6 +114,8 @@ def bind(
     type=click.Choice(["in-use"]),
     help="Try it although a guest holds the device: see --deadline.",
 )
+@click.option("--forget", is_flag=True, help="Remove what bind --persist wrote, too.")
+@update_initramfs_option
 @session_options()
 @click.pass_obj
 def unbind(
@@ -105,6 +125,8 @@ def unbind(
     only: bool,
     with_group: bool,
     allow: tuple[Allowance, ...],
+    forget: bool,
+    update_initramfs: bool,
 ) -> None:
     """Give devices back to the host: the driver and driver_override that they had.
 
@@ -112,9 +134,15 @@ def unbind(
     Examples:
       vfiomgr unbind 0000:04:00.0
       vfiomgr unbind 04:00.0 --dry-run
+      vfiomgr unbind 04:00.0 --forget
     """
     intent = Unbind(
-        session.addresses(addresses), only=only, with_group=with_group, allow=frozenset(allow)
+        session.addresses(addresses),
+        only=only,
+        with_group=with_group,
+        allow=frozenset(allow),
+        forget=forget,
+        update_initramfs=update_initramfs,
     )
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
 from vfiomgr.executor import by_id, pins, reset, sriov
+from vfiomgr.executor.files import configure
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
 from vfiomgr.host import mdev, modules, origins, pci, uevents
 from vfiomgr.model import path
+from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import (
     AwaitVfioNode,
@@ -56,10 +58,8 @@ def perform(step: Step, tree: HostTree) -> None:
     match step:
         case LoadModule():
             _load_module(tree, step)
-        case RememberOrigin():
-            origins.write_origin(tree, step.origin)
-        case ForgetOrigin():
-            origins.remove_origin(tree, step.origin)
+        case RememberOrigin() | ForgetOrigin():
+            _keep_origin(tree, step)
         case ChangeDriver():
             _change_driver(tree, step.device, step.before, step.after)
         case ReleaseDriver():
@@ -72,8 +72,17 @@ def perform(step: Step, tree: HostTree) -> None:
             _remove_mdev(tree, step)
         case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
+        case ReplaceFile() | RebuildInitramfs() | SetNodeAccess():
+            configure(tree, step)
         case _ as never:
             assert_never(never)
+
+
+def _keep_origin(tree: HostTree, step: RememberOrigin | ForgetOrigin) -> None:
+    if isinstance(step, RememberOrigin):
+        origins.write_origin(tree, step.origin)
+    else:
+        origins.remove_origin(tree, step.origin)
 
 
 def _perform_on_function(

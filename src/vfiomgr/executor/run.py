@@ -24,6 +24,7 @@ from vfiomgr.executor.actions import perform, require_life
 from vfiomgr.executor.schedule import Schedule
 from vfiomgr.executor.worker import Crew, Result
 from vfiomgr.host import stuck
+from vfiomgr.model.host_step import RebuildInitramfs
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import ForgetOrigin, subject
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0
 """Seconds for one step; a GPU's driver may take many to let go, or to start."""
+IMAGE_DEADLINE = 900.0
+"""Seconds to make the initramfs: an image for each installed kernel, each compressed."""
 _MOST_WORKERS = 8
 
 
@@ -149,7 +152,8 @@ class _Work:
                 self.begun.append(number)
                 schedule.begin(number)
                 on_step(self._steps[number])
-                self._crew.start(number)
+                is_slow = isinstance(self._steps[number], RebuildInitramfs)
+                self._crew.start(number, IMAGE_DEADLINE if is_slow else None)
             result = self._crew.wait()
             if result.error is not None or result.stuck_pid is not None:
                 return result

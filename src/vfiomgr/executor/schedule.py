@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.plan import FIRST, LAST
+
 if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
 
@@ -22,12 +24,14 @@ class Schedule:
     @property
     def width(self) -> int:
         """How many steps may ever be under way at once."""
-        return max(1, len(self._left.keys() - {0}))
+        return max(1, len(self._left.keys() - {FIRST, LAST}))
 
     def ready(self) -> list[int]:
-        """The steps that may begin now; lane 0 comes before all others."""
-        first = self._left.get(0)
-        lanes = [0] if first or 0 in self._busy else list(self._left)
+        """The steps that may begin now."""
+        under_way = {lane for lane, steps in self._left.items() if steps} | self._busy
+        between = under_way - {FIRST, LAST}
+        lanes = [FIRST] if FIRST in under_way else [lane for lane in self._left if lane in between]
+        lanes = lanes or [LAST]
         return [
             self._left[lane][0] for lane in lanes if lane not in self._busy and self._left.get(lane)
         ]

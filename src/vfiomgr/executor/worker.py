@@ -42,7 +42,7 @@ class Inline:
         self._tasks = tasks
         self._result: Result | None = None
 
-    def start(self, task: int) -> None:
+    def start(self, task: int, _seconds: float) -> None:
         """Do all of it at once."""
         try:
             self._tasks[task]()
@@ -69,7 +69,7 @@ class Child:
         It keeps the locks: as long as it may still write, no other process begins.
         """
         self.task = -1
-        self.began = 0.0
+        self.due = 0.0
         requests, self._requests = os.pipe()
         self.replies, replies = os.pipe()
         self.pid = os.fork()
@@ -78,10 +78,10 @@ class Child:
         os.close(requests)
         os.close(replies)
 
-    def start(self, task: int) -> None:
-        """Ask the child for a task."""
+    def start(self, task: int, seconds: float) -> None:
+        """Ask the child for a task that may take so long."""
         self.task = task
-        self.began = time.monotonic()
+        self.due = time.monotonic() + seconds
         os.write(self._requests, b"%d" % task)
 
     def result(self) -> Result:
@@ -177,11 +177,11 @@ class Crew:
         """Whether the result of some task is still to come."""
         return bool(self._busy)
 
-    def start(self, task: int) -> None:
-        """Begin a task."""
+    def start(self, task: int, seconds: float | None = None) -> None:
+        """Begin a task, with its own deadline or that of all."""
         worker = self._idle.pop() if self._idle else self._make()
         self._busy.append(worker)
-        worker.start(task)
+        worker.start(task, seconds or self._deadline)
 
     def _make(self) -> Child | Inline:
         """Another worker; a child must not hold its siblings' pipes, or they would outlive us."""
@@ -207,8 +207,8 @@ class Crew:
         if not children:
             return self._busy[0]
         while True:
-            first = min(children, key=lambda child: child.began)
-            left = first.began + self._deadline - time.monotonic()
+            first = min(children, key=lambda child: child.due)
+            left = first.due - time.monotonic()
             if ready := _is_readable(children, max(0.0, left)):
                 return ready
             if left <= 0:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import config, display, iommu, mdev, modules, nvidia, origins, pci, users, uses
+from vfiomgr.host import (
+    config,
+    display,
+    iommu,
+    mdev,
+    modules,
+    nvidia,
+    origins,
+    pci,
+    persistence,
+    users,
+    uses,
+)
 from vfiomgr.host.names import Names
 from vfiomgr.model.path import PCI_DRIVERS, HostPath
 from vfiomgr.model.snapshot import HostSnapshot, HostUse
@@ -54,6 +66,10 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
         variants=modules.read_variants(tree) if with_users else (),
         readiness=_readiness(tree, release, devices) if with_readiness else None,
         reset_capabilities=config.read_reset_capabilities(tree, devices) if with_resets else None,
+        files=persistence.read_files(tree),
+        nodes=persistence.read_nodes(tree),
+        initramfs=persistence.read_initramfs(tree),
+        has_systemd=persistence.has_systemd(tree),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.model.path import HostPath
+from vfiomgr.model.persistence import NodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ _PROGRAM_DEADLINE = 15.0
 """Seconds; nvidia-smi wakes every GPU first."""
 _DEATH_DEADLINE = 0.5
 """Seconds for a killed program to end: in the hands of a driver it may never do."""
+_PERMISSIONS = 0o7777
 
 
 class HostTree:
@@ -130,6 +132,13 @@ class HostTree:
         """Whether there is a file, directory or link."""
         return os.path.lexists(self.locate(path))
 
+    def modified(self, path: HostPath) -> int | None:
+        """When a file, or what a directory holds, changed: nanoseconds of the host's clock."""
+        try:
+            return os.stat(self.locate(path)).st_mtime_ns
+        except OSError:
+            return None
+
     def write(self, path: HostPath, text: str) -> None:
         """Give one attribute one write, as the kernel wants it.
 
@@ -217,6 +226,57 @@ class HostTree:
                 process.wait(_DEATH_DEADLINE)
             return None
         return output if process.returncode == 0 else None
+
+    def access(self, path: HostPath) -> NodeAccess | None:
+        """Owner, group and permission bits of a node; None where it is absent."""
+        try:
+            found = os.lstat(self.locate(path))
+        except OSError:
+            return None
+        return NodeAccess(found.st_uid, found.st_gid, found.st_mode & _PERMISSIONS)
+
+    def change_access(self, path: HostPath, access: NodeAccess) -> None:
+        """Give a node an owner, a group and permission bits; nothing where it is gone.
+
+        Raises:
+            HostError: this process has not the right to.
+
+        """
+        target = self.locate(path)
+        try:
+            descriptor = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            os.chown(f"/proc/self/fd/{descriptor}", access.uid, access.gid)
+            os.chmod(f"/proc/self/fd/{descriptor}", access.mode)
+        except OSError as error:
+            message = f"{path} cannot be given to {access}: {error.strerror}"
+            raise HostError(message, "run as root, with CAP_CHOWN in a container") from error
+        finally:
+            os.close(descriptor)
+
+    def call(self, *command: str, limit: float | None = 60) -> None:
+        """Run a program of this machine, and wait for its end.
+
+        Raises:
+            HostError: with what the program said.
+
+        """
+        import subprocess  # noqa: PLC0415 - reading needs none
+
+        shown = " ".join(command)
+        try:
+            result = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=limit
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            message = f"{shown} did not work: {error}"
+            raise HostError(message, "run it by hand to see why") from error
+        if result.returncode:
+            said = (result.stderr or result.stdout).strip()
+            message = f"{shown} ended with {result.returncode}: {said}"
+            raise HostError(message, "run it by hand to see why")
 
     def load_module(self, name: str) -> None:
         """Load a kernel module by name.

@@ -27,3 +27,9 @@ def is_settled(tree: HostTree, node: HostPath) -> bool:
     except (pyudev.DeviceNotFoundError, OSError):
         return False
     return bool(device.is_initialized)
+
+
+def reload_rules(tree: HostTree) -> None:
+    """Have udevd read its rules now; nothing where none runs."""
+    if tree.root == "/" and tree.exists(_UDEVD):
+        tree.call("udevadm", "control", "--reload")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.persistence import NodeOwner
 from vfiomgr.model.reset import ResetMethod
 
 Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route"]
@@ -30,6 +31,14 @@ class Bind:
     """Reset the named functions by this method alone, until they are given back."""
     no_d3cold: bool = False
     """Keep the functions out of D3cold, until they are given back."""
+    persist: bool = False
+    """Bind them again whenever the kernel finds them."""
+    owner: NodeOwner | None = None
+    """Who may open their nodes besides root."""
+    update_initramfs: bool = False
+    """Make the initramfs anew where it must hold what `persist` writes."""
+    program: str | None = None
+    """Where vfiomgr itself is, for the service that watches for hot-plugged functions."""
     kind: Literal["bind"] = "bind"
 
 
@@ -41,7 +50,29 @@ class Unbind:
     only: bool = False
     with_group: bool = False
     allow: frozenset[Allowance] = frozenset()
+    forget: bool = False
+    """Remove what `persist` wrote, too."""
+    update_initramfs: bool = False
     kind: Literal["unbind"] = "unbind"
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPersisted:
+    """Remove the rules of functions, of all with `every`; nothing moves now."""
+
+    addresses: tuple[PciAddress, ...] = ()
+    every: bool = False
+    update_initramfs: bool = False
+    kind: Literal["forget-persisted"] = "forget-persisted"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportDriverctl:
+    """Take over what driverctl keeps for VFIO drivers; nothing moves now."""
+
+    update_initramfs: bool = False
+    program: str | None = None
+    kind: Literal["import-driverctl"] = "import-driverctl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +136,13 @@ def wants_resets(intent: Intent) -> bool:
     )
 
 
-Intent = Bind | Unbind | CreateVgpu | RemoveVgpu | SetVirtualFunctions | Reset
+Intent = (
+    Bind
+    | Unbind
+    | CreateVgpu
+    | RemoveVgpu
+    | SetVirtualFunctions
+    | Reset
+    | ForgetPersisted
+    | ImportDriverctl
+)

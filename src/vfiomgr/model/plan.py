@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from vfiomgr.model.step import Step
 
+FIRST = 0
+"""The lane whose steps come before those of all others."""
+LAST = -1
+"""The lane whose steps come after those of all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -20,7 +25,7 @@ class Plan:
     already: tuple[str, ...] = ()
     """What is in the wanted state and not touched."""
     lanes: tuple[int, ...] = ()
-    """For each step its lane: lanes run side by side, after lane 0; without, all in order."""
+    """For each step its lane; they run side by side, after FIRST, before LAST. Empty: in order."""
 
     @property
     def is_empty(self) -> bool:

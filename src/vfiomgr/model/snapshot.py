@@ -9,10 +9,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.model.initramfs import Initramfs
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.model.persistence import (
+    DRIVERCTL,
+    RULES,
+    DriverctlOverride,
+    NodeAccess,
+    PersistedBinding,
+    TextFile,
+    parse_driverctl,
+    parse_rule,
+)
 from vfiomgr.model.reset import ResetCapabilities
 from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
@@ -50,6 +61,14 @@ class HostUse:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """A node of VFIO and who may open it."""
+
+    path: str
+    access: NodeAccess
+
+
 @dataclass(frozen=True)
 class HostSnapshot:
     """The facts of a host at one moment; devices, groups and vGPUs sorted by number."""
@@ -76,10 +95,42 @@ class HostSnapshot:
     """What `vfiomgr check` judges; None where nobody asked for it."""
     reset_capabilities: tuple[ResetCapabilities, ...] | None = None
     """What configuration spaces say of resets; None where nobody looked (as root)."""
+    files: tuple[TextFile, ...] = ()
+    """The files that vfiomgr keeps below /etc, and those of driverctl."""
+    nodes: tuple[NodeFact, ...] = ()
+    initramfs: Initramfs | None = None
+    """None where none of the tools is there that vfiomgr knows."""
+    has_systemd: bool = False
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
         return {device.address: device for device in self.devices}
+
+    @cached_property
+    def persisted(self) -> tuple[PersistedBinding, ...]:
+        """What vfiomgr's rules say, sorted by address."""
+        texts = [file.text for file in self.files if file.path.startswith(RULES)]
+        found = [binding for binding in map(parse_rule, texts) if binding is not None]
+        return tuple(sorted(found, key=lambda binding: binding.address))
+
+    @cached_property
+    def driverctl_overrides(self) -> tuple[DriverctlOverride, ...]:
+        """What driverctl keeps, sorted by address."""
+        files = [file for file in self.files if file.path.startswith(DRIVERCTL)]
+        found = [entry for entry in map(parse_driverctl, files) if entry is not None]
+        return tuple(sorted(found, key=lambda entry: entry.address))
+
+    def binding(self, address: PciAddress) -> PersistedBinding | None:
+        """What vfiomgr's rule says about an address."""
+        return next((b for b in self.persisted if b.address == address), None)
+
+    def file(self, path: str) -> str | None:
+        """The text of a file that vfiomgr keeps."""
+        return next((file.text for file in self.files if file.path == path), None)
+
+    def access(self, path: str) -> NodeAccess | None:
+        """Who may open a node of VFIO."""
+        return next((node.access for node in self.nodes if node.path == path), None)
 
     def device(self, address: PciAddress) -> PciDevice:
         """The function at an address.
@@ -183,6 +234,10 @@ _PARTS: tuple[Any, ...] = (
     VfioVariant,
     VfioState,
     ResetCapabilities,
+    TextFile,
+    NodeFact,
+    NodeAccess,
+    Initramfs,
 )
 
 

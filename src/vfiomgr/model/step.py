@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.model import path
+from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import DeviceIdentity
 
@@ -356,13 +357,16 @@ Step = (
     | SetResetMethod
     | ResetFunction
     | RequireAnswer
+    | ReplaceFile
+    | SetNodeAccess
+    | RebuildInitramfs
 )
 
 
 def subject(step: Step) -> str | None:
     """The function or the vGPU that a step is about; None where it is about neither."""
     match step:
-        case LoadModule():
+        case LoadModule() | ReplaceFile() | RebuildInitramfs():
             return None
         case RememberOrigin(origin=origin) | ForgetOrigin(origin=origin):
             return str(origin.device.address)

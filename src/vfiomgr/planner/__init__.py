@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.model.intent import (
     Bind,
     CreateVgpu,
+    ForgetPersisted,
+    ImportDriverctl,
     Intent,
     RemoveVgpu,
     Reset,
     SetVirtualFunctions,
     Unbind,
 )
-from vfiomgr.planner import passthrough, reset, sriov, vgpu
+from vfiomgr.planner import passthrough, persistence, reset, sriov, vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
@@ -41,16 +43,21 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
     """
     match intent:
         case Bind():
-            return passthrough.plan_bind(host, intent)
+            made = passthrough.plan_bind(host, intent)
         case Unbind():
-            return passthrough.plan_unbind(host, intent)
+            made = passthrough.plan_unbind(host, intent)
         case CreateVgpu():
-            return vgpu.plan_create(host, intent)
+            made = vgpu.plan_create(host, intent)
         case RemoveVgpu():
-            return vgpu.plan_remove(host, intent)
+            made = vgpu.plan_remove(host, intent)
         case SetVirtualFunctions():
-            return sriov.plan_set(host, intent)
+            made = sriov.plan_set(host, intent)
         case Reset():
-            return reset.plan_reset(host, intent)
+            made = reset.plan_reset(host, intent)
+        case ForgetPersisted():
+            made = persistence.plan_forget(host, intent)
+        case ImportDriverctl():
+            made = persistence.plan_import(host, intent)
         case _ as never:
             assert_never(never)
+    return made

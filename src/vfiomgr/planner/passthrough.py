@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import UsageError
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import is_vfio_driver
-from vfiomgr.model.plan import Plan
+from vfiomgr.model.plan import FIRST, LAST, Plan
 from vfiomgr.model.step import (
     AwaitVfioNode,
     ChangeDriver,
@@ -19,7 +19,7 @@ from vfiomgr.model.step import (
     subject,
 )
 from vfiomgr.model.variant import PLAIN, best_variant
-from vfiomgr.planner import guards, pins
+from vfiomgr.planner import guards, persistence, pins
 from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
@@ -66,17 +66,20 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
     steps += repinned.values()
     first_of_group = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
     steps += [AwaitVfioNode(n, first_of_group[n].identity) for n in sorted(first_of_group)]
+    kept = persistence.part_of_bind(host, wanted, moving, intent)
+    steps += kept.steps
+    on_it = (
+        f"{d} is on {d.driver} already{pins.unpinned(d, intent)}"
+        for d in targets
+        if d not in moving and d.address not in repinned
+    )
     return Plan(
         summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
         steps=tuple(steps),
-        locks=_locks(targets),
         lanes=_lanes(host, steps),
-        notes=tuple(_companion_notes(named, targets, moving)),
-        already=tuple(
-            f"{d} is on {d.driver} already{pins.unpinned(d, intent)}"
-            for d in targets
-            if d not in moving and d.address not in repinned
-        ),
+        locks=(*_locks(targets), *kept.locks),
+        notes=(*_companion_notes(named, targets, moving), *kept.notes),
+        already=(*on_it, *kept.already),
     )
 
 
@@ -93,18 +96,24 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     recorded = [d for d in targets if host.origin(d) is not None]
     moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
     guards.refuse_if_any(guards.releasing(host, moving), intent.allow)
-    steps: list[Step] = []
+    steps: list[Step] = [*persistence.revoke_access(host, moving)]
     for device in targets:
         if device in moving:
             steps += _give_back(host, device)
         elif (origin := host.origin(device)) is not None:
             steps.append(ForgetOrigin(origin))
+    kept = persistence.part_of_unbind(host, targets, intent)
+    steps += kept.steps
     return Plan(
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
-        locks=_locks(targets),
         lanes=_lanes(host, steps),
-        notes=(*_companion_notes(named, targets, moving), *_staying_notes(host, targets)),
+        locks=(*_locks(targets), *kept.locks),
+        notes=(
+            *_companion_notes(named, targets, moving),
+            *_staying_notes(host, targets),
+            *kept.notes,
+        ),
         already=tuple(
             f"{d} is with the host already, on {d.driver or 'no driver'}"
             for d in targets
@@ -141,14 +150,14 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
 
 
 def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
-    """One lane for each IOMMU group; what is about no function comes first."""
+    """One lane for each IOMMU group; modules come first, files last."""
     groups = {str(device.address): device.iommu_group for device in host.devices}
     lanes: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
         name = subject(step)
         if name is None:
-            found.append(0)
+            found.append(FIRST if isinstance(step, LoadModule) else LAST)
             continue
         group = groups.get(name)
         found.append(lanes.setdefault(name if group is None else group, len(lanes) + 1))

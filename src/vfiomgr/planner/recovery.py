@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UnknownDevice
+from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
 from vfiomgr.planner import guards
 
@@ -37,8 +38,8 @@ def plan_undo(
     """Which of the begun steps to undo on the host as it is.
 
     A function that is gone, or another one by now, is left alone; but not a virtual function that
-    undoing makes again. After a reboot there is nothing
-    to undo but that a function is on a VFIO driver, since a rule of the run put it there.
+    undoing makes again. After a reboot there is nothing to undo but files, and that a function is
+    on a VFIO driver since a rule of the run put it there.
 
     Raises:
         Refusal: the kernel has still not returned, or somebody holds what would be moved.
@@ -53,7 +54,7 @@ def plan_undo(
     for number in begun:
         step = steps[number]
         if not isinstance(step, ChangeDriver | ReleaseDriver | RememberOrigin):
-            kept += [number] if is_of_this_boot else []
+            kept += [number] if is_of_this_boot or isinstance(step, ReplaceFile) else []
             continue
         device = _present(host, step)
         if device is None and comes_back:

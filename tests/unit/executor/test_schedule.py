@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfiomgr.executor.schedule import Schedule
-from vfiomgr.model.plan import Plan
+from vfiomgr.model.plan import LAST, Plan
 from vfiomgr.model.step import LoadModule, Step
 
 
@@ -37,4 +37,20 @@ def test_lane_0_comes_before_the_others_which_go_side_by_side() -> None:
     assert left.ready() == [2]
     left.begin(2)
     left.finish(0)
+    assert left.ready() == [3]
+
+
+def test_the_last_lane_waits_for_all_others() -> None:
+    left = schedule(1, LAST, 2, LAST)
+    assert left.width == 2
+    assert left.ready() == [0, 2]
+    left.begin(0)
+    left.begin(2)
+    left.finish(0)
+    assert left.ready() == []
+    left.finish(2)
+    assert left.ready() == [1]
+    left.begin(1)
+    assert left.ready() == []
+    left.finish(1)
     assert left.ready() == [3]

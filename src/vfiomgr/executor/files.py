@@ -1,0 +1,72 @@
+"""Files below /etc: exchanged whole, and those who read them told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError
+from vfiomgr.executor.access import set_node_access
+from vfiomgr.host import uevents
+from vfiomgr.host.persistence import has_systemd
+from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.persistence import RULES
+from vfiomgr.model.service import UNIT
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+
+def configure(tree: HostTree, step: ReplaceFile | RebuildInitramfs | SetNodeAccess) -> None:
+    """Carry out a step that changes the host around its devices, not the devices themselves.
+
+    Raises:
+        HostError: the host did not get into the state that the step names.
+
+    """
+    match step:
+        case ReplaceFile():
+            _replace_file(tree, step)
+        case RebuildInitramfs():
+            _rebuild_initramfs(tree, step)
+        case SetNodeAccess():
+            set_node_access(tree, step)
+
+
+def _replace_file(tree: HostTree, step: ReplaceFile) -> None:
+    """Put the text after in the place of the text before; any other is somebody else's."""
+    target = HostPath(step.path)
+    current = tree.read_text(target)
+    if current not in (step.before, step.after):
+        message = f"{target} was changed meanwhile, and not by this run"
+        raise HostError(message, "look at it, then run the command again")
+    if step.after is None:
+        tree.remove(target)
+    elif current != step.after:
+        tree.make_directory(target.parent)
+        tree.replace(target, step.after.encode(), step.mode)
+    if tree.read_text(target) != step.after:
+        message = f"{target} does not hold what was written to it"
+        raise HostError(message, "see dmesg for the file system's words")
+    _tell_readers(tree, target, is_there=step.after is not None)
+
+
+def _rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
+    if tree.root != "/":
+        message = f"the initramfs of {tree.root} is not made from here"
+        raise HostError(message, f"run there: {' '.join(step.command)}")
+    tree.call(*step.command, limit=None)  # whoever runs the step has a deadline
+
+
+def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:
+    """Udevd notices changes by itself, but up to three seconds later; systemd does not."""
+    if tree.root != "/":
+        return
+    if target.parent == RULES:
+        uevents.reload_rules(tree)
+    elif target == UNIT and has_systemd(tree):
+        if not is_there:
+            tree.call("systemctl", "--no-block", "stop", UNIT.name)
+        tree.call("systemctl", "daemon-reload")
+        if is_there:
+            tree.call("systemctl", "--no-block", "start", UNIT.name)

@@ -1,0 +1,33 @@
+"""The service that watches for hot-plugged functions, as a unit of systemd (systemd.service(5))."""
+
+from __future__ import annotations
+
+import re
+
+from vfiomgr.errors import Refusal
+from vfiomgr.model.path import HostPath
+
+UNIT = HostPath("/etc/systemd/system/vfiomgr-persist.service")
+_PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+")
+
+
+def render_unit(program: str) -> str:
+    """The unit; udev starts it with the first persisted function (SYSTEMD_WANTS in its rule).
+
+    Raises:
+        Refusal: a path that would have to be quoted.
+
+    """
+    if not _PLAIN.fullmatch(program):
+        message = f"no unit of systemd can be written for {program!r}"
+        raise Refusal(message, "install vfiomgr at a path of letters, digits and ._+/- only")
+    return f"""\
+# vfiomgr: removed with the last rule, by vfiomgr persist remove.
+[Unit]
+Description=Persisted PCI functions go to their VFIO drivers, also when they are hot-plugged
+After=local-fs.target
+
+[Service]
+ExecStart={program} persist watch
+Restart=on-failure
+"""

@@ -1,0 +1,281 @@
+"""What is kept for the next boot: rules of functions, and what the initramfs needs of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.model.initramfs import COMMANDS, MODES, render_hook
+from vfiomgr.model.path import VFIO_CDEVS, vfio_group_node
+from vfiomgr.model.pci import is_vfio_driver
+from vfiomgr.model.persistence import ROOT_ONLY, PersistedBinding, render_rule, rule_file
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.service import UNIT, render_unit
+from vfiomgr.model.step import LoadModule, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
+    from vfiomgr.model.pci import PciAddress, PciDevice
+    from vfiomgr.model.persistence import DriverctlOverride, NodeOwner
+    from vfiomgr.model.snapshot import HostSnapshot
+
+    Bindings = dict[PciAddress, PersistedBinding]
+
+LOCK = "persistence"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What persistence adds to a plan."""
+
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    locks: tuple[str, ...] = ()
+
+    def with_notes(self, notes: Iterable[str]) -> Part:
+        """The same with more to say, said first."""
+        return Part(self.steps, (*notes, *self.notes), self.already, self.locks)
+
+
+def part_of_bind(
+    host: HostSnapshot,
+    drivers: Mapping[PciAddress, LoadModule],
+    moving: Sequence[PciDevice],
+    intent: Bind,
+) -> Part:
+    """Rules for all functions that a plan takes or has taken, and access to their nodes."""
+    targets = [host.device(address) for address in drivers]
+    access = tuple(_access_steps(host, targets, moving, intent.owner))
+    notes = tuple(_driverctl_notes(host, targets))
+    if not intent.persist:
+        if access:
+            notes += ("its owner has the node until the next unbind; --persist keeps it",)
+        return Part(access, notes)
+    wanted = _bindings(host)
+    for device in targets:
+        choice = drivers[device.address]
+        wanted[device.address] = _binding(host, device, choice, intent.owner)
+    part = _exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    return Part(
+        (*access, *part.steps),
+        (*notes, *_other_device_notes(host, targets), *_built_in_notes(targets), *part.notes),
+        tuple(f"{d} is persisted already" for d in targets if wanted[d.address] in host.persisted),
+        part.locks,
+    )
+
+
+def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], intent: Unbind) -> Part:
+    """What becomes of the rules of functions that go back to the host."""
+    kept = [d.address for d in targets if host.file(rule_file(d.address)) is not None]
+    if intent.forget:
+        return _without(host, kept, rebuild=intent.update_initramfs)
+    if not kept:
+        return Part()
+    names = [str(address) for address in kept]
+    command = f"vfiomgr persist remove {' '.join(names)}"
+    return Part(notes=(f"rules bind {', '.join(names)} again at the next boot: {command}",))
+
+
+def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[SetNodeAccess]:
+    """Nodes that somebody was given are root's again before their last function goes back."""
+    for device in moving:
+        group = device.iommu_group
+        access = None if group is None else host.access(vfio_group_node(group))
+        staying = [d for d in host.group_members(group) if d.is_on_vfio and d not in moving]
+        if access not in (None, ROOT_ONLY) and not staying:
+            yield SetNodeAccess(device.identity, group, access, ROOT_ONLY)
+
+
+def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
+    """Remove rules; what they bound stays where it is until unbind or the next boot."""
+    addresses = intent.addresses
+    if intent.every:
+        addresses = tuple(binding.address for binding in host.persisted)
+    gone = [a for a in addresses if host.file(rule_file(a)) is None]
+    part = _without(
+        host, [a for a in addresses if a not in gone], rebuild=intent.update_initramfs
+    ).with_notes(_staying_notes(host, [a for a in addresses if a not in gone]))
+    return Plan(
+        summary=f"forget {', '.join(map(str, addresses)) or 'all that is persisted'}",
+        steps=part.steps,
+        locks=part.locks,
+        notes=part.notes,
+        already=tuple(f"vfiomgr has no rule for {address}" for address in gone)
+        or (() if addresses else ("nothing is persisted",)),
+    )
+
+
+def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
+    """Take over entries of driverctl that are for VFIO drivers; leave the others and say why."""
+    wanted, taken, notes = _bindings(host), [], []
+    present = {device.address: device for device in host.devices}
+    for entry in host.driverctl_overrides:
+        device = present.get(entry.address)
+        why = _why_left(entry, device)
+        if device is None or why:
+            notes.append(f"{entry.address} stays with driverctl: {why}")
+            continue
+        choice = LoadModule(entry.driver, entry.driver)
+        wanted[entry.address] = _binding(host, device, choice, None)
+        taken.append(entry)
+    part = _exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
+    return Plan(
+        summary=f"take over {', '.join(str(e.address) for e in taken) or 'nothing'} of driverctl",
+        steps=(*part.steps, *removals) if taken else (),
+        locks=(LOCK,),
+        notes=(*notes, *part.notes) if taken else tuple(notes),
+        already=() if taken else ("driverctl keeps nothing that vfiomgr would take over",),
+    )
+
+
+def _why_left(entry: DriverctlOverride, device: PciDevice | None) -> str:
+    if device is None:
+        return "there is no device now whose identity could be recorded"
+    return "" if is_vfio_driver(entry.driver) else f"{entry.driver} is no VFIO driver"
+
+
+def _bindings(host: HostSnapshot) -> Bindings:
+    return {binding.address: binding for binding in host.persisted}
+
+
+def _binding(
+    host: HostSnapshot, device: PciDevice, choice: LoadModule, owner: NodeOwner | None
+) -> PersistedBinding:
+    """A rule of the same device that is written anew keeps what is not told anew."""
+    module = choice.module.replace("-", "_")
+    old = host.binding(device.address)
+    if old is None or not old.is_of(device.identity):
+        return PersistedBinding(device.identity, choice.driver, module, owner)
+    identity = old.device if device.identity.serial is None else device.identity
+    return PersistedBinding(identity, choice.driver, module, owner or old.owner)
+
+
+def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bool) -> Part:
+    wanted = {a: b for a, b in _bindings(host).items() if a not in addresses}
+    broken = [rule_file(a) for a in addresses if host.binding(a) is None]
+    unreadable = tuple(step for path in broken for step in _replaced(host, path, None))
+    part = _exchange(host, wanted, None, rebuild=rebuild)
+    return Part((*unreadable, *part.steps), part.notes, part.already, (LOCK,))
+
+
+def _exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:
+    """From the rules that are there to those that are wanted, and all that goes with them."""
+    steps = [
+        step
+        for address in sorted({*_bindings(host), *wanted})
+        for step in _replaced(host, rule_file(address), _rendered(wanted.get(address)))
+    ]
+    notes: list[str] = []
+    if not wanted:
+        steps += _replaced(host, UNIT, None)
+    elif program is not None and host.has_systemd:
+        steps += _replaced(host, UNIT, render_unit(program))
+    elif not host.has_systemd and not set(wanted.values()) <= set(host.persisted):
+        notes.append(
+            "no systemd here: keep `vfiomgr persist watch` running for hot-plugged functions"
+        )
+    image = _initramfs_part(host, wanted, rebuild=rebuild, is_changed=bool(steps))
+    return Part((*steps, *image.steps), (*notes, *image.notes), locks=(LOCK,))
+
+
+def _rendered(binding: PersistedBinding | None) -> str | None:
+    return None if binding is None else render_rule(binding)
+
+
+def _replaced(
+    host: HostSnapshot, path: str, after: str | None, mode: int = 0o644
+) -> Iterator[ReplaceFile]:
+    before = host.file(path)
+    if before != after:
+        yield ReplaceFile(path, before, after, mode)
+
+
+def _initramfs_part(
+    host: HostSnapshot, wanted: Bindings, *, rebuild: bool, is_changed: bool
+) -> Part:
+    """The hook where the initramfs brings a driver, and making it anew where rules change."""
+    image = host.initramfs
+    if image is None:
+        return Part()
+    had_hook = host.file(image.hook) is not None
+    needed = bool(wanted) and (had_hook or any(_is_brought(host, b) for b in wanted.values()))
+    if not (needed or had_hook):
+        return Part()
+    text = render_hook(image.tool, wanted.values()) if needed else None
+    if text is not None and not image.reads_fragments:
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        advice = f"add {' and '.join(lines)} to /etc/mkinitcpio.conf, then run {image.command}"
+        return Part(notes=(f"the initramfs brings a host driver: {advice}",) * is_changed)
+    steps: list[Step] = [*_replaced(host, image.hook, text, MODES[image.tool])]
+    if not (steps or is_changed):
+        return Part()
+    if rebuild:
+        return Part((*steps, RebuildInitramfs(COMMANDS[image.tool])))
+    told = f"the initramfs must hold the rules: make it anew with {image.command}"
+    return Part(tuple(steps), (f"{told}, or pass --update-initramfs",))
+
+
+def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:
+    """Whether the initramfs brings the function's host driver, or its VFIO driver."""
+    image = host.initramfs
+    device = next((d for d in host.devices if d.address == binding.address), None)
+    origin = None if device is None else host.origin(device)
+    module = origin.driver_module if origin else device.driver_module if device else None
+    return image is not None and (
+        image.brings(module, binding.device.class_code) or binding.module in image.modules
+    )
+
+
+def _access_steps(
+    host: HostSnapshot,
+    targets: Iterable[PciDevice],
+    moving: Sequence[PciDevice],
+    owner: NodeOwner | None,
+) -> Iterator[SetNodeAccess]:
+    for device in targets:
+        if owner is None:
+            return
+        group = device.iommu_group
+        nodes = [] if group is None else [str(vfio_group_node(group))]
+        nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
+        found = [access for access in map(host.access, nodes) if access is not None]
+        if device in moving or any(access != owner.access for access in found):
+            before = found[0] if found else ROOT_ONLY
+            yield SetNodeAccess(device.identity, group, before, owner.access)
+
+
+def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:
+    addresses = {device.address for device in targets}
+    for entry in host.driverctl_overrides:
+        if entry.address in addresses:
+            yield (
+                f"driverctl keeps {entry.address} on {entry.driver} ({entry.file.path}): "
+                "vfiomgr persist import takes that over"
+            )
+
+
+def _other_device_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:
+    for device in targets:
+        binding = host.binding(device.address)
+        if binding is not None and not binding.is_of(device.identity):
+            yield f"the rule of another device, {binding.device}, is replaced"
+
+
+def _built_in_notes(targets: Iterable[PciDevice]) -> Iterator[str]:
+    for device in targets:
+        if device.driver and not device.is_on_vfio and device.driver_module is None:
+            yield (
+                f"{device.driver} is built into the kernel and has {device.address} before any "
+                "rule is read at boot: vfiomgr persist watch moves it then"
+            )
+
+
+def _staying_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterator[str]:
+    for device in host.devices:
+        if device.address in addresses and device.is_on_vfio:
+            yield f"{device} stays on {device.driver} until vfiomgr unbind {device.address}"

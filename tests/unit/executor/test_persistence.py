@@ -1,0 +1,315 @@
+"""Persistence carried out on the fake kernel, with a fault at every operation; and the watch."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import workstation
+from vfiomgr import api
+from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.executor import watch
+from vfiomgr.executor.files import configure
+from vfiomgr.executor.journal import cut_off_runs
+from vfiomgr.host.hotplug import Arrival
+from vfiomgr.host.pci import read_driver_state, read_identity
+from vfiomgr.host.persistence import rules_changed
+from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
+from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
+from vfiomgr.model.path import HostPath, vfio_group_node
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.persistence import ROOT_ONLY, NodeOwner, render_rule, rule_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.model.intent import Intent
+    from vfiomgr.model.persistence import PersistedBinding
+
+GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
+OWNER = NodeOwner("qemu:kvm", 64055, 107)
+PERSIST = Bind((GPU,), persist=True, owner=OWNER)
+NODE = vfio_group_node(10)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return prepared(tmp_path)
+
+
+def prepared(tmp_path: Path, *earlier: Intent) -> FakeKernel:
+    kernel = workstation(tmp_path, vfio_loaded=True, has_cdev=True)
+    put(kernel, "/etc/initramfs-tools/initramfs.conf", "MODULES=dep\nFRAMEBUFFER=y\n")
+    put(kernel, "/etc/driverctl.d/0000:02:00.0", "vfio-pci\n")
+    for intent in earlier:
+        api.apply(intent, tree=kernel)
+    return kernel
+
+
+def put(kernel: FakeKernel, path: str, text: str) -> None:
+    kernel.sysfs.make(HostPath(path).parent)
+    with open(kernel.sysfs.real(path), "w") as file:
+        file.write(text)
+
+
+def etc(kernel: FakeKernel) -> dict[str, str]:
+    """Every file below /etc that no process left half written."""
+    found = kernel.sysfs.picture("/etc")
+    return {p: t for p, t in found.items() if t != "/" and not p.endswith(".torn")}
+
+
+def driver(kernel: FakeKernel, address: PciAddress) -> str | None:
+    return read_driver_state(kernel, address).driver
+
+
+def test_persist_binds_and_writes_a_rule_for_each_function_of_the_slot(kernel: FakeKernel) -> None:
+    before = etc(kernel)
+    assert api.apply(PERSIST, tree=kernel).is_changed
+    host = api.scan(kernel)
+    assert [(b.address, b.driver, b.owner) for b in host.persisted] == [
+        (GPU, "vfio-pci", OWNER),
+        (AUDIO, "vfio-pci", OWNER),
+    ]
+    assert kernel.read_text(rule_file(GPU)) == render_rule(host.persisted[0])
+    assert os.stat(kernel.locate(HostPath("/etc/initramfs-tools/hooks/vfiomgr"))).st_mode & 0o111
+    assert not api.apply(PERSIST, tree=kernel).is_changed
+    api.apply(Unbind((GPU,), forget=True), tree=kernel)
+    assert etc(kernel) == before
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def test_the_owner_gets_group_node_and_cdev_and_a_new_node_is_roots_again(
+    kernel: FakeKernel,
+) -> None:
+    api.apply(replace(PERSIST, persist=False), tree=kernel)
+    nodes = {node.path: node.access for node in api.scan(kernel).nodes}
+    assert set(nodes) == {NODE, "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}
+    assert set(nodes.values()) == {OWNER.access}
+    assert not api.apply(replace(PERSIST, persist=False), tree=kernel).is_changed
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert kernel.access(NODE) is None
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert kernel.access(NODE) == ROOT_ONLY
+
+
+STORIES: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+    "persist": ((), PERSIST),
+    "forget": ((PERSIST,), Unbind((GPU,), forget=True)),
+    "remove": ((PERSIST,), ForgetPersisted(every=True)),
+    "import": ((), ImportDriverctl()),
+}
+
+
+def operations_of(tmp_path: Path, name: str) -> int:
+    earlier, intent = STORIES[name]
+    kernel = prepared(tmp_path / "count", *earlier)
+    before = len(kernel.operations)
+    api.apply(intent, tree=kernel)
+    return len(kernel.operations) - before
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+@pytest.mark.parametrize("name", STORIES)
+def test_a_fault_at_any_operation_leaves_files_and_drivers_as_they_were(
+    tmp_path: Path, name: str, *, late: bool
+) -> None:
+    earlier, intent = STORIES[name]
+    failed = 0
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel = prepared(tmp_path / str(at), *earlier)
+        before = (etc(kernel), driver(kernel, GPU), driver(kernel, AUDIO), kernel.access(NODE))
+        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
+        error = failure(kernel, intent)
+        if error is not None:
+            failed += 1
+            assert not isinstance(error, RollbackIncomplete), (at, error)
+            after = (etc(kernel), driver(kernel, GPU), driver(kernel, AUDIO), kernel.access(NODE))
+            assert after == before, (at, error)
+    assert failed
+
+
+def failure(kernel: FakeKernel, intent: Intent) -> VfiomgrError | None:
+    try:
+        api.apply(intent, tree=kernel)
+    except VfiomgrError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_after_a_power_cut_the_same_command_finishes(tmp_path: Path, name: str) -> None:
+    earlier, intent = STORIES[name]
+    whole = prepared(tmp_path / "whole", *earlier)
+    api.apply(intent, tree=whole)
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel = prepared(tmp_path / str(at), *earlier)
+        kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            api.apply(intent, tree=kernel)
+        kernel.revive()
+        api.apply(intent, tree=kernel)
+        assert etc(kernel) == etc(whole), at
+        assert driver(kernel, GPU) == driver(whole, GPU), at
+        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
+
+
+def test_a_file_that_somebody_else_changed_is_not_overwritten(kernel: FakeKernel) -> None:
+    put(kernel, rule_file(GPU), "mine")
+    step = ReplaceFile(rule_file(GPU), None, "ours")
+    with pytest.raises(HostError, match="was changed meanwhile"):
+        configure(kernel, step)
+    assert kernel.read_text(rule_file(GPU)) == "mine"
+
+
+def test_the_initramfs_of_another_root_is_not_made_here(kernel: FakeKernel) -> None:
+    with pytest.raises(HostError, match="is not made from here") as caught:
+        configure(kernel, RebuildInitramfs(("update-initramfs", "-u")))
+    assert "run there: update-initramfs -u" in caught.value.hint
+
+
+def test_an_initramfs_that_cannot_be_made_undoes_all(kernel: FakeKernel) -> None:
+    before = etc(kernel)
+    with pytest.raises(RolledBack, match="is not made from here"):
+        api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
+    assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
+
+
+class Story:
+    """Both halves of a watch on a fake kernel, and what it said and wanted to be put right."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.notes: list[str] = []
+        self.lost: list[PersistedBinding] = []
+        self.kernel = kernel
+        self.quick = watch.Quick(kernel)
+        self.thorough = watch.Thorough(kernel, self.notes.append, self._correct)
+
+    def _correct(self, bindings: Sequence[PersistedBinding]) -> None:
+        self.lost += bindings
+
+    def arrive(self, *, device_id: str | None = None) -> PciAddress | None:
+        """The kernel announces the GPU."""
+        found = read_identity(self.kernel, GPU)
+        assert found is not None
+        arrival = Arrival(
+            GPU,
+            found.vendor_id,
+            device_id or found.device_id,
+            found.subsystem_id,
+            found.class_code,
+            found.bridge_path,
+        )
+        return self.quick.arrived(arrival)
+
+
+@pytest.fixture
+def story(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(watch, "SETTLE", 0.0)
+    api.apply(PERSIST, tree=kernel)
+    kernel.unplug(str(GPU))
+    kernel.plug(str(GPU))
+    assert driver(kernel, GPU) == "nvidia"
+    return Story(kernel)
+
+
+def test_what_arrives_gets_its_override_at_once(story: Story) -> None:
+    assert story.arrive() == GPU
+    assert story.kernel.override_of(str(GPU)) == "vfio-pci"
+
+
+def test_another_device_that_arrives_is_left_alone(story: Story) -> None:
+    assert story.arrive(device_id="2222") is None
+    assert story.kernel.override_of(str(GPU)) is None
+
+
+def test_a_function_that_vanishes_again_is_no_trouble(story: Story) -> None:
+    story.kernel.fail_writes("driver_override", errno.ENOENT)
+    assert story.arrive() == GPU
+    story.kernel.unplug(str(GPU))
+    story.thorough.arrived([GPU])
+    story.thorough.settle()
+    assert (story.notes, story.lost) == ([], [])
+
+
+def test_what_a_host_driver_took_first_is_to_be_put_right_once(story: Story) -> None:
+    story.thorough.arrived([GPU, AUDIO])
+    story.thorough.settle()
+    story.thorough.settle()
+    assert [binding.address for binding in story.lost] == [GPU]
+    assert story.notes == ["0000:01:00.0 came to nvidia", "0000:01:00.1 came to vfio-pci"]
+
+
+def test_nothing_is_looked_at_while_more_arrives(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SETTLE", 60.0)
+    story.thorough.arrived([GPU])
+    story.thorough.settle()
+    assert story.notes == []
+
+
+def test_a_rule_that_is_removed_counts_no_more(story: Story) -> None:
+    before = rules_changed(story.kernel)
+    api.apply(ForgetPersisted((GPU,)), tree=story.kernel)
+    assert rules_changed(story.kernel) != before
+    story.quick.refresh()
+    assert story.arrive() is None
+    story.thorough.arrived([GPU])
+    story.thorough.settle()
+    assert story.notes == []
+
+
+def test_the_first_watch_of_a_boot_looks_at_all_functions(story: Story) -> None:
+    story.thorough.sweep()
+    story.thorough.settle()
+    assert [binding.address for binding in story.lost] == [GPU]
+    again = Story(story.kernel)
+    again.thorough.sweep()
+    again.thorough.settle()
+    assert again.lost == []
+
+
+def test_what_was_lost_is_bound_and_told(story: Story) -> None:
+    api.put_right(
+        [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
+    )
+    assert driver(story.kernel, GPU) == "vfio-pci"
+    assert story.notes == ["0000:01:00.0 put on vfio-pci"]
+
+
+def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None:
+    story.kernel.sysfs.make("/proc/812/fd")
+    story.kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
+    api.put_right(
+        [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
+    )
+    assert driver(story.kernel, GPU) == "nvidia"
+    assert "is open in" in story.notes[0]
+
+
+def test_recover_takes_rules_back_after_a_reboot_too(kernel: FakeKernel) -> None:
+    before = etc(kernel)
+    kernel.kill(at=operation_number(kernel, "replace", rule_file(GPU)), after=True)
+    with pytest.raises(PowerCut):
+        api.apply(PERSIST, tree=kernel)
+    kernel.reboot()
+    assert kernel.read_text(rule_file(GPU)) is not None
+    assert len(api.recover(tree=kernel)) == 1
+    assert etc(kernel) == before
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def operation_number(kernel: FakeKernel, kind: str, path: str) -> int:
+    """When, counted from now, a run of PERSIST comes to an operation; found on a twin host."""
+    twin = prepared(Path(kernel.root).parent / "twin")
+    before = len(twin.operations)
+    api.apply(PERSIST, tree=twin)
+    done = [(operation.kind, operation.path) for operation in twin.operations[before:]]
+    return done.index((kind, path)) + 1  # type: ignore[arg-type]
