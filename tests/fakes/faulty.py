@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree, write_failed
+from vfiomgr.model.access import ROOT_ONLY, NodeAccess
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.persistence import ROOT_ONLY, NodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

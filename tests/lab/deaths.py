@@ -96,10 +96,10 @@ def _arm(step: int, moment: Moment) -> None:
     """Make the executor of this process die at a step."""
     start, wait = Crew.start, Crew.wait
 
-    def deadly_start(crew: Crew, task: int) -> None:
+    def deadly_start(crew: Crew, task: int, deadline: float | None = None) -> None:
         if task == step and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        start(crew, task)
+        start(crew, task, deadline)
         if task == step and moment == "during":
             os.kill(os.getpid(), signal.SIGKILL)
 

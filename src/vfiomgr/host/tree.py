@@ -7,8 +7,8 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.persistence import NodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.model import path
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.pci import DeviceIdentity
-from vfiomgr.model.persistence import NodeAccess
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import DeviceIdentity, PciAddress
 
@@ -30,23 +31,6 @@ class TextFile:
 
     path: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeAccess:
-    """Owner, group and permission bits of a device node."""
-
-    uid: int
-    gid: int
-    mode: int
-
-    def __str__(self) -> str:
-        """`1000:0 0600`."""
-        return f"{self.uid}:{self.gid} {self.mode:04o}"
-
-
-ROOT_ONLY = NodeAccess(0, 0, 0o600)
-"""What devtmpfs gives to a node of VFIO."""
 
 
 @dataclass(frozen=True, slots=True)

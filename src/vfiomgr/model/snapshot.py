@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.initramfs import Initramfs
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
@@ -18,7 +19,6 @@ from vfiomgr.model.persistence import (
     DRIVERCTL,
     RULES,
     DriverctlOverride,
-    NodeAccess,
     PersistedBinding,
     TextFile,
     parse_driverctl,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.access import ROOT_ONLY
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.initramfs import COMMANDS, MODES, render_hook
 from vfiomgr.model.path import VFIO_CDEVS, vfio_group_node
 from vfiomgr.model.pci import is_vfio_driver
-from vfiomgr.model.persistence import ROOT_ONLY, PersistedBinding, render_rule, rule_file
+from vfiomgr.model.persistence import PersistedBinding, render_rule, rule_file
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.service import UNIT, render_unit
 from vfiomgr.model.step import LoadModule, Step

@@ -20,11 +20,12 @@ from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.host.hotplug import Arrival
 from vfiomgr.host.pci import read_driver_state, read_identity
 from vfiomgr.host.persistence import rules_changed
+from vfiomgr.model.access import ROOT_ONLY
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
 from vfiomgr.model.path import HostPath, vfio_group_node
 from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.persistence import ROOT_ONLY, NodeOwner, render_rule, rule_file
+from vfiomgr.model.persistence import NodeOwner, render_rule, rule_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ import pytest
 
 from tests.unit.devices import pci_device
 from vfiomgr.errors import Refusal
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.initramfs import Initramfs, render_hook
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import (
-    NodeAccess,
     NodeOwner,
     PersistedBinding,
     TextFile,

@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.devices import host_of, pci_device
+from vfiomgr.model.access import ROOT_ONLY, NodeAccess
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.initramfs import HOOKS, Initramfs
 from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
 from vfiomgr.model.path import vfio_group_node
-from vfiomgr.model.persistence import (
-    ROOT_ONLY,
-    NodeAccess,
-    NodeOwner,
-    PersistedBinding,
-    TextFile,
-    render_rule,
-    rule_file,
-)
+from vfiomgr.model.persistence import NodeOwner, PersistedBinding, TextFile, render_rule, rule_file
 from vfiomgr.model.service import UNIT, render_unit
 from vfiomgr.model.snapshot import HostSnapshot, NodeFact
 from vfiomgr.planner import plan
