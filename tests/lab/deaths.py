@@ -85,9 +85,11 @@ def _dies(intent: Intent, step: int, moment: Moment) -> bool:
     """Apply in a child that ends with SIGKILL; whether it did."""
     child = os.fork()
     if child == 0:
-        _arm(step, moment)
-        api.apply(intent, tree=TREE)
-        os._exit(0)
+        try:
+            _arm(step, moment)
+            api.apply(intent, tree=TREE)
+        finally:
+            os._exit(0)  # never a second copy of the tests
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
