@@ -154,7 +154,9 @@ class _Work:
                 on_step(self._steps[number])
                 is_slow = isinstance(self._steps[number], RebuildInitramfs)
                 self._crew.start(number, IMAGE_DEADLINE if is_slow else None)
-            result = self._crew.wait()
+            result = self._crew.wait_a_moment()
+            if result is None:
+                continue
             if result.error is not None or result.stuck_pid is not None:
                 return result
             self._journal.record("done", {"step": result.task}, durable=False)

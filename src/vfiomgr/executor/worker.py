@@ -26,6 +26,10 @@ _MESSAGE_LIMIT = 4096
 """PIPE_BUF: a message of this length is written, and read, in one piece."""
 
 
+_PATIENCE = 0.05
+"""Seconds until another worker is hired: a fork costs more than most steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What came of a task: nothing (done), an error, or a child that has not returned."""
@@ -148,7 +152,7 @@ def _attempt(task: Task) -> bytes:
 
 
 class Crew:
-    """The workers of one run."""
+    """The workers of one run; another one is hired only while the others take their time."""
 
     def __init__(
         self,
@@ -166,11 +170,17 @@ class Crew:
         self._idle: list[Child | Inline] = []
         self._busy: list[Child | Inline] = []
         self._size = size if in_children else 1
+        self._is_slow = False
 
     @property
     def room(self) -> int:
         """How many more tasks may begin now."""
-        return self._size - len(self._busy)
+        may_grow = self._may_grow and (self._is_slow or not self._busy)
+        return len(self._idle) + may_grow
+
+    @property
+    def _may_grow(self) -> bool:
+        return len(self._idle) + len(self._busy) < self._size
 
     @property
     def is_busy(self) -> bool:
@@ -180,6 +190,7 @@ class Crew:
     def start(self, task: int, seconds: float | None = None) -> None:
         """Begin a task, with its own deadline or that of all."""
         worker = self._idle.pop() if self._idle else self._make()
+        self._is_slow = False
         self._busy.append(worker)
         worker.start(task, seconds or self._deadline)
 
@@ -193,7 +204,16 @@ class Crew:
 
     def wait(self) -> Result:
         """The next result; a child past its deadline is left behind."""
+        while (result := self.wait_a_moment()) is None:
+            continue
+        return result
+
+    def wait_a_moment(self) -> Result | None:
+        """The next result; None where all take their time, so that another could begin."""
         worker = self._next()
+        if worker is None:
+            self._is_slow = True
+            return None
         self._busy.remove(worker)
         if isinstance(worker, Child) and not _is_readable([worker], 0):
             return worker.abandon()
@@ -201,18 +221,16 @@ class Crew:
         self._idle.append(worker)
         return result
 
-    def _next(self) -> Child | Inline:
-        """The first worker that is ready, or late."""
+    def _next(self) -> Child | Inline | None:
+        """The first worker that is ready, or late; None after a moment where one could be hired."""
         children = [worker for worker in self._busy if isinstance(worker, Child)]
         if not children:
             return self._busy[0]
-        while True:
-            first = min(children, key=lambda child: child.due)
-            left = first.due - time.monotonic()
-            if ready := _is_readable(children, max(0.0, left)):
-                return ready
-            if left <= 0:
-                return first
+        first = min(children, key=lambda child: child.due)
+        left = max(0.0, first.due - time.monotonic())
+        is_short = self._may_grow and not self._is_slow and left > _PATIENCE
+        ready = _is_readable(children, _PATIENCE if is_short else left)
+        return ready or (None if is_short else first)
 
     def __enter__(self) -> Self:
         """Stay for the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -166,11 +167,11 @@ class HostTree:
 
         What is worth nothing after a reboot need not be `durable`, and costs no fsync.
         """
-        import tempfile  # noqa: PLC0415 - reading needs none
-
         target = self.locate(path)
         directory = os.path.dirname(target)
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{path.name}.")
+        temporary = f"{directory}/.{path.name}.{os.getpid()}.{time.monotonic_ns()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
