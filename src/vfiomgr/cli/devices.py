@@ -63,7 +63,7 @@ def _notes(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
         yield f"{len(device.virtual_functions)} VFs"
     if device.physical_function:
         yield f"VF of {device.physical_function}"
-    count = sum(vgpu.parent == str(device.address) for vgpu in host.vgpus)
+    count = len(host.vgpus_of(str(device.address)))
     if count:
         yield f"{count} vGPU{'s' if count > 1 else ''}"
     if device.driver_override:

@@ -74,9 +74,9 @@ def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, object]:
 
 
 def _member(host: HostSnapshot, name: str) -> dict[str, object]:
-    for device in host.devices:
-        if str(device.address) == name:
-            return {"address": name, "name": device.name, "driver": device.driver}
+    device = host.device_named(name)
+    if device is not None:
+        return {"address": name, "name": device.name, "driver": device.driver}
     vgpu = host.vgpu(name)
     return {
         "address": name,

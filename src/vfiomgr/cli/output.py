@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from vfiomgr.model.snapshot import API_VERSION, to_jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,10 +16,14 @@ if TYPE_CHECKING:
 
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
     """A document of the JSON contract, in JSON or YAML."""
+    from vfiomgr.model.snapshot import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
+
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":
         print_yaml(document)
     else:
+        import json  # noqa: PLC0415 - tables need none
+
         click.echo(json.dumps(document, indent=2))
 
 
@@ -43,9 +44,11 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     columns = list(zip(headings, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    for row in (headings, *rows):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (headings, *rows)
+    )
+    click.echo("\n".join(lines))
 
 
 _FLEXIBLE = frozenset({"NAME", "DESCRIPTION", "NOTES"})

@@ -12,11 +12,11 @@ import click
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import PCI_DEVICES
-from vfiomgr.model.pci import PciAddress, is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.snapshot import HostSnapshot
 
 Format = Literal["table", "json", "yaml"]
@@ -81,6 +81,8 @@ class Session:
 
     def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:
         """Addresses as users type them; the domain may be left out where it is plain."""
+        from vfiomgr.model.pci import PciAddress, is_address  # noqa: PLC0415 - not for --version
+
         if self.snapshot is not None:
             host = self.host()
             return tuple(host.parse_address(text) for text in texts)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MODULES = HostPath("/sys/module")
 _LIBRARY = HostPath("/lib/modules")
 _DRIVER = "pci:"
-_ALIAS = re.compile(r"^alias (vfio_pci:\S+) (\S+)$", re.MULTILINE)
+_ALIAS = "alias vfio_pci:"
 _BUILT_IN_ALIAS = re.compile(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
 
 
@@ -26,7 +26,8 @@ def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
     directory = _LIBRARY / release
     loadable = tree.read_text(directory / "modules.alias") or ""
     built_in = tree.read_text(directory / "modules.builtin.modinfo") or ""
-    found = [(alias, module) for alias, module in _ALIAS.findall(loadable)]
+    lines = loadable.splitlines() if _ALIAS in loadable else []
+    found = [(line.split()[1], line.split()[2]) for line in lines if line.startswith(_ALIAS)]
     found += [(alias, module) for module, alias in _BUILT_IN_ALIAS.findall(built_in)]
     return tuple(
         VfioVariant(alias, module, driver_of_module(tree, module))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.model.path import HostPath
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _PCI_IDS = (HostPath("/usr/share/misc/pci.ids"), HostPath("/usr/share/hwdata/pci.ids"))
-_NEXT_ENTRY = re.compile(r"\n(?![\t#])")
+_NEXT_ENTRY = re.compile(rb"\n(?![\t#])")
 """Where the block of a vendor or a class ends."""
 _UDEV_DATABASE = HostPath("/run/udev/data")
 
@@ -27,11 +27,30 @@ class Names:
     def __init__(self, tree: HostTree, machine: HostTree) -> None:
         self._tree = tree
         self._machine = machine
+        self._known: dict[str, tuple[str, str]] = {}
 
     def of(
+        self,
+        directory: HostPath,
+        vendor_id: str,
+        device_id: str,
+        class_code: str,
+        modalias: str | None = None,
+    ) -> tuple[str, str]:
+        """Name of the device (vendor and model) and of its class; bare numbers where unknown.
+
+        Functions of one modalias have one name: udev's hwdb and pci.ids know nothing else of them.
+        """
+        known = self._known.get(modalias) if modalias else None
+        if known is None:
+            known = self._look_up(directory, vendor_id, device_id, class_code)
+            if modalias:
+                self._known[modalias] = known
+        return known
+
+    def _look_up(
         self, directory: HostPath, vendor_id: str, device_id: str, class_code: str
     ) -> tuple[str, str]:
-        """Name of the device (vendor and model) and of its class; bare numbers where unknown."""
         recorded = self._recorded(directory)
         vendor = recorded.get("ID_VENDOR_FROM_DATABASE")
         model = recorded.get("ID_MODEL_FROM_DATABASE")
@@ -60,9 +79,9 @@ class Names:
     @cached_property
     def _identifiers(self) -> PciIds:
         for source in _PCI_IDS:
-            if text := self._machine.read_text(source):
-                return PciIds(text)
-        return PciIds("")
+            if data := self._machine.read_whole(source):
+                return PciIds(data)
+        return PciIds(b"")
 
 
 def _properties(text: str | None, prefix: str) -> dict[str, str]:
@@ -70,30 +89,53 @@ def _properties(text: str | None, prefix: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-class PciIds:
-    """The text of pci.ids (its format: the file's own head); searched, never parsed whole."""
+class _Block(NamedTuple):
+    """One vendor or class of pci.ids: its name, and where its entries begin and end."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    name: str
+    start: int
+    end: int
+
+
+class PciIds:
+    """pci.ids (its format: the file's own head); searched, never parsed whole."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._blocks: dict[str, _Block | None] = {}
 
     def device(self, vendor_id: str, device_id: str) -> tuple[str | None, str | None]:
         """Names of vendor and device."""
-        return self._two_levels(f"\n{vendor_id}  ", f"\n\t{device_id}  ")
+        return self._two_levels(vendor_id, device_id)
 
     def class_name(self, class_code: str) -> str | None:
         """Name of the subclass, or of the base class."""
-        base, subclass = self._two_levels(f"\nC {class_code[:2]}  ", f"\n\t{class_code[2:4]}  ")
+        base, subclass = self._two_levels(f"C {class_code[:2]}", class_code[2:4])
         return subclass or base
 
     def _two_levels(self, outer: str, inner: str) -> tuple[str | None, str | None]:
-        start = self._text.find(outer)
-        if start < 0:
+        if outer not in self._blocks:
+            self._blocks[outer] = self._find_block(outer)
+        block = self._blocks[outer]
+        if block is None:
             return None, None
-        end = self._text.find("\n", start + 1)
-        after = _NEXT_ENTRY.search(self._text, end)
-        block_end = after.start() if after else len(self._text)
-        name = self._text[start + len(outer) : end].strip()
-        found = self._text.find(inner, end, block_end)
+        begin = f"\n\t{inner}  ".encode()
+        found = self._data.find(begin, block.start, block.end)
+        return block.name, None if found < 0 else self._name_at(found + len(begin))
+
+    def _find_block(self, outer: str) -> _Block | None:
+        begin = f"\n{outer}  ".encode()
+        found = self._data.find(begin)
         if found < 0:
-            return name, None
-        return name, self._text[found + len(inner) : self._text.find("\n", found + 1)].strip()
+            return None
+        start = self._line_end(found + len(begin))
+        after = _NEXT_ENTRY.search(self._data, start)
+        end = after.start() if after else len(self._data)
+        return _Block(self._name_at(found + len(begin)), start, end)
+
+    def _name_at(self, start: int) -> str:
+        return self._data[start : self._line_end(start)].decode(errors="replace").strip()
+
+    def _line_end(self, start: int) -> int:
+        end = self._data.find(b"\n", start)
+        return len(self._data) if end < 0 else end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.errors import HostError
 from vfiomgr.host import bounded, stuck
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
 
+_CONFIG_BYTES = 16
+"""As far as the header type; each dword more is another access to the device."""
 _HEADER_TYPE_OFFSET = 0x0E
 _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
@@ -28,6 +30,11 @@ _IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
 """Flags of the third column of `resource` (include/linux/ioport.h)."""
 _ASLEEP = "suspended"
 """Reading the configuration space of a function in this state would wake it (pci_read_config)."""
+_MODALIAS = re.compile(
+    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
+    r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
+)
+"""All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
 _RESOURCE = re.compile(r"(0x[0-9a-f]+) (0x[0-9a-f]+) (0x[0-9a-f]+)")
 _INTEGER = re.compile(r"-?[0-9]+")
 _NODE_DIRECTORIES = {
@@ -42,6 +49,15 @@ _UNDER_LOCK = ("driver_override", "sriov_numvfs")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
+class _Identifiers(NamedTuple):
+    """What a function is, in hexadecimal digits without prefix."""
+
+    vendor_id: str
+    device_id: str
+    subsystem_id: str
+    class_code: str
+
+
 def read_devices(
     tree: HostTree, names: Names, serials_of: frozenset[tuple[int, int, int]] = frozenset()
 ) -> tuple[PciDevice, ...]:
@@ -52,9 +68,10 @@ def read_devices(
     found: list[PciDevice] = []
     addresses = list(filter(is_address, tree.children(path.PCI_DEVICES)))
     unanswered = _unanswered(tree, addresses)
+    modules = DriverModules(tree)
     for name in addresses:
         try:
-            device = read_device(tree, name, names, unanswered.get(name))
+            device = read_device(tree, name, names, unanswered.get(name), modules)
         except HostError as error:
             warnings.warn(f"{name} is left out: {error}", stacklevel=2)
         else:
@@ -87,62 +104,89 @@ def _unanswered(tree: HostTree, addresses: Iterable[str]) -> dict[str, str]:
     return silent | {name: marked[name] for name in addresses if name in marked}
 
 
+class DriverModules:
+    """The modules of drivers, each looked up once."""
+
+    def __init__(self, tree: HostTree) -> None:
+        self._tree = tree
+        self._known: dict[str, str | None] = {}
+
+    def of(self, driver: str | None) -> str | None:
+        """The module that holds a driver; None for a built-in one."""
+        if driver is None:
+            return None
+        if driver not in self._known:
+            self._known[driver] = self._tree.link_name(path.PCI_DRIVERS / driver / "module")
+        return self._known[driver]
+
+
 def read_device(
-    tree: HostTree, name: str, names: Names, unanswered: str | None = None
+    tree: HostTree,
+    name: str,
+    names: Names,
+    unanswered: str | None = None,
+    modules: DriverModules | None = None,
 ) -> PciDevice | None:
     """One function; None where it vanished meanwhile.
 
     `unanswered` is what the kernel has not returned from: what that call has locked is not read.
     """
     directory = path.PCI_DEVICES / name
-    read_locked = tree.read if unanswered is None else lambda _path: None
-    vendor_id, device_id, class_code = (
-        _hexadecimal(tree.read(directory / attribute))
-        for attribute in ("vendor", "device", "class")
-    )
-    if not (vendor_id and device_id and class_code):
+    modalias = tree.read(directory / "modalias")
+    identifiers = _identifiers(tree, directory, modalias)
+    if identifiers is None:
         return None
     entries = frozenset(tree.children(directory))
-    address = PciAddress.parse(name)
+
+    def read(attribute: str) -> str | None:
+        """What a function has not is not opened in vain, nor what a stuck call has locked."""
+        is_locked = unanswered is not None and attribute in _UNDER_LOCK
+        return None if is_locked or attribute not in entries else tree.read(directory / attribute)
+
+    def link_name(link: str) -> str | None:
+        return tree.link_name(directory / link) if link in entries else None
+
     runtime_status = tree.read(directory / "power/runtime_status")
     is_asleep = unanswered is not None or runtime_status == _ASLEEP
     config = b"" if is_asleep else _config_header(tree, directory)
-    name_of_device, class_name = names.of(directory, vendor_id, device_id, class_code)
-    driver = tree.link_name(directory / "driver")
-    vfio_device = next(iter(tree.children(directory / "vfio-dev")), None)
+    name_of_device, class_name = names.of(
+        directory, identifiers.vendor_id, identifiers.device_id, identifiers.class_code, modalias
+    )
+    driver = link_name("driver")
+    vfio_device = _vfio_device(tree, directory, entries)
     return PciDevice(
-        address=address,
+        address=PciAddress.parse(name),
         name=name_of_device,
-        vendor_id=vendor_id,
-        device_id=device_id,
-        subsystem_id=_subsystem(tree, directory),
-        class_code=class_code,
+        vendor_id=identifiers.vendor_id,
+        device_id=identifiers.device_id,
+        subsystem_id=identifiers.subsystem_id,
+        class_code=identifiers.class_code,
         class_name=class_name,
-        revision=_hexadecimal(tree.read(directory / "revision")) or "00",
+        revision=_hexadecimal(read("revision")) or "00",
         header_type=_header_type(config),
         bridge_path=_bridge_path(tree, directory),
         driver=driver,
-        driver_override=_override(read_locked(directory / "driver_override")),
-        driver_module=tree.link_name(path.PCI_DRIVERS / driver / "module") if driver else None,
-        modalias=tree.read(directory / "modalias"),
-        iommu_group=_number(tree.link_name(directory / "iommu_group")),
-        numa_node=_numa_node(tree.read(directory / "numa_node")),
-        physical_function=_linked_function(tree, directory / "physfn"),
+        driver_override=_override(read("driver_override")),
+        driver_module=(modules or DriverModules(tree)).of(driver),
+        modalias=modalias,
+        iommu_group=_number(link_name("iommu_group")),
+        numa_node=_numa_node(read("numa_node")),
+        physical_function=_address(link_name("physfn")),
         virtual_functions=_virtual_functions(tree, directory, entries),
-        sriov_totalvfs=_number(tree.read(directory / "sriov_totalvfs")),
-        sriov_numvfs=_number(read_locked(directory / "sriov_numvfs")),
-        sriov_drivers_autoprobe=_flag(tree.read(directory / "sriov_drivers_autoprobe")),
+        sriov_totalvfs=_number(read("sriov_totalvfs")),
+        sriov_numvfs=_number(read("sriov_numvfs")),
+        sriov_drivers_autoprobe=_flag(read("sriov_drivers_autoprobe")),
         is_boot_display=False,
         is_responsive=_is_alive(config),
         vfio_device=vfio_device,
         vfio_cdev=vfio_device is not None and tree.exists(path.VFIO_CDEVS / vfio_device),
-        reset_method=tuple((tree.read(directory / "reset_method") or "").split()),
-        power_state=tree.read(directory / "power_state"),
+        reset_method=tuple((read("reset_method") or "").split()),
+        power_state=read("power_state"),
         power_control=tree.read(directory / "power/control"),
         runtime_status=runtime_status,
-        d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")),
+        d3cold_allowed=_flag(read("d3cold_allowed")),
         nodes=_nodes(tree, directory, entries, driver),
-        bars=_bars(tree.read(directory / "resource")),
+        bars=_bars(read("resource")),
         stuck=unanswered,
     )
 
@@ -152,15 +196,12 @@ def read_identity(
 ) -> DeviceIdentity | None:
     """What is at an address now; None where there is nothing."""
     directory = path.pci_device(address)
-    vendor_id = _hexadecimal(tree.read(directory / "vendor"))
-    if vendor_id is None:
+    identifiers = _identifiers(tree, directory, tree.read(directory / "modalias"))
+    if identifiers is None:
         return None
     return DeviceIdentity(
         address=address,
-        vendor_id=vendor_id,
-        device_id=_hexadecimal(tree.read(directory / "device")) or "",
-        subsystem_id=_subsystem(tree, directory),
-        class_code=_hexadecimal(tree.read(directory / "class")) or "",
+        **identifiers._asdict(),
         bridge_path=_bridge_path(tree, directory),
         serial=read_serial(tree, address) if with_serial else None,
     )
@@ -219,14 +260,28 @@ def _override(text: str | None) -> str | None:
     return None if text in (None, "", "(null)") else text
 
 
-def _subsystem(tree: HostTree, directory: HostPath) -> str:
-    vendor = _hexadecimal(tree.read(directory / "subsystem_vendor")) or "0000"
-    device = _hexadecimal(tree.read(directory / "subsystem_device")) or "0000"
-    return f"{vendor}:{device}"
+def _identifiers(tree: HostTree, directory: HostPath, modalias: str | None) -> _Identifiers | None:
+    """From `modalias`, or from the single attributes; None where the function is gone."""
+    if match := _MODALIAS.fullmatch(modalias or ""):
+        parts = [part.lower() for part in match.groups()]
+        return _Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
+    vendor, device, code, subvendor, subdevice = (
+        _hexadecimal(tree.read(directory / attribute))
+        for attribute in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
+    )
+    if not (vendor and device and code):
+        return None
+    return _Identifiers(vendor, device, f"{subvendor or '0000'}:{subdevice or '0000'}", code)
+
+
+def _vfio_device(tree: HostTree, directory: HostPath, entries: frozenset[str]) -> str | None:
+    if "vfio-dev" not in entries:
+        return None
+    return next(iter(tree.children(directory / "vfio-dev")), None)
 
 
 def _config_header(tree: HostTree, directory: HostPath) -> bytes:
-    return tree.read_bytes(directory / "config", 64) or b""
+    return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
 
 
 def _header_type(config: bytes) -> int | None:
@@ -245,12 +300,11 @@ def _virtual_functions(
 ) -> tuple[PciAddress, ...]:
     """In the order of their index, which need not be that of their addresses."""
     links = sorted((int(match[1]), name) for name in entries if (match := _VIRTFN.fullmatch(name)))
-    targets = (_linked_function(tree, directory / name) for _, name in links)
+    targets = (_address(tree.link_name(directory / name)) for _, name in links)
     return tuple(target for target in targets if target)
 
 
-def _linked_function(tree: HostTree, link: HostPath) -> PciAddress | None:
-    name = tree.link_name(link)
+def _address(name: str | None) -> PciAddress | None:
     return PciAddress.parse(name) if name is not None and is_address(name) else None
 
 

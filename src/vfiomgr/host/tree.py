@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -61,8 +60,17 @@ class HostTree:
         directory, _, name = path.rpartition("/")
         real = self._directories.get(directory)
         if real is None:
-            real = self._directories[directory] = self._within_root(HostPath(directory))
+            real = self._directories[directory] = self._place(directory)
         return f"{real}/{name}"
+
+    def _place(self, directory: str) -> str:
+        """Where a directory really lies: beside its parent's other entries, or where it links."""
+        name = directory.rpartition("/")[2]
+        if name not in ("", ".", ".."):
+            place = self.locate(HostPath(directory))
+            if not os.path.islink(place):
+                return place
+        return self._within_root(HostPath(directory))
 
     def _within_root(self, path: HostPath) -> str:
         real = os.path.realpath(self._prefix + path)
@@ -88,6 +96,15 @@ class HostTree:
         """The text of an attribute without its final newline."""
         data = self.read_bytes(path)
         return None if data is None else data.decode(errors="replace").rstrip("\n")
+
+    def read_whole(self, path: HostPath) -> bytes | None:
+        """All bytes of a file of any length."""
+        try:
+            descriptor = os.open(self.locate(path), self._reading)
+            with open(descriptor, "rb", buffering=0) as file:
+                return file.readall()
+        except OSError:
+            return None
 
     def read_text(self, path: HostPath, limit: int = -1) -> str | None:
         """The text of a file of any length, or its first `limit` characters."""
@@ -129,6 +146,14 @@ class HostTree:
         except OSError:
             return []
 
+    def device_number(self, path: HostPath) -> tuple[int, int] | None:
+        """Major and minor number of a device node."""
+        try:
+            number = os.stat(self.locate(path)).st_rdev
+        except OSError:
+            return None
+        return (os.major(number), os.minor(number)) if number else None
+
     def exists(self, path: HostPath) -> bool:
         """Whether there is a file, directory or link."""
         return os.path.lexists(self.locate(path))
@@ -169,7 +194,9 @@ class HostTree:
         """
         target = self.locate(path)
         directory = os.path.dirname(target)
-        temporary = f"{directory}/.{path.name}.{os.getpid()}.{time.monotonic_ns()}"
+        temporary = f"{directory}/.{path.name}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)  # of a process of this number that was killed
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600)
         try:

@@ -1,4 +1,4 @@
-"""udev and its events: the only importer of pyudev."""
+"""udev: what it has done to the nodes of devices."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _UDEVD = HostPath("/run/udev/control")
+_DATABASE = HostPath("/run/udev/data")
 
 
 def is_settled(tree: HostTree, node: HostPath) -> bool:
     """Whether a device node has the owner and the mode that it will keep.
 
     devtmpfs makes a node for root at once; udevd then applies its rules, by which a guest without
-    root's rights may open it. True where no udevd runs, and on other hosts than this machine.
+    root's rights may open it, and writes its record of the node, which libudev looks for too
+    (sd_device_get_is_initialized in systemd). True where no udevd runs, and on other hosts than
+    this machine.
     """
     if tree.root != "/" or not tree.exists(_UDEVD):
         return True
-    import pyudev  # noqa: PLC0415 - slow to import
-
-    try:
-        device = pyudev.Devices.from_device_file(pyudev.Context(), str(node))
-    except (pyudev.DeviceNotFoundError, OSError):
-        return False
-    return bool(device.is_initialized)
+    number = tree.device_number(node)
+    return number is not None and tree.exists(_DATABASE / f"c{number[0]}:{number[1]}")
 
 
 def reload_rules(tree: HostTree) -> None:

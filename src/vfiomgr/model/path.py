@@ -20,7 +20,7 @@ class HostPath(str):
             ValueError: the name would leave the directory.
 
         """
-        if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        if name.startswith("/") or "\0" in name or (".." in name and ".." in name.split("/")):
             message = f"{name!r} is not a name below {self}"
             raise ValueError(message)
         return HostPath(f"{self}/{name}")

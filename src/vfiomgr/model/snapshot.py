@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.access import NodeAccess
@@ -29,7 +29,12 @@ from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.model.readiness import Readiness  # noqa: TC004 - given to pydantic below
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 API_VERSION = "vfiomgr/v1"
 KIND = "HostSnapshot"
@@ -132,6 +137,34 @@ class HostSnapshot:
         """Who may open a node of VFIO."""
         return next((node.access for node in self.nodes if node.path == path), None)
 
+    @cached_property
+    def _by_name(self) -> dict[str, PciDevice]:
+        return {str(device.address): device for device in self.devices}
+
+    @cached_property
+    def _by_slot(self) -> dict[tuple[int, int, int], tuple[PciDevice, ...]]:
+        return _gathered((device.address.slot, device) for device in self.devices)
+
+    @cached_property
+    def _by_group(self) -> dict[int | None, tuple[PciDevice, ...]]:
+        return _gathered((device.iommu_group, device) for device in self.devices)
+
+    @cached_property
+    def _vgpus_by_parent(self) -> dict[str, tuple[Vgpu, ...]]:
+        return _gathered((vgpu.parent, vgpu) for vgpu in self.vgpus)
+
+    @cached_property
+    def _groups_by_number(self) -> dict[int, IommuGroup]:
+        return {group.number: group for group in self.groups}
+
+    @cached_property
+    def _origins_by_address(self) -> dict[PciAddress, tuple[Origin, ...]]:
+        return _gathered((origin.device.address, origin) for origin in self.origins)
+
+    def device_named(self, name: str) -> PciDevice | None:
+        """The function that sysfs calls so; other members of groups are none."""
+        return self._by_name.get(name)
+
     def device(self, address: PciAddress) -> PciDevice:
         """The function at an address.
 
@@ -155,17 +188,15 @@ class HostSnapshot:
             return (device,)
         return tuple(
             other
-            for other in self.devices
-            if other.address.slot == device.address.slot
-            and other.physical_function is None
-            and (other is device or not other.is_bridge)
+            for other in self._by_slot.get(device.address.slot, ())
+            if other.physical_function is None and (other is device or not other.is_bridge)
         )
 
     def group_members(self, number: int | None) -> tuple[PciDevice, ...]:
         """The PCI functions of an IOMMU group."""
         if number is None:
             return ()
-        return tuple(device for device in self.devices if device.iommu_group == number)
+        return self._by_group.get(number, ())
 
     def is_viable(self, number: int) -> bool:
         """Whether a guest could own an IOMMU group now: nothing in it is on a host driver."""
@@ -173,7 +204,7 @@ class HostSnapshot:
 
     def origin(self, device: PciDevice) -> Origin | None:
         """The first state of this very device in this very boot, where it was recorded."""
-        for origin in self.origins:
+        for origin in self._origins_by_address.get(device.address, ()):
             if origin.device.is_same_as(device.identity) and origin.boot_id == (self.boot_id or ""):
                 return origin
         return None
@@ -183,13 +214,17 @@ class HostSnapshot:
         known = self.reset_capabilities or ()
         return next((found for found in known if found.address == device.address), None)
 
+    def vgpus_of(self, parent: str) -> tuple[Vgpu, ...]:
+        """The active vGPUs of a parent, by its name."""
+        return self._vgpus_by_parent.get(parent, ())
+
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID."""
         return next((vgpu for vgpu in self.vgpus if vgpu.uuid == uuid.lower()), None)
 
     def group(self, number: int | None) -> IommuGroup | None:
         """The IOMMU group of a number."""
-        return next((group for group in self.groups if group.number == number), None)
+        return None if number is None else self._groups_by_number.get(number)
 
     def guest_nodes(self, holder: PciDevice | Vgpu) -> frozenset[str]:
         """The nodes through which a guest holds a function or a vGPU: its group, its cdev."""
@@ -215,6 +250,14 @@ class HostSnapshot:
     def users_of(self, nodes: frozenset[str]) -> tuple[DeviceUser, ...]:
         """The processes that have one of the nodes open."""
         return tuple(user for user in self.users or () if user.node in nodes)
+
+
+def _gathered(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:
+    """Values by key, in the order in which they came."""
+    found: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}
 
 
 _PARTS: tuple[Any, ...] = (
@@ -243,15 +286,22 @@ _PARTS: tuple[Any, ...] = (
 
 def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
     """A value of the model as lists, dictionaries and scalars, in the order of its fields."""
+    if value is None or isinstance(value, bool | int):
+        return value
     if isinstance(value, PciAddress | str):
         return str(value)  # also of HostPath, which YAML would not know
-    if dataclasses.is_dataclass(value):
-        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: to_jsonable(getattr(value, name)) for name in _field_names(type(value))}
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_jsonable(item) for item in value]
     return value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def write_snapshot(snapshot: HostSnapshot) -> str:

@@ -155,7 +155,7 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
 
 def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """Unbinding a vGPU parent destroys its instances, and blocks while a guest runs."""
-    uuids = [vgpu.uuid for vgpu in host.vgpus if vgpu.parent == str(device.address)]
+    uuids = [vgpu.uuid for vgpu in host.vgpus_of(str(device.address))]
     if uuids:
         yield Objection(
             f"{device} carries {_counted(len(uuids), 'vGPU')}: {', '.join(uuids)}",

@@ -38,7 +38,7 @@ DEVICE = HostPath("/sys/bus/pci/devices/0000:04:00.0")
     ],
 )
 def test_pci_ids(vendor: str, device: str, expected: tuple[str | None, str | None]) -> None:
-    assert PciIds(PCI_IDS).device(vendor, device) == expected
+    assert PciIds(PCI_IDS.encode()).device(vendor, device) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_pci_ids(vendor: str, device: str, expected: tuple[str | None, str | Non
     ],
 )
 def test_classes(code: str, expected: str | None) -> None:
-    assert PciIds(PCI_IDS).class_name(code) == expected
+    assert PciIds(PCI_IDS.encode()).class_name(code) == expected
 
 
 def test_what_udev_knew_comes_first(tmp_path: Path) -> None:
@@ -78,3 +78,15 @@ def test_pci_ids_of_the_machine_serve_a_host_without_names(tmp_path: Path) -> No
         ("beef", "0001", "ff0000"): ("Device beef:0001", "Class ff00"),
     }.items():
         assert names.of(DEVICE, *identifiers) == expected
+
+
+def test_functions_of_one_modalias_are_looked_up_once(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "usr/share/misc/pci.ids: nothing")
+    names = Names(tree, tree)
+    first = names.of(DEVICE, "10de", "25b6", "030200", "pci:one")
+    assert names.of(DEVICE.parent / "0000:05:00.0", "", "", "", "pci:one") is first
+    assert names.of(DEVICE, "10de", "0001", "030200", "pci:two") != first
+
+
+def test_a_last_line_without_an_end_has_a_name() -> None:
+    assert PciIds(b"#\n10de  NVIDIA\n\t25b6  A2").device("10de", "25b6") == ("NVIDIA", "A2")

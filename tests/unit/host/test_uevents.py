@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.uevents import is_settled
 from vfiomgr.model.path import HostPath
@@ -9,22 +11,37 @@ from vfiomgr.model.path import HostPath
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+NODE = HostPath("/dev/null")
 
-NODE = HostPath("/dev/vfio/7")
+
+class Machine(HostTree):
+    """This machine with the files of /run/udev that a test gives it."""
+
+    def __init__(self, *files: str) -> None:
+        super().__init__("/")
+        self._files = files
+
+    def exists(self, path: HostPath) -> bool:
+        """Whether the test gave it."""
+        return path in self._files
 
 
 def test_another_host_has_no_udevd_to_wait_for(tmp_path: Path) -> None:
     assert is_settled(HostTree(tmp_path), NODE)
 
 
-def test_a_node_that_udevd_does_not_know_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = HostTree("/")
-    monkeypatch.setattr(tree, "exists", lambda _path: True)
-    assert not is_settled(tree, HostPath("/dev/no-such-node"))
+def test_without_udevd_nothing_is_waited_for() -> None:
+    assert is_settled(Machine(), NODE)
 
 
-def test_without_udevd_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = HostTree("/")
-    monkeypatch.setattr(tree, "exists", lambda _path: False)
-    assert is_settled(tree, HostPath("/dev/no-such-node"))
+@pytest.mark.parametrize(
+    ("record", "is_done"), [("c1:3", True), ("c1:33", False), ("c13:3", False), ("b1:3", False)]
+)
+def test_a_node_is_settled_once_udevd_has_a_record_of_it(record: str, *, is_done: bool) -> None:
+    machine = Machine("/run/udev/control", f"/run/udev/data/{record}")
+    assert is_settled(machine, NODE) is is_done
+
+
+@pytest.mark.parametrize("node", ["/dev/no-such-node", "/proc/version"])
+def test_what_is_no_node_is_not_settled(node: str) -> None:
+    assert not is_settled(Machine("/run/udev/control"), HostPath(node))
