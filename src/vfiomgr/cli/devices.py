@@ -32,7 +32,7 @@ def list_devices(session: Session, *, every: bool) -> None:
       vfiomgr list
       vfiomgr list --all --format json
     """
-    host = session.host()
+    host = session.devices()
     devices = [d for d in host.devices if every or d.is_graphics_or_accelerator]
     if session.format != "table":
         print_document("DeviceList", {"items": devices}, session.format)

@@ -9,13 +9,13 @@ import click
 from vfiomgr.cli.output import or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.iommu import blockers
-from vfiomgr.planner.guards import iommu_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.model.iommu import IommuGroup
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.guards import Objection
 
 _HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
 
@@ -34,8 +34,8 @@ def groups(session: Session) -> None:
       vfiomgr groups
       vfiomgr groups --format json
     """
-    host = session.host()
-    off = iommu_off(host)
+    host = session.devices()
+    off = None if host.iommu.is_on else _iommu_off(host)
     if session.format != "table":
         body = {
             "iommu": {
@@ -52,6 +52,12 @@ def groups(session: Session) -> None:
     if host.groups:
         rows = [row for group in host.groups for row in _rows(host, group)]
         print_table(_HEADINGS, rows)
+
+
+def _iommu_off(host: HostSnapshot) -> Objection | None:
+    from vfiomgr.planner.guards import iommu_off  # noqa: PLC0415 - most hosts have an IOMMU
+
+    return iommu_off(host)
 
 
 def _obstacles(host: HostSnapshot, group: IommuGroup) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import sys
 import warnings
 
@@ -33,6 +32,8 @@ _COMMANDS = {
     "cdi": ("vfiomgr.cli.cdi", "cdi"),
     "snapshot": ("vfiomgr.cli.snapshot", "snapshot"),
 }
+_READING = frozenset({"list", "show", "groups", "check", "snapshot"})
+"""Commands that change nothing: they may end at once."""
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 _PIPE_CLOSED = 141
@@ -49,6 +50,8 @@ class LazyGroup(click.Group):
         """The command of a name."""
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
+        if cmd_name not in _READING:
+            _be_interruptible()
         module, attribute = _COMMANDS[cmd_name]
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
@@ -75,6 +78,14 @@ def cli() -> None:
     """
 
 
+def _be_interruptible() -> None:
+    """Let SIGTERM and SIGHUP end a change as Ctrl-C does: it is rolled back first."""
+    import signal  # noqa: PLC0415 - slow to import
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
 def _interrupt(_number: int, _frame: object) -> None:
     """End as by Ctrl-C: a run rolls back first."""
     raise KeyboardInterrupt
@@ -87,8 +98,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main() -> None:
     """Run the command line and exit with its status."""
     session = Session()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     warnings.showwarning = _show_warning
     try:
         status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,8 @@ def read_origins(tree: HostTree) -> tuple[Origin, ...]:
 
 def write_origin(tree: HostTree, origin: Origin) -> None:
     """Record a first state; it is good for this boot, so that no power cut can lose it."""
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
     tree.make_directory(_ORIGINS)
     data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
     tree.replace(_file(origin), data.encode(), durable=False)
@@ -51,6 +52,8 @@ def remove_origin(tree: HostTree, origin: Origin) -> None:
 
 
 def _parse(text: str) -> Origin:
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
     document = json.loads(text)
     if document["api_version"] != API_VERSION:
         message = f"api_version is {document['api_version']!r}"

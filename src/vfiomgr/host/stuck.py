@@ -6,7 +6,6 @@ sriov_numvfs, waits too (driver_override_show in drivers/pci/pci-sysfs.c).
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,8 @@ _START_TIME = 19
 
 def mark(tree: HostTree, device: str, pid: int, what: str) -> None:
     """Record that a process waits in the kernel for a device."""
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
     tree.make_directory(_MARKS)
     record = {"pid": pid, "started": _start_time(tree, pid), "what": what}
     tree.replace(_MARKS / device, json.dumps(record).encode())
@@ -30,8 +31,13 @@ def mark(tree: HostTree, device: str, pid: int, what: str) -> None:
 
 def read_marks(tree: HostTree) -> dict[str, str]:
     """What each device that is still stuck is stuck in."""
+    names = tree.children(_MARKS)
+    if not names:
+        return {}
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
     found: dict[str, str] = {}
-    for name in tree.children(_MARKS):
+    for name in names:
         with suppress(ValueError, KeyError, TypeError):
             record = json.loads(tree.read(_MARKS / name) or "")
             if _start_time(tree, record["pid"]) == record["started"] is not None:

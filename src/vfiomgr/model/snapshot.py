@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -306,6 +305,8 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 def write_snapshot(snapshot: HostSnapshot) -> str:
     """The snapshot as a JSON document."""
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
     document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
     return json.dumps(document, indent=2) + "\n"
 
@@ -317,6 +318,8 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
         InvalidDocument: no JSON, another kind of document, or fields that do not fit.
 
     """
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
     remedy = "make it anew with: vfiomgr snapshot > host.json"
     try:
         document = json.loads(text)

@@ -24,6 +24,7 @@ from vfiomgr.executor.journal import DIRECTORY, cut_off_runs
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, Unbind
 from vfiomgr.model.origin import DriverState
+from vfiomgr.model.path import pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +98,8 @@ def cut_off_bind(tmp_path: Path) -> FakeKernel:
 
 def test_another_device_at_the_address_is_left_alone(tmp_path: Path) -> None:
     kernel = cut_off_bind(tmp_path)
-    kernel.sysfs.put(kernel.functions.directory(str(GPU)) / "subsystem_device", "0xbeef")  # type: ignore[operator]
+    modalias = pci_device(GPU) / "modalias"
+    kernel.sysfs.put(modalias, kernel.sysfs.get(modalias).replace("sd0000167C", "sd0000BEEF"))
     before = read_driver_state(kernel, GPU)
     notes: list[str] = []
     api.recover(tree=kernel, on_note=notes.append)

@@ -1,0 +1,53 @@
+"""What is around the devices of a host: who uses them, what is kept for the next boot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.host import config, modules, nvidia, persistence, users, uses
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.readiness import Readiness
+    from vfiomgr.model.snapshot import HostSnapshot, HostUse
+
+
+def with_surroundings(
+    host: HostSnapshot,
+    tree: HostTree,
+    *,
+    with_users: bool,
+    with_readiness: bool,
+    with_resets: bool,
+) -> HostSnapshot:
+    """The devices of a host, and what `vfiomgr.host.scan.scan` was asked for besides."""
+    return replace(
+        host,
+        host_uses=_host_uses(host, tree, with_users=with_users),
+        users=users.read_users(tree) if with_users else None,
+        variants=modules.read_variants(tree) if with_users else (),
+        readiness=_readiness(host, tree) if with_readiness else None,
+        reset_capabilities=(
+            config.read_reset_capabilities(tree, host.devices) if with_resets else None
+        ),
+        files=persistence.read_files(tree),
+        nodes=persistence.read_nodes(tree),
+        initramfs=persistence.read_initramfs(tree),
+        has_systemd=persistence.has_systemd(tree),
+    )
+
+
+def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:
+    from vfiomgr.host.readiness import read_readiness  # noqa: PLC0415 - only a check needs it
+
+    return read_readiness(tree, host.kernel_release, host.devices)
+
+
+def _host_uses(
+    host: HostSnapshot, tree: HostTree, *, with_users: bool
+) -> tuple[HostUse, ...] | None:
+    found = uses.read_host_uses(tree)
+    if found is None or not with_users:
+        return found
+    return (*found, *nvidia.persistence_uses(tree, host.devices))
