@@ -27,12 +27,17 @@ def _read_group(tree: HostTree, number: int) -> IommuGroup:
     directory = path.IOMMU_GROUPS / str(number)
     group = IommuGroup(
         number=number,
-        members=tuple(tree.children(directory / "devices")),
-        name=tree.read(directory / "name"),
-        type=tree.read(directory / "type"),
+        members=tuple(sorted(tree.children(directory / "devices"), key=_place)),
+        name=tree.read(directory / "name") or None,
+        type=tree.read(directory / "type") or None,
         has_node=False,
     )
     return replace(group, has_node=tree.exists(group.node))
+
+
+def _place(member: str) -> tuple[int, str]:
+    """Puts addresses in numeric order: only the domain, which comes first, varies in length."""
+    return len(member), member
 
 
 def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:

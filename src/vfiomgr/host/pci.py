@@ -132,7 +132,7 @@ def read_device(
     `unanswered` is what the kernel has not returned from: what that call has locked is not read.
     """
     directory = path.PCI_DEVICES / name
-    modalias = tree.read(directory / "modalias")
+    modalias = tree.read(directory / "modalias") or None
     identifiers = _identifiers(tree, directory, modalias)
     if identifiers is None:
         return None
@@ -141,12 +141,14 @@ def read_device(
     def read(attribute: str) -> str | None:
         """What a function has not is not opened in vain, nor what a stuck call has locked."""
         is_locked = unanswered is not None and attribute in _UNDER_LOCK
-        return None if is_locked or attribute not in entries else tree.read(directory / attribute)
+        if is_locked or attribute not in entries:
+            return None
+        return tree.read(directory / attribute) or None
 
     def link_name(link: str) -> str | None:
         return tree.link_name(directory / link) if link in entries else None
 
-    runtime_status = tree.read(directory / "power/runtime_status")
+    runtime_status = tree.read(directory / "power/runtime_status") or None
     is_asleep = unanswered is not None or runtime_status == _ASLEEP
     config = b"" if is_asleep else _config_header(tree, directory)
     name_of_device, class_name = names.of(
@@ -182,7 +184,7 @@ def read_device(
         vfio_cdev=vfio_device is not None and tree.exists(path.VFIO_CDEVS / vfio_device),
         reset_method=tuple((read("reset_method") or "").split()),
         power_state=read("power_state"),
-        power_control=tree.read(directory / "power/control"),
+        power_control=tree.read(directory / "power/control") or None,
         runtime_status=runtime_status,
         d3cold_allowed=_flag(read("d3cold_allowed")),
         nodes=_nodes(tree, directory, entries, driver),
@@ -215,7 +217,7 @@ def read_driver_state(
     return DriverState(
         driver=tree.link_name(directory / "driver"),
         driver_override=_override(tree.read(directory / "driver_override")),
-        power_control=tree.read(directory / "power/control"),
+        power_control=tree.read(directory / "power/control") or None,
         reset_method=tree.read(directory / "reset_method") if with_pins else None,
         d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")) if with_pins else None,
     )
@@ -242,7 +244,7 @@ def _hexadecimal(text: str | None) -> str | None:
 
 
 def _flag(text: str | None) -> bool | None:
-    return None if text is None else text == "1"
+    return text == "1" if text else None
 
 
 def _number(text: str | None) -> int | None:

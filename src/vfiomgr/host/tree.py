@@ -124,8 +124,8 @@ class HostTree:
 
     def link_name(self, path: HostPath) -> str | None:
         """The last component of what a symbolic link points to: a driver, a group, a device."""
-        target = self.link(path)
-        return None if target is None else target.rstrip("/").rsplit("/", 1)[-1]
+        name = (self.link(path) or "").rstrip("/").rpartition("/")[2]
+        return None if name in ("", ".", "..") else name
 
     def resolve(self, path: HostPath) -> HostPath | None:
         """The path with every link followed, as a path of this host."""
