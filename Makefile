@@ -1,7 +1,7 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
 
-.PHONY: setup demo test check lab lab-faults format clean
+.PHONY: setup demo test check lab lab-faults bench format clean
 
 setup:
 	@tools/setup dev
@@ -16,7 +16,7 @@ test: check  ## static checks, then all tests
 check: setup  ## static checks
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/mypy --strict src tests
+	.venv/bin/mypy --strict src tests benchmarks
 	.venv/bin/lint-imports
 
 lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
@@ -26,6 +26,10 @@ lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
 lab:  ## a root shell in the laboratory
 	@tools/setup run
 	@$(PYTHON) -m tests.lab shell
+
+bench:  ## how fast it is, beside other tools; in the laboratory, and on made trees
+	@tools/setup bench
+	@$(PYTHON) -m benchmarks
 
 format:
 	.venv/bin/ruff check --fix

@@ -1,0 +1,148 @@
+"""Measure, and print one table: `make bench`, or python -m benchmarks --help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.guest import FUNCTIONS, RESULT
+from benchmarks.measure import medians, seconds
+from benchmarks.table import Row, render
+from benchmarks.trees import make_tree
+from tests.lab import machine
+from tests.lab.command import VFIOMGR
+from tests.lab.errors import LabError
+from tests.lab.topology import SRIOV
+
+_SIZES = (64, 1024, 16384)
+_LIMIT = 3600.0
+"""Seconds for all that is measured in the laboratory."""
+
+
+def main() -> int:
+    """Measure, print, and return 1 where a budget is exceeded."""
+    options = _parser().parse_args()
+    rows = [*_native(options.rounds, options.trees)]
+    if not options.no_lab:
+        rows += _laboratory(options.rounds, options.bind_rounds)
+    print(render(rows))
+    exceeded = [row for row in rows if not row.is_kept]
+    if exceeded:
+        print(f"{len(exceeded)} of {sum(row.budget is not None for row in rows)} over budget")
+    return 1 if exceeded else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11, help="of what only reads (11)")
+    parser.add_argument("--bind-rounds", type=int, default=5, help="of binding functions (5)")
+    parser.add_argument("--no-lab", action="store_true", help="leave the laboratory out")
+    parser.add_argument(
+        "--trees",
+        metavar="DIR",
+        default="/dev/shm" if os.path.isdir("/dev/shm") else None,
+        help="where made trees lie meanwhile (/dev/shm; they take 0.6 GB there)",
+    )
+    return parser
+
+
+def _native(rounds: int, place: str | None) -> list[Row]:
+    """Start-up and made trees, on this machine."""
+    _say("on this machine")
+    with tempfile.TemporaryDirectory(prefix="vfiomgr-bench-", dir=place) as directory:
+        for size in _SIZES:
+            make_tree(f"{directory}/{size}", size)
+        os.makedirs(f"{directory}/0/sys")
+        commands = {
+            "click": (sys.executable, "-c", "import click"),
+            "version": (VFIOMGR, "--version"),
+            **{
+                f"{name} {size}": (VFIOMGR, "--root", f"{directory}/{size}", *arguments)
+                for name, arguments in (("list", ("list", "--all")), ("groups", ("groups",)))
+                for size in (0, *_SIZES)
+            },
+        }
+        runs = {name: partial(seconds, command) for name, command in commands.items()}
+        times = medians(runs, rounds)
+    start = Row("vfiomgr --version", times["version"], "import click", times["click"], 2.0)
+    return [start, *_scaling("list --all", "list", times), *_scaling("groups", "groups", times)]
+
+
+def _scaling(what: str, name: str, times: dict[str, float]) -> list[Row]:
+    """The cost of each function: with start-up in it, and without."""
+    each = {size: times[f"{name} {size}"] / size for size in _SIZES}
+    small, middle, large = _SIZES
+    more = {
+        (a, b): (times[f"{name} {b}"] - times[f"{name} {a}"]) / (b - a)
+        for a, b in ((0, small), (small, middle), (middle, large))
+    }
+    return [
+        Row(f"{what}, each of {large}", each[large], f"each of {small}", each[small], 1.3),
+        Row(
+            f"{what}, each more to {large}",
+            more[middle, large],
+            f"each more to {middle}",
+            more[small, middle],
+            1.3,
+        ),
+        Row(
+            f"{what}, each of {large}, start-up off",
+            (times[f"{name} {large}"] - times[f"{name} 0"]) / large,
+            f"each of {small}, start-up off",
+            more[0, small],
+            1.3,
+        ),
+    ]
+
+
+def _laboratory(rounds: int, bind_rounds: int) -> list[Row]:
+    """What a real kernel answers, in a guest."""
+    _say("in the laboratory, which takes its time")
+    command = [sys.executable, "-m", "benchmarks.guest"]
+    command += ["--list-rounds", str(rounds), "--bind-rounds", str(bind_rounds)]
+    with tempfile.TemporaryDirectory() as directory:
+        status = machine.run(
+            SRIOV, command, limit=_LIMIT, results=Path(directory), output=sys.stderr.buffer
+        )
+        if status:
+            message = f"the guest's part ended with {status}"
+            raise LabError(message)
+        return _rows(json.loads(Path(directory, RESULT).read_text()))
+
+
+def _rows(found: dict[str, Any]) -> list[Row]:
+    listing, binding = found["listing"], found["binding"]
+    functions = found["functions"]
+    start = Row(
+        "lab: vfiomgr --version", listing["--version"], "import click", listing["import click"], 2.0
+    )
+    lists = [
+        Row(f"lab: {what}, {functions} functions", listing[what], other, listing[other], budget)
+        for what, other, budget in (
+            ("list --all", "lspci -D -nn -k", None),
+            ("list --all", "driverctl list-devices", 1.0),
+            ("list --all", "dpdk-devbind.py -s", 0.35),
+            ("groups", "lspci -D -nn -k", None),
+            ("groups", "driverctl list-devices", None),
+            ("groups", "dpdk-devbind.py -s", None),
+        )
+    ]
+    binds = [
+        Row(f"lab: bind of {FUNCTIONS} VFs", binding["vfiomgr"], other, binding[other], budget)
+        for other, budget in (("shell loop", 1.3), ("driverctl", 0.2), ("dpdk-devbind", None))
+    ]
+    return [start, *lists, *binds]
+
+
+def _say(what: str) -> None:
+    print(f"measuring {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
