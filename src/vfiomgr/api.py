@@ -10,12 +10,13 @@ api.apply(intent, tree=tree)
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, NeedsRoot, StuckInKernel, UsageError, VfiomgrError
+from vfiomgr.errors import HostError, NeedsRoot, Refusal, StuckInKernel, UsageError, VfiomgrError
 from vfiomgr.executor.journal import (
     CutOff,
     Journal,
@@ -32,9 +33,10 @@ from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import Bind, named_functions, wants_resets
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
+from vfiomgr.model.pci import UNKNOWN_CALL
 from vfiomgr.model.step import Step
 from vfiomgr.planner import plan, settled
-from vfiomgr.planner.recovery import Undoing, plan_undo
+from vfiomgr.planner.recovery import Undoing, plan_undo, refuse_other_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "scan", "watch"]
 
+_PATIENCE = 10
+"""Seconds to wait for a call of another program on a device."""
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
@@ -127,13 +131,24 @@ def recover(  # noqa: PLR0913 - all have defaults but the tree
     """
     work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE)
     with _prepared(work):
+        ended: list[CutOff] = []
+        refused: list[Refusal] = []
         runs = cut_off_runs(tree, work.scan().boot_id)
         for run in runs if finish else reversed(runs):
-            if finish:
-                _finish(run, work)
+            try:
+                if finish:
+                    _finish(run, work)
+                else:
+                    _undo(run, work, allow)
+            except Refusal as refusal:
+                refused.append(refusal)  # what is stuck keeps no other run from being ended
             else:
-                _undo(run, work, allow)
-        return tuple(runs)
+                ended.append(run)
+        if refused:
+            for run in ended:
+                on_note(f"{'finished' if finish else 'undone'}: {run.summary}")
+            raise refused[0]
+        return tuple(ended)
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,19 @@ def _prepared(work: _Work) -> Iterator[None]:
         ) from error
 
 
+def _plan_patiently(intent: Intent, host: HostSnapshot, work: _Work) -> Plan:
+    """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
+    for _ in range(_PATIENCE):
+        try:
+            return plan(host, intent)
+        except Refusal:
+            if all(device.stuck != UNKNOWN_CALL for device in host.devices):
+                raise
+        time.sleep(1)
+        host = work.scan(named_functions(intent), with_resets=wants_resets(intent))
+    return plan(host, intent)
+
+
 def _apply(intent: Intent, work: _Work) -> Outcome:
     addresses = named_functions(intent)
     host = work.scan(addresses, with_resets=wants_resets(intent))
@@ -187,13 +215,13 @@ def _apply(intent: Intent, work: _Work) -> Outcome:
             f"an earlier run was left half done: {run.summary}, in: {run.step}; "
             "vfiomgr recover undoes it, recover --finish completes it"
         )
-    first = plan(host, intent)
+    first = _plan_patiently(intent, host, work)
     outcome = Outcome(first, is_changed=False)
     if not first.is_empty:
         with hold(work.tree, first.locks, work.on_note):
             outcome = _apply_locked(intent, first, work)
     for run in lost:
-        if run.locks <= set(outcome.plan.locks) and not run.has_settings:
+        if run.is_settled_by(outcome.plan):
             supersede(work.tree, run)
     return outcome
 
@@ -245,8 +273,10 @@ def _plan_undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> tuple[U
 
 
 def _finish(run: CutOff, work: _Work) -> None:
-    """Do what the run was to do."""
-    _apply(read_unfinished(work.tree, run.name).intent, work)
+    """Do what the run was to do, with the devices that it was to do it with."""
+    left = read_unfinished(work.tree, run.name)
+    refuse_other_devices(work.scan(named_functions(left.intent)), left.steps)
+    _apply(left.intent, work)
     if run in cut_off_runs(work.tree, work.scan().boot_id):
         supersede(work.tree, run)
 
@@ -263,7 +293,9 @@ def _with_holders(stuck: StuckInKernel, work: _Work) -> StuckInKernel:
     return StuckInKernel(
         stuck.message + by,
         stuck.devices,
-        f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
+        pid=stuck.pid,
+        locks=stuck.locks,
+        hint=f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
         "vfiomgr recover undoes what was begun, recover --finish completes it",
     )
 
@@ -288,15 +320,17 @@ def put_right(
 
     The console's display is taken: a person allowed it, or there would be no rule.
     """
-    addresses = tuple(binding.address for binding in bindings)
     allow: frozenset[Allowance] = frozenset({"boot-display"})
-    intent = Bind(addresses, driver=bindings[0].driver, only=True, allow=allow)
-    try:
-        apply(intent, tree=tree, on_note=on_note)
-    except VfiomgrError as error:
-        on_note(f"{error.message}; {error.hint}")
-    else:
-        on_note(f"{', '.join(map(str, addresses))} put on {bindings[0].driver}")
+    for slot in sorted({binding.address.slot for binding in bindings}):
+        here = [binding for binding in bindings if binding.address.slot == slot]
+        addresses = tuple(binding.address for binding in here)
+        intent = Bind(addresses, driver=here[0].driver, only=True, allow=allow)
+        try:
+            apply(intent, tree=tree, on_note=on_note)
+        except VfiomgrError as error:  # and the others are put right all the same
+            on_note(f"{error.message}; {error.hint}")
+        else:
+            on_note(f"{', '.join(map(str, addresses))} put on {here[0].driver}")
 
 
 def require_rights(tree: HostTree) -> None:

@@ -84,8 +84,21 @@ class RollbackIncomplete(VfiomgrError):
 
 
 class StuckInKernel(RollbackIncomplete):
-    """The kernel has not returned from a step; `devices` are what it is about."""
+    """The kernel has not returned from a step; `devices` are what it is about.
 
-    def __init__(self, message: str, devices: tuple[str, ...], hint: str = "") -> None:
+    The process `pid`, which waits in it, keeps the `locks` of those devices.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        devices: tuple[str, ...],
+        *,
+        pid: int = 0,
+        locks: frozenset[str] = frozenset(),
+        hint: str = "",
+    ) -> None:
         super().__init__(message, hint)
         self.devices = devices
+        self.pid = pid
+        self.locks = locks

@@ -39,6 +39,7 @@ def own_program() -> str | None:
 def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     """Print the plan of an intent with --dry-run (and return None); apply it otherwise."""
     if session.dry_run:
+        session.tell_of_cut_off_runs()
         host = session.host(with_users=True, with_resets=wants_resets(intent))
         _print_plan(session, api.plan(host, intent))
         if host.users is None:

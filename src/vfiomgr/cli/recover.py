@@ -10,8 +10,9 @@ from vfiomgr import api
 from vfiomgr.cli.change import step_report
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import NeedsRoot, UsageError
 from vfiomgr.executor.journal import CutOff, cut_off_runs
+from vfiomgr.model.path import BOOT_ID
 
 if TYPE_CHECKING:
     from vfiomgr.model.intent import Allowance
@@ -43,7 +44,11 @@ def recover(session: Session, *, way: str | None, allow: tuple[Allowance, ...]) 
         message = "a snapshot holds no journal"
         raise UsageError(message, "run vfiomgr recover on the host itself")
     if session.dry_run:
-        _print_runs(session, tuple(cut_off_runs(session.tree, session.host().boot_id)), "left")
+        try:
+            runs = tuple(cut_off_runs(session.tree, session.tree.read(BOOT_ID)))
+        except PermissionError:
+            raise NeedsRoot from None  # the journal is root's alone
+        _print_runs(session, runs, "left")
         return
     ended = api.recover(
         tree=session.tree,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,7 @@ import click
 
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.path import PCI_DEVICES
+from vfiomgr.model.path import BOOT_ID, PCI_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -89,6 +90,18 @@ class Session:
             message = "--snapshot and --root name two different hosts"
             raise UsageError(message, "pass one of them")
         return _load_snapshot(snapshot)
+
+    def tell_of_cut_off_runs(self) -> None:
+        """Say which earlier runs were left half done, where this user may read the journal."""
+        from vfiomgr.cli.output import note  # noqa: PLC0415 - as the next one
+        from vfiomgr.executor.journal import cut_off_runs  # noqa: PLC0415 - `list` needs none
+
+        if self.snapshot is not None:
+            return
+        boot_id = self.tree.read(BOOT_ID)
+        with suppress(PermissionError):
+            for run in cut_off_runs(self.tree, boot_id):
+                note(f"left half done: {run.summary}, in: {run.step}; vfiomgr recover ends it")
 
     def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:
         """Addresses as users type them; the domain may be left out where it is plain."""

@@ -42,6 +42,7 @@ def show(session: Session, address: str) -> None:
       vfiomgr show 0000:04:00.0
       vfiomgr show 04:00.0 --format yaml
     """
+    session.tell_of_cut_off_runs()
     host = session.host(with_users=True, with_resets=True)
     device = host.device(host.parse_address(address))
     facts = _facts(host, device)

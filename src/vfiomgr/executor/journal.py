@@ -14,6 +14,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import ENOSPC
 from typing import TYPE_CHECKING, Any, Self
 
 from vfiomgr.errors import InvalidDocument
@@ -21,7 +22,7 @@ from vfiomgr.host.tree import sync_directory
 from vfiomgr.model.intent import Intent
 from vfiomgr.model.path import STATE
 from vfiomgr.model.snapshot import to_jsonable
-from vfiomgr.model.step import Step
+from vfiomgr.model.step import Step, subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,6 +48,7 @@ class Journal:
         self.descriptor = os.open(
             target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
         )
+        self._is_torn = False
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
     @classmethod
@@ -66,6 +68,7 @@ class Journal:
                 "intent": to_jsonable(intent),
                 "steps": to_jsonable(plan.steps),
                 "descriptions": [step.describe() for step in plan.steps],
+                "subjects": [subject(step) for step in plan.steps],
             },
         )
         sync_directory(os.path.dirname(tree.locate(DIRECTORY / name)))
@@ -91,8 +94,11 @@ class Journal:
         self._append(records, durable=True)
 
     def _append(self, records: Iterable[dict[str, object]], *, durable: bool) -> None:
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        os.write(self.descriptor, lines.encode())
+        lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+        written = os.write(self.descriptor, (b"\n" if self._is_torn else b"") + lines)
+        self._is_torn = written < len(lines)
+        if self._is_torn:
+            raise OSError(ENOSPC, os.strerror(ENOSPC), self.name)
         if durable:
             os.fsync(self.descriptor)
 
@@ -123,10 +129,17 @@ class CutOff:
     step: str
     """What it was doing, or was about to begin with."""
     locks: frozenset[str]
+    subjects: frozenset[str]
+    """The functions and vGPUs that it was about."""
     is_of_this_boot: bool
     """A reboot undoes what a run did to devices, but not what it did to files."""
     has_settings: bool = False
     """Whether it alone knows how to restore a setting, such as autoprobe, that it had changed."""
+
+    def is_settled_by(self, plan: Plan) -> bool:
+        """Whether a later plan has brought all that this run was about to a state of its own."""
+        covers = self.subjects <= set(plan.settles) and self.locks <= set(plan.locks)
+        return covers and not self.has_settings
 
 
 def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
@@ -150,6 +163,7 @@ def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
                 plan["summary"],
                 step,
                 frozenset(plan["locks"]),
+                frozenset(filter(None, plan["subjects"])),
                 is_of_this_boot,
                 has_settings=is_of_this_boot and has_settings,
             )

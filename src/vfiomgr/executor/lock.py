@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, StuckInKernel
 from vfiomgr.model.path import RUNTIME
 
 if TYPE_CHECKING:
@@ -48,8 +48,23 @@ def _held(tree: HostTree, name: str, on_wait: Callable[[str], None]) -> Iterator
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
+    except StuckInKernel as error:
+        _leave(descriptor, name, error)
+        raise
     finally:
         os.close(descriptor)
+
+
+def _leave(descriptor: int, name: str, error: StuckInKernel) -> None:
+    """Leave the lock of a device that is stuck to the child in it, and no other lock.
+
+    A child that was forked meanwhile has the same open file, so that closing it here frees nothing.
+    """
+    if name in error.locks:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(error.pid).encode(), 0)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None]) -> None:

@@ -24,7 +24,10 @@ from vfiomgr.executor.actions import perform, require_life
 from vfiomgr.executor.schedule import Schedule
 from vfiomgr.executor.worker import Crew, Result
 from vfiomgr.host import stuck
+from vfiomgr.host.iommu import group_number
 from vfiomgr.model.host_step import RebuildInitramfs
+from vfiomgr.model.path import PCI_DEVICES
+from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import ForgetOrigin, subject
 
@@ -230,7 +233,16 @@ class _Work:
                 stuck.mark(self._tree, name, pid, step.describe())
                 devices.append(name)
         message = f"the kernel has not returned from: {'; '.join(told)}"
-        return StuckInKernel(message, tuple(devices))
+        locks = frozenset(self._lock_of(device) for device in devices)
+        pid = results[0].stuck_pid or 0
+        return StuckInKernel(message, tuple(devices), pid=pid, locks=locks)
+
+    def _lock_of(self, device: str) -> str:
+        """The name of the lock that covers a function, or a vGPU."""
+        if not is_address(device):
+            return f"vgpu-{device}"
+        group = group_number(self._tree, PCI_DEVICES / device)
+        return f"device-{device}" if group is None else f"group-{group}"
 
 
 def _note(journal: Journal, event: str, **details: object) -> None:

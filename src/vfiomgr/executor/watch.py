@@ -13,6 +13,7 @@ import gc
 import os
 import select
 import socket
+import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -147,6 +148,8 @@ def _start_listener(
             channel.close()  # else nobody learns of the parent's end
         os.sched_setaffinity(0, {processor})
         _listen(tree, theirs)
+    except Exception as error:  # noqa: BLE001 - its last words, whatever they are
+        print(f"vfiomgr: a listener ended: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - a process of its own
     finally:
         os._exit(1)
 

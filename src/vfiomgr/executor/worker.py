@@ -11,11 +11,12 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from vfiomgr.errors import HostError, VfiomgrError
-from vfiomgr.host.bounded import become_silent
+from vfiomgr.host.bounded import IGNORED, become_silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ class Result:
 
 class Inline:
     """Carries out tasks in this process: where no kernel can hang."""
+
+    is_alive = True
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -74,11 +77,14 @@ class Child:
         """
         self.task = -1
         self.due = 0.0
+        self.is_alive = True
         requests, self._requests = os.pipe()
         self.replies, replies = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # until the child ignores them
         self.pid = os.fork()
         if self.pid == 0:
             _serve(tasks, requests, replies, (self._requests, self.replies, *closed))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(requests)
         os.close(replies)
 
@@ -92,6 +98,7 @@ class Child:
         """Read the answer."""
         message = os.read(self.replies, _MESSAGE_LIMIT)
         if not message:
+            self.is_alive = False
             cause = "the process that carried the step out was ended from outside"
             return Result(self.task, HostError(cause, "run the command again; see dmesg"))
         said = json.loads(message)
@@ -111,7 +118,8 @@ class Child:
     def stop(self) -> None:
         """End the child, which is idle."""
         self._close()
-        os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # whoever ignores SIGCHLD has no children to wait for
+            os.waitpid(self.pid, 0)
 
     def _close(self) -> None:
         for descriptor in self.pipes:
@@ -189,10 +197,16 @@ class Crew:
 
     def start(self, task: int, seconds: float | None = None) -> None:
         """Begin a task, with its own deadline or that of all."""
-        worker = self._idle.pop() if self._idle else self._make()
         self._is_slow = False
-        self._busy.append(worker)
-        worker.start(task, seconds or self._deadline)
+        while True:
+            worker = self._idle.pop() if self._idle else self._make()
+            try:
+                worker.start(task, seconds or self._deadline)
+            except BrokenPipeError:
+                worker.stop()  # somebody has killed it while it was idle
+            else:
+                self._busy.append(worker)
+                return
 
     def _make(self) -> Child | Inline:
         """Another worker; a child must not hold its siblings' pipes, or they would outlive us."""
@@ -218,7 +232,10 @@ class Crew:
         if isinstance(worker, Child) and not _is_readable([worker], 0):
             return worker.abandon()
         result = worker.result()
-        self._idle.append(worker)
+        if worker.is_alive:
+            self._idle.append(worker)
+        else:
+            worker.stop()
         return result
 
     def _next(self) -> Child | Inline | None:

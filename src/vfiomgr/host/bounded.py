@@ -8,6 +8,7 @@ an unbind that does not return keeps for ever.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ _KILL = 9
 """SIGKILL on every Linux."""
 
 
+IGNORED = (1, 2, 15)
+"""SIGHUP, SIGINT and SIGTERM, to a whole terminal or service: the parent answers them."""
+
+
 def become_silent(closed: Iterable[int] = ()) -> None:
     """Let go, in a child, of what a parent's reader waits for, and leave signals to the parent."""
     import signal  # noqa: PLC0415 - slow to import, and the parent needs none
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -64,7 +70,8 @@ def _read_in_child(
     finally:
         os.close(source)
     if has_ended:
-        os.waitpid(pid, 0)
+        with suppress(ChildProcessError):  # whoever ignores SIGCHLD has no children to wait for
+            os.waitpid(pid, 0)
     else:
         os.kill(pid, _KILL)  # it dies as soon as the kernel lets go of it
     return dict(zip(groups, map(_values, lines), strict=False))
@@ -77,6 +84,8 @@ def _answer(
     status = 1
     try:
         become_silent([source])
+        os.closerange(3, sink)  # it never writes, and must not keep anybody's lock
+        os.closerange(sink + 1, os.sysconf("SC_OPEN_MAX"))
         with open(sink, "wb", buffering=0) as out:
             out.writelines(_line(map(tree.read, paths)) for paths in groups.values())
         status = 0

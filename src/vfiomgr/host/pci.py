@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.errors import HostError
@@ -12,7 +12,7 @@ from vfiomgr.host import bounded, stuck
 from vfiomgr.host.vpd import read_serial
 from vfiomgr.model import path
 from vfiomgr.model.origin import DriverState
-from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice, is_address
+from vfiomgr.model.pci import UNKNOWN_CALL, Bar, DeviceIdentity, PciAddress, PciDevice, is_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,11 +67,11 @@ def read_devices(
     """
     found: list[PciDevice] = []
     addresses = list(filter(is_address, tree.children(path.PCI_DEVICES)))
-    unanswered = _unanswered(tree, addresses)
+    locked = _read_locked(tree, addresses)
     modules = DriverModules(tree)
     for name in addresses:
         try:
-            device = read_device(tree, name, names, unanswered.get(name), modules)
+            device = read_device(tree, name, names, locked.get(name), modules)
         except HostError as error:
             warnings.warn(f"{name} is left out: {error}", stacklevel=2)
         else:
@@ -85,11 +85,20 @@ def read_devices(
     return tuple(sorted(found, key=lambda device: device.address))
 
 
-def _unanswered(tree: HostTree, addresses: Iterable[str]) -> dict[str, str]:
-    """Functions that a call of the kernel is stuck in, and which; nobody may ask for their lock.
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What a function shows under its lock; or what the kernel has not returned from meanwhile."""
 
-    The kernel takes the `driver` link away before it calls the driver's remove
-    (__device_release_driver in drivers/base/dd.c), so a function with a driver answers.
+    driver_override: str | None
+    sriov_numvfs: str | None
+    stuck: str | None = None
+
+
+def _read_locked(tree: HostTree, addresses: Iterable[str]) -> dict[str, Locked]:
+    """Ask for all that is under locks in a child, which alone hangs where a lock is kept.
+
+    A probe, a remove, a reset and a change of sriov_numvfs hold the lock of the device
+    (really_probe and __device_release_driver in drivers/base/dd.c), with and without a driver.
     """
     if not tree.can_hang:
         return {}
@@ -97,11 +106,12 @@ def _unanswered(tree: HostTree, addresses: Iterable[str]) -> dict[str, str]:
     asked = {
         name: [path.PCI_DEVICES / name / attribute for attribute in _UNDER_LOCK]
         for name in addresses
-        if name not in marked and tree.link(path.PCI_DEVICES / name / "driver") is None
+        if name not in marked
     }
     answers = bounded.read_attributes(tree, asked)
-    silent = {name: "a call on it" for name, values in answers.items() if values is None}
-    return silent | {name: marked[name] for name in addresses if name in marked}
+    silent = Locked(None, None, UNKNOWN_CALL)
+    found = {name: Locked(*values) if values else silent for name, values in answers.items()}
+    return found | {name: Locked(None, None, what) for name, what in marked.items()}
 
 
 class DriverModules:
@@ -124,12 +134,12 @@ def read_device(
     tree: HostTree,
     name: str,
     names: Names,
-    unanswered: str | None = None,
+    locked: Locked | None = None,
     modules: DriverModules | None = None,
 ) -> PciDevice | None:
     """One function; None where it vanished meanwhile.
 
-    `unanswered` is what the kernel has not returned from: what that call has locked is not read.
+    `locked` is what was read of it under its lock; without, it is read here.
     """
     directory = path.PCI_DEVICES / name
     modalias = tree.read(directory / "modalias") or None
@@ -139,17 +149,16 @@ def read_device(
     entries = frozenset(tree.children(directory))
 
     def read(attribute: str) -> str | None:
-        """What a function has not is not opened in vain, nor what a stuck call has locked."""
-        is_locked = unanswered is not None and attribute in _UNDER_LOCK
-        if is_locked or attribute not in entries:
-            return None
-        return tree.read(directory / attribute) or None
+        """What a function has not is not opened in vain."""
+        return (tree.read(directory / attribute) or None) if attribute in entries else None
 
     def link_name(link: str) -> str | None:
         return tree.link_name(directory / link) if link in entries else None
 
+    if locked is None:
+        locked = Locked(*map(read, _UNDER_LOCK))
     runtime_status = tree.read(directory / "power/runtime_status") or None
-    is_asleep = unanswered is not None or runtime_status == _ASLEEP
+    is_asleep = locked.stuck is not None or runtime_status == _ASLEEP
     config = b"" if is_asleep else _config_header(tree, directory)
     name_of_device, class_name = names.of(
         directory, identifiers.vendor_id, identifiers.device_id, identifiers.class_code, modalias
@@ -168,7 +177,7 @@ def read_device(
         header_type=_header_type(config),
         bridge_path=_bridge_path(tree, directory),
         driver=driver,
-        driver_override=_override(read("driver_override")),
+        driver_override=_override(locked.driver_override),
         driver_module=(modules or DriverModules(tree)).of(driver),
         modalias=modalias,
         iommu_group=_number(link_name("iommu_group")),
@@ -176,7 +185,7 @@ def read_device(
         physical_function=_address(link_name("physfn")),
         virtual_functions=_virtual_functions(tree, directory, entries),
         sriov_totalvfs=_number(read("sriov_totalvfs")),
-        sriov_numvfs=_number(read("sriov_numvfs")),
+        sriov_numvfs=_number(locked.sriov_numvfs),
         sriov_drivers_autoprobe=_flag(read("sriov_drivers_autoprobe")),
         is_boot_display=False,
         is_responsive=_is_alive(config),
@@ -189,7 +198,7 @@ def read_device(
         d3cold_allowed=_flag(read("d3cold_allowed")),
         nodes=_nodes(tree, directory, entries, driver),
         bars=_bars(read("resource")),
-        stuck=unanswered,
+        stuck=locked.stuck,
     )
 
 

@@ -224,7 +224,15 @@ class HostTree:
 
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
         """Make a directory of vfiomgr's own, with its parents; only root may write in it."""
-        os.makedirs(self._within_root(path), mode=mode, exist_ok=True)
+        missing: list[str] = []
+        directory = self._within_root(path)
+        while not os.path.isdir(directory):
+            missing.append(directory)
+            directory = os.path.dirname(directory)
+        for directory in reversed(missing):
+            with suppress(FileExistsError):  # another process was first
+                os.mkdir(directory, mode)
+                os.chmod(directory, mode)
         self._directories.clear()
 
     def run(self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE) -> str | None:

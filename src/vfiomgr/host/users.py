@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PROC = HostPath("/proc")
 _WATCHED = ("/dev/vfio/", "/dev/dri/", "/dev/accel/", "/dev/snd/", "/dev/nvidia", "/dev/kfd")
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 _CLASSES = ("block", "nvme", "scsi_generic")
 """Classes whose nodes rest on functions in more than one way: partitions, LVM, RAID."""
 
@@ -27,13 +29,22 @@ def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
     The descriptors of other users' processes can be read by root alone; a recording has none.
     """
     pids = [name for name in tree.children(_PROC) if name.isdecimal()]
-    if not pids:
+    if not pids or not _shows_all(tree):
         return None
     disks = _nodes_of_disks(tree)
     try:
         return tuple(user for pid in pids for user in _users_of_process(tree, pid, disks))
     except PermissionError:
         return None
+
+
+def _shows_all(tree: HostTree) -> bool:
+    """Whether /proc is the host's: in a PID namespace of its own it hides all other processes."""
+    try:
+        namespace = os.stat(tree.locate(_PROC / "self/ns/pid")).st_ino
+    except OSError:
+        return True  # a tree of another host, or a simulated one
+    return namespace == _FIRST_NAMESPACE
 
 
 def _nodes_of_disks(tree: HostTree) -> dict[str, tuple[PciAddress, ...]]:

@@ -20,6 +20,10 @@ _TABLES = (_PROC / "1", _PROC)
 _BLOCK = HostPath("/sys/class/block")
 _ZFS = _PROC / "spl/kstat/zfs"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_NVME_SUBSYSTEM = re.compile(r"/sys/devices/virtual/nvme-subsystem/[^/]+")
+"""Above the namespaces of NVMe with several paths; its links lead to the controllers."""
+_NVME = re.compile(r"nvme\d+")
+_BTRFS = HostPath("/sys/fs/btrfs")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _MOUNT_POINT = 4
 _DEVICE_NUMBER = 2
@@ -67,6 +71,10 @@ def _block_device(tree: HostTree, source: str, number: str | None) -> HostPath |
 
 def _volume_uses(tree: HostTree) -> Iterator[HostUse]:
     """Disks and partitions that are part of a volume, a RAID or a pool, mounted or not."""
+    for pool in tree.children(_BTRFS):
+        for name in tree.children(_BTRFS / pool / "devices"):
+            for address in functions_below(tree, _BLOCK / name):
+                yield HostUse(address, "mounted-disk", f"/dev/{name} as part of btrfs {pool}")
     has_zfs = bool(tree.children(_ZFS))
     for name in tree.children(_BLOCK):
         holders = tree.children(_BLOCK / name / "holders")
@@ -127,6 +135,9 @@ def functions_below(tree: HostTree, device: HostPath) -> Iterator[PciAddress]:
         ),
     ]
     real = tree.resolve(device)
+    if real is not None and (subsystem := _NVME_SUBSYSTEM.match(real)):
+        paths = tree.children(HostPath(subsystem[0]))
+        lowers += [HostPath(subsystem[0]) / name for name in paths if _NVME.fullmatch(name)]
     for address in _ADDRESS.findall(real or ""):
         yield PciAddress.parse(address)
     for lower in lowers:

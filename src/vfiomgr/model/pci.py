@@ -24,6 +24,8 @@ CLASS_OTHER_BRIDGE = "0680"
 """NVSwitches have this class; with an endpoint's header they are no bridges."""
 
 HEADER_ENDPOINT = 0
+UNKNOWN_CALL = "a call on it"
+"""What a function is stuck in that another program does with it, perhaps for a moment only."""
 
 _INTEL = "8086"
 _DENIED = frozenset(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 
@@ -97,6 +96,8 @@ def render_rule(binding: PersistedBinding) -> str:
         Refusal: a value that a rule could not hold; rules have no way to escape one.
 
     """
+    import json  # noqa: PLC0415 - `list` needs none
+
     _require_plain(binding)
     record = {"api_version": _VERSION, **asdict(binding)}
     record["device"]["address"] = str(binding.address)
@@ -114,6 +115,8 @@ def render_rule(binding: PersistedBinding) -> str:
 
 def parse_rule(text: str) -> PersistedBinding | None:
     """The record in a file that `render_rule` wrote; None where there is none."""
+    import json  # noqa: PLC0415 - `list` needs none
+
     for line in text.splitlines():
         if line.startswith(_RECORD):
             try:
@@ -214,8 +217,17 @@ def _access_rules(binding: PersistedBinding) -> list[list[str]]:
     access = binding.owner.access
     group = f"/sys/kernel/iommu_groups/%k/devices/{binding.address}"
     matches = [
-        ['SUBSYSTEM=="vfio"', 'KERNEL=="[0-9]*"', f'TEST=="{group}"'],
-        ['SUBSYSTEM=="vfio-dev"', f'KERNELS=="{binding.address}"'],
+        [
+            'SUBSYSTEM=="vfio"',
+            'KERNEL=="[0-9]*"',
+            f'TEST=="{group}"',
+            *_identity(binding.device, f"[pci/{binding.address}]"),
+        ],
+        [
+            'SUBSYSTEM=="vfio-dev"',
+            f'KERNELS=="{binding.address}"',
+            *_identity(binding.device, f"[pci/{binding.address}]"),
+        ],
     ]
     given = [f'OWNER:="{access.uid}"', f'GROUP:="{access.gid}"', f'MODE:="{access.mode:04o}"']
     return [['ACTION!="remove"', *match, *given] for match in matches]

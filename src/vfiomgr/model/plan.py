@@ -24,6 +24,8 @@ class Plan:
     """What a reader should know: companions that come along, functions that are left alone."""
     already: tuple[str, ...] = ()
     """What is in the wanted state and not touched."""
+    settles: tuple[str, ...] = ()
+    """The functions and vGPUs that are as somebody wants them afterwards, moved or not."""
     lanes: tuple[int, ...] = ()
     """For each step its lane; they run side by side, after FIRST, before LAST. Empty: in order."""
 

@@ -30,4 +30,5 @@ After=local-fs.target
 [Service]
 ExecStart={program} persist watch
 Restart=on-failure
+SuccessExitStatus=130
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -77,6 +78,7 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
         steps=tuple(steps),
         lanes=_lanes(host, steps),
+        settles=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(*_companion_notes(named, targets, moving), *kept.notes),
         already=(*on_it, *kept.already),
@@ -108,6 +110,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
         lanes=_lanes(host, steps),
+        settles=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(
             *_companion_notes(named, targets, moving),
@@ -185,8 +188,12 @@ def _targets(
 def _take(host: HostSnapshot, device: PciDevice, driver: str, intent: Bind) -> Iterable[Step]:
     before = pins.state_of(device)
     if host.origin(device) is None or _is_elsewhere(host, device):
+        first = before
+        if device.driver and device.driver_override not in (None, device.driver):
+            # A rule came after the driver; with this override nobody could give it back.
+            first = replace(before, driver_override=None)
         yield RememberOrigin(
-            Origin(device.identity, before, device.driver_module, host.boot_id or "")
+            Origin(device.identity, first, device.driver_module, host.boot_id or "")
         )
     target = DriverState(driver, driver)
     yield ChangeDriver(device.identity, before, pins.pinned(target, device, intent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import UnknownDevice
+from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
 from vfiomgr.planner import guards
@@ -68,6 +68,20 @@ def plan_undo(
             moving += [device] if device.stuck or device.driver != step.before.driver else []
     guards.refuse_if_any(guards.undoing(host, moving), allow)
     return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
+
+
+def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
+    """Make sure that the functions of a run are still the devices that it was planned for.
+
+    Raises:
+        Refusal: at an address there is another one by now; both are named.
+
+    """
+    for step in steps:
+        if isinstance(step, ChangeDriver | ReleaseDriver | RememberOrigin):
+            found = _present(host, step)
+            if isinstance(found, str):
+                raise Refusal(found, "vfiomgr recover --undo closes the run without touching it")
 
 
 def _identity(step: ChangeDriver | ReleaseDriver | RememberOrigin) -> DeviceIdentity:

@@ -38,14 +38,14 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
             message = f"vGPU {uuid} exists: a {existing.type} on {existing.parent}"
             raise Refusal(message, "leave out --uuid to get a fresh one, or remove that one first")
         locks = _locks(host, [(parent.name, uuid)])
-        return Plan(summary, (), locks, already=(f"vGPU {uuid} exists already",))
+        return Plan(summary, (), locks, already=(f"vGPU {uuid} exists already",), settles=(uuid,))
     if vgpu_type.available_instances == 0:
         message = f"{parent.name} has no room for another {vgpu_type.id} ({vgpu_type.name})"
         raise Refusal(
             message, "remove one with vfiomgr vgpu remove; vfiomgr vgpu types shows what fits"
         )
     step = CreateMdev(parent.name, parent.path, vgpu_type.id, uuid)
-    return Plan(summary, (step,), _locks(host, [(parent.name, uuid)]))
+    return Plan(summary, (step,), _locks(host, [(parent.name, uuid)]), settles=(uuid,))
 
 
 def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
@@ -67,6 +67,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
         ),
         locks=_locks(host, [(v.parent if v else None, uuid) for uuid, v in found.items()]),
         already=tuple(f"there is no vGPU {uuid}" for uuid, v in found.items() if v is None),
+        settles=intent.uuids,
     )
 
 

@@ -51,7 +51,8 @@ def test_another_device_at_the_address_is_listed_as_such(run: Run, kernel: FakeK
     run(*PERSIST)
     device = kernel.functions.directory("0000:02:00.0")
     assert device is not None
-    kernel.sysfs.put(device / "device", "0x2222")
+    modalias = kernel.sysfs.get(device / "modalias")
+    kernel.sysfs.put(device / "modalias", modalias.replace("d00002684", "d00002222"))
     kernel.unplug("0000:02:00.1")
     items = json.loads(run("persist", "list", "--format", "json").stdout)["items"]
     assert [(item["owner"], item["device"]) for item in items] == [

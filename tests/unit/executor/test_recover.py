@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.executor.test_apply import (
+    AUDIO,
     GPU,
     INTENTS,
     OPPOSITES,
@@ -171,3 +172,30 @@ def test_a_journal_of_another_version_is_named_and_kept(tmp_path: Path) -> None:
     assert run.name in caught.value.message
     assert caught.value.exit_code == 65
     assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+
+
+def test_finishing_refuses_another_device_at_the_address(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    modalias = pci_device(GPU) / "modalias"
+    kernel.sysfs.put(modalias, kernel.sysfs.get(modalias).replace("sd0000167C", "sd0000BEEF"))
+    before = read_driver_state(kernel, GPU)
+    with pytest.raises(Refusal, match=r"10de:167c\] is .*10de:beef\] by now"):
+        api.recover(tree=kernel, finish=True)
+    assert read_driver_state(kernel, GPU) == before
+
+
+def test_a_command_that_settles_a_part_does_not_close_the_run(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    api.apply(Bind((AUDIO,), only=True), tree=kernel)
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+
+
+def test_an_override_that_contradicts_the_driver_is_not_given_back(tmp_path: Path) -> None:
+    """A rule set it after the driver had probed; with it, the driver could never come back."""
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.write(pci_device(GPU) / "driver_override", "vfio-pci")
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")

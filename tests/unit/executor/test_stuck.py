@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from vfiomgr import api
-from vfiomgr.errors import Refusal, StuckInKernel
+from vfiomgr.errors import Refusal, RolledBack, StuckInKernel
+from vfiomgr.executor.lock import hold
 from vfiomgr.host import bounded
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, Unbind
 from vfiomgr.model.origin import DriverState
+from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.fakes.kernel import FakeKernel
 
 GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
@@ -125,3 +129,49 @@ def test_side_by_side_through_children_gives_what_one_after_another_does(
     assert {read_driver_state(kernel, address).driver for address in functions} == {"vfio-pci"}
     api.apply(Unbind(functions), tree=kernel)
     assert kernel.state() == before
+
+
+def test_a_child_that_is_killed_in_a_step_is_rolled_back(kernel: FakeKernel) -> None:
+    before = read_driver_state(kernel, GPU)
+    parent = os.getpid()
+
+    def die_once(path: str, _text: str) -> None:
+        if path.endswith("drivers_probe") and os.getpid() != parent and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    mark = Path(kernel.root, "died")
+    kernel.before_write = die_once
+    with pytest.raises(RolledBack, match="ended from outside"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == before
+    assert api.recover(tree=kernel) == ()
+
+
+def test_what_is_stuck_keeps_nobody_else_waiting(kernel: FakeKernel) -> None:
+    kernel.hold(str(GPU))
+    disk = PciAddress.parse("10000:01:00.0")
+    with pytest.raises(StuckInKernel) as caught:
+        api.apply(Bind((GPU, disk)), tree=kernel, deadline=1.0)
+    assert caught.value.locks == {"group-10"}
+    held = kernel.locate(HostPath("/run/vfiomgr/locks/group-10"))
+    assert Path(held).read_text() == str(caught.value.pid)
+    waited: list[str] = []
+    with hold(kernel, ["group-13"], waited.append):
+        assert waited == []
+
+
+def test_one_stuck_run_keeps_no_other_from_being_ended(kernel: FakeKernel) -> None:
+    twin = PciAddress.parse("0000:02:00.0")
+    kernel.stuck.really = False
+    kernel.kill(at=7, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((twin,)), tree=kernel)
+    kernel.revive()
+    kernel.stuck.really = True
+    wedge(kernel)
+    notes: list[str] = []
+    with pytest.raises(Refusal, match="is stuck in the kernel"):
+        api.recover(tree=kernel, on_note=notes.append)
+    assert notes == ["undone: bind 0000:02:00.0 to vfio-pci"]
+    assert read_driver_state(kernel, twin).driver == "nvidia"

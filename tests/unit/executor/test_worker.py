@@ -159,3 +159,26 @@ def test_the_first_result_is_told_whoever_works(in_children: bool) -> None:  # n
         workers.start(1)
         assert isinstance(workers.wait().error, HostError)
         assert not workers.is_busy
+
+
+def test_a_worker_that_dies_is_replaced_by_another(tmp_path: Path) -> None:
+    file = tmp_path / "after"
+    with crew(lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: _write(file, "x")) as workers:
+        workers.start(0)
+        assert workers.wait().error is not None
+        workers.start(1)
+        assert workers.wait().error is None
+    assert file.exists()
+
+
+def test_a_worker_that_is_killed_while_idle_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with crew(lambda: _write(file, str(os.getpid()))) as workers:
+        workers.start(0)
+        assert workers.wait().error is None
+        pid = int(file.read_text())
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        workers.start(0)
+        assert workers.wait().error is None
+    assert int(file.read_text()) != pid

@@ -146,3 +146,35 @@ def test_a_member_of_a_zfs_pool_is_used(tmp_path: Path) -> None:
     tree = tree_of(tmp_path / "loaded", files + "proc/spl/kstat/zfs/tank/state: ONLINE\n")
     (use,) = read_host_uses(tree) or ()
     assert use.what == "/dev/nvme0n1 as part of a ZFS pool"
+
+
+def test_a_disk_with_several_paths_names_the_controllers_below_it(tmp_path: Path) -> None:
+    subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+    controller = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {controller}/cntlid: 1
+        {subsystem}/nvme0 -> ../../../../../{controller}
+        {subsystem}/nvme0n1/size: 1
+        sys/class/block/nvme0n1 -> ../../../{subsystem}/nvme0n1
+        dev/nvme0n1: node
+        proc/mounts: /dev/nvme0n1 / ext4 rw 0 0
+        """,
+    )
+    (use,) = read_host_uses(tree) or ()
+    assert str(use.address) == "0000:03:00.0"
+
+
+def test_every_member_of_a_btrfs_is_used(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {DISK}/size: 1
+        sys/class/block/nvme0n1 -> ../../../{DISK}
+        sys/fs/btrfs/0a1b/devices/nvme0n1 -> ../../../../{DISK}
+        proc/mounts: tmpfs /run tmpfs rw 0 0
+        """,
+    )
+    (use,) = read_host_uses(tree) or ()
+    assert use.what == "/dev/nvme0n1 as part of btrfs 0a1b"
