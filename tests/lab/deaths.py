@@ -96,7 +96,7 @@ def _dies(intent: Intent, step: int, moment: Moment) -> bool:
 
 def _arm(step: int, moment: Moment) -> None:
     """Make the executor of this process die at a step."""
-    start, wait = Crew.start, Crew.wait
+    start, wait = Crew.start, Crew.wait_a_moment
 
     def deadly_start(crew: Crew, task: int, deadline: float | None = None) -> None:
         if task == step and moment == "before":
@@ -105,13 +105,13 @@ def _arm(step: int, moment: Moment) -> None:
         if task == step and moment == "during":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def deadly_wait(crew: Crew) -> Result:
+    def deadly_wait(crew: Crew) -> Result | None:
         result = wait(crew)
-        if result.task == step and moment == "after":
+        if result is not None and result.task == step and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    Crew.start, Crew.wait = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
+    Crew.start, Crew.wait_a_moment = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
 
 
 def binding(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
