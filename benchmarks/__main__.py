@@ -135,7 +135,12 @@ def _rows(found: dict[str, Any]) -> list[Row]:
     ]
     binds = [
         Row(f"lab: bind of {FUNCTIONS} VFs", binding["vfiomgr"], other, binding[other], budget)
-        for other, budget in (("shell loop", 1.3), ("driverctl", 0.2), ("dpdk-devbind", None))
+        for other, budget in (
+            ("shell loop", 1.3),
+            ("shell loop, settled", None),
+            ("driverctl", 0.2),
+            ("dpdk-devbind", None),
+        )
     ]
     return [start, *lists, *binds]
 

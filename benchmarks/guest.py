@@ -31,6 +31,7 @@ DEVBIND_SAMPLE = 3
 _DEVICES = Path("/sys/bus/pci/devices")
 _DEVBIND = "/usr/bin/dpdk-devbind.py"
 _OWN_DEVBIND = Path("/tmp/dpdk-devbind.py")
+_SETTLE = ("udevadm", "settle")
 _EACH = 'for address; do driverctl --nosave set-override "$address" vfio-pci || exit; done'
 _EACH_DEVBIND = f'for address; do {_OWN_DEVBIND} -b vfio-pci "$address" || exit; done'
 _LOOP = """
@@ -41,6 +42,7 @@ for address; do
     echo $address > drivers_probe
 done
 """
+_LOOP_AND_SETTLE = f"{_LOOP}udevadm settle\n"
 
 
 def main() -> None:
@@ -63,7 +65,8 @@ def _enable() -> list[str]:
     function = _DEVICES / SRIOV.addresses["nvme"]
     (function / "sriov_drivers_autoprobe").write_text("0")
     (function / "sriov_numvfs").write_text(str(FUNCTIONS))
-    subprocess.run(["modprobe", "vfio-pci"], check=True)
+    subprocess.run(("modprobe", "vfio-pci"), check=True)
+    subprocess.run(_SETTLE, check=True)
     links = (function / f"virtfn{number}" for number in range(FUNCTIONS))
     return [link.resolve().name for link in links]
 
@@ -87,6 +90,7 @@ def _bindings(virtual: list[str]) -> dict[str, Callable[[], float]]:
     commands = {
         "vfiomgr": ((VFIOMGR, "bind"), virtual),
         "shell loop": (("bash", "-c", _LOOP, "loop"), virtual),
+        "shell loop, settled": (("bash", "-c", _LOOP_AND_SETTLE, "loop"), virtual),
         "driverctl": (("bash", "-c", _EACH, "each"), virtual),
         "dpdk-devbind": (("bash", "-c", _EACH_DEVBIND, "each"), sample),
     }
@@ -116,6 +120,7 @@ def _bound(command: tuple[str, ...], virtual: list[str]) -> float:
     for address in virtual:
         (_DEVICES / address / "driver/unbind").write_text(address)
         (_DEVICES / address / "driver_override").write_text("\n")
+    subprocess.run(_SETTLE, check=True)  # or the next one would wait for what is left
     shutil.rmtree("/var/lib/vfiomgr", ignore_errors=True)
     return elapsed
 

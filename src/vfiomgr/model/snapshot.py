@@ -9,28 +9,25 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.access import NodeAccess
-from vfiomgr.model.initramfs import Initramfs
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
-from vfiomgr.model.persistence import (
-    DRIVERCTL,
-    RULES,
-    DriverctlOverride,
-    PersistedBinding,
-    TextFile,
-    parse_driverctl,
-    parse_rule,
-)
-from vfiomgr.model.reset import ResetCapabilities
 from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.model.readiness import Readiness  # noqa: TC004 - given to pydantic below
+    # Given to pydantic below, and not imported by lists.
+    from vfiomgr.model.initramfs import Initramfs  # noqa: TC004
+    from vfiomgr.model.persistence import (
+        DriverctlOverride,
+        PersistedBinding,
+        TextFile,  # noqa: TC004
+    )
+    from vfiomgr.model.readiness import Readiness  # noqa: TC004
+    from vfiomgr.model.reset import ResetCapabilities  # noqa: TC004
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -113,6 +110,8 @@ class HostSnapshot:
     @cached_property
     def persisted(self) -> tuple[PersistedBinding, ...]:
         """What vfiomgr's rules say, sorted by address."""
+        from vfiomgr.model.persistence import RULES, parse_rule  # noqa: PLC0415 - not for lists
+
         texts = [file.text for file in self.files if file.path.startswith(RULES)]
         found = [binding for binding in map(parse_rule, texts) if binding is not None]
         return tuple(sorted(found, key=lambda binding: binding.address))
@@ -120,6 +119,8 @@ class HostSnapshot:
     @cached_property
     def driverctl_overrides(self) -> tuple[DriverctlOverride, ...]:
         """What driverctl keeps, sorted by address."""
+        from vfiomgr.model.persistence import DRIVERCTL, parse_driverctl  # noqa: PLC0415
+
         files = [file for file in self.files if file.path.startswith(DRIVERCTL)]
         found = [entry for entry in map(parse_driverctl, files) if entry is not None]
         return tuple(sorted(found, key=lambda entry: entry.address))
@@ -275,11 +276,8 @@ _PARTS: tuple[Any, ...] = (
     Vgpu,
     VfioVariant,
     VfioState,
-    ResetCapabilities,
-    TextFile,
     NodeFact,
     NodeAccess,
-    Initramfs,
 )
 
 
@@ -339,10 +337,13 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
 def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
 
-    from vfiomgr.model import readiness  # noqa: PLC0415 - `list` needs none of it
+    # pydantic looks for the names of fields' types among those of this function.
+    from vfiomgr.model.initramfs import Initramfs  # noqa: PLC0415
+    from vfiomgr.model.persistence import TextFile  # noqa: PLC0415
+    from vfiomgr.model.readiness import PARTS, Readiness  # noqa: F401, PLC0415
+    from vfiomgr.model.reset import ResetCapabilities  # noqa: PLC0415
 
-    Readiness = readiness.Readiness  # noqa: N806, F841 - where pydantic looks for the name
-    for part in (*_PARTS, *readiness.PARTS):
+    for part in (*_PARTS, *PARTS, Initramfs, TextFile, ResetCapabilities):
         part.__pydantic_config__ = {"extra": "forbid"}
     adapter = TypeAdapter(HostSnapshot)
     try:
