@@ -22,8 +22,8 @@ class Row:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the budget, where there is one, is kept."""
-        return self.budget is None or self.ratio <= self.budget
+        """Whether the budget, where there is one, is kept; a difference below zero is noise."""
+        return self.budget is None or 0 < self.ratio <= self.budget
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ def test_a_budget_is_kept_up_to_its_last_bit() -> None:
     assert Row("a", 1.3, "b", 1.0, 1.3).is_kept
     assert not Row("a", 1.31, "b", 1.0, 1.3).is_kept
     assert Row("a", 9.0, "b", 1.0).is_kept
+    assert not Row("a", 0.4, "b", -1.1, 1.3).is_kept
 
 
 def test_the_table_tells_times_ratios_and_what_is_exceeded() -> None:
