@@ -144,12 +144,16 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
     if not count:
         return
     vgpus = [v for v in host.vgpus if v.parent in {str(a) for a in device.virtual_functions}]
-    first = f"remove {_counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else ""
+    first = (
+        f"remove {_counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
+    )
+    sriov = f"vfiomgr sriov set {device.address} 0"
+    if device.driver == "nvidia":  # whose functions come and go by its own program alone
+        sriov = f"/usr/lib/nvidia/sriov-manage -d {device.address}"
     yield Objection(
         f"{device} has {_counted(count, 'active virtual function')}"
         + (f" that carry {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
-        f"{first}remove them with vfiomgr sriov set {device.address} 0, "
-        "or bind a virtual function instead",
+        f"{first}the virtual functions with {sriov}, or bind a virtual function instead",
     )
 
 
@@ -159,7 +163,7 @@ def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     if uuids:
         yield Objection(
             f"{device} carries {_counted(len(uuids), 'vGPU')}: {', '.join(uuids)}",
-            "remove them first with vfiomgr vgpu remove",
+            f"remove them first: vfiomgr vgpu remove {' '.join(uuids)}",
         )
 
 

@@ -271,8 +271,8 @@ def _built_in_notes(targets: Iterable[PciDevice]) -> Iterator[str]:
     for device in targets:
         if device.driver and not device.is_on_vfio and device.driver_module is None:
             yield (
-                f"{device.driver} is built into the kernel and has {device.address} before any "
-                "rule is read at boot: vfiomgr persist watch moves it then"
+                f"no module of {device.driver} is seen: if it is built into the kernel, it has "
+                f"{device.address} before any rule is read at boot; vfiomgr persist watch moves it"
             )
 
 

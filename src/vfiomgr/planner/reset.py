@@ -182,6 +182,4 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 def _notes(device: PciDevice) -> Iterator[str]:
     if device.driver is not None and not device.is_on_vfio:
-        yield (
-            f"{device} stays on {device.driver}, which has to set it up again: nothing uses it now"
-        )
+        yield f"{device} stays on {device.driver}, which has to set it up again"

@@ -392,20 +392,21 @@ def test_a_signal_rolls_back_and_does_not_disturb_the_roll_back(
     kernel: FakeKernel, number: signal.Signals
 ) -> None:
     before = kernel.state()
-    handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP)]
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(other) for other in signals]
 
     def interrupt(path: HostPath, _text: str) -> None:
         if path.endswith("unbind") or "bind" in path.name:
             signal.raise_signal(number)
 
-    for other in (signal.SIGTERM, signal.SIGHUP):
+    for other in signals:  # a background job of a shell begins with SIGINT ignored
         signal.signal(other, signal.default_int_handler)
     kernel.before_write = interrupt
     try:
         with pytest.raises(RolledBack, match="interrupted; everything is as it was before"):
             api.apply(Bind((GPU,)), tree=kernel)
     finally:
-        for other, handler in zip((signal.SIGTERM, signal.SIGHUP), handlers, strict=True):
+        for other, handler in zip(signals, handlers, strict=True):
             signal.signal(other, handler)
     assert kernel.state() == with_vfio_loaded(kernel, before)
 
