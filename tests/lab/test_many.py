@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 TREE = api.HostTree("/")
 PROCESSES, FUNCTIONS, SECONDS = 16, 60, 60.0
-LEAST = 4
-"""Changes that even a slow machine makes in this time."""
 
 
 @pytest.mark.topology("sriov")
@@ -48,7 +46,7 @@ def test_at_the_end_every_function_is_where_the_journal_says(
         told = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
         assert len(told) == PROCESSES
         assert [one["error"] for one in told if one["error"]] == []
-        assert sum(one["changes"] for one in told) >= LEAST
+        assert sum(one["changes"] for one in told) >= PROCESSES
         _assert_states(functions, began)
     finally:
         api.apply(Unbind(tuple(functions)), tree=TREE)
@@ -91,7 +89,7 @@ def _assert_states(functions: Sequence[PciAddress], began: float) -> None:
                 address = step["device"]["address"]
                 end = (records[-1]["time"], step["after"]["driver"])
                 last[address] = max(last.get(address, (0.0, None)), end, key=lambda e: e[0])
-    assert len(last) >= LEAST
+    assert len(last) >= FUNCTIONS // 2
     found = {a: read_driver_state(TREE, PciAddress.parse(a)).driver for a in last}
     assert found == {address: driver for address, (_, driver) in last.items()}
     origins = {str(origin.device.address) for origin in api.scan(TREE).origins}
