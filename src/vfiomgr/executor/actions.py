@@ -223,7 +223,9 @@ def _await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
 
 def _let_udev_finish(tree: HostTree, node: path.HostPath) -> None:
     """Wait for owner and mode of a node; without them root's guests can still open it."""
-    if tree.exists(node):
+    if not tree.exists(node) or uevents.is_settled(tree, node):
+        return
+    if uevents.rules_give_access(tree):
         _becomes_true(lambda: uevents.is_settled(tree, node), UDEV_DEADLINE)
 
 
