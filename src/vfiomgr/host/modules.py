@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MODULES = HostPath("/sys/module")
 _LIBRARY = HostPath("/lib/modules")
 _DRIVER = "pci:"
-_ALIAS = "alias vfio_pci:"
+_ALIAS = re.compile(rb"\nalias (vfio_pci:\S+) (\S+)")
 _BUILT_IN_ALIAS = re.compile(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
 
 
@@ -24,10 +24,12 @@ def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
     if not release:
         return ()
     directory = _LIBRARY / release
-    loadable = tree.read_text(directory / "modules.alias") or ""
+    loadable = tree.read_whole(directory / "modules.alias") or b""
     built_in = tree.read_text(directory / "modules.builtin.modinfo") or ""
-    lines = loadable.splitlines() if _ALIAS in loadable else []
-    found = [(line.split()[1], line.split()[2]) for line in lines if line.startswith(_ALIAS)]
+    found = [
+        (alias.decode(errors="replace"), module.decode(errors="replace"))
+        for alias, module in _ALIAS.findall(b"\n" + loadable)
+    ]
     found += [(alias, module) for module, alias in _BUILT_IN_ALIAS.findall(built_in)]
     return tuple(
         VfioVariant(alias, module, driver_of_module(tree, module))

@@ -62,9 +62,9 @@ def _rules(tree: HostTree) -> Iterator[str]:
             if name in seen or not name.endswith(".rules"):
                 continue
             seen.add(name)
-            text = tree.read_text(directory / name) or ""
-            if "vfio" in text:
-                yield text
+            data = tree.read_whole(directory / name) or b""
+            if b"vfio" in data:
+                yield data.decode(errors="replace")
 
 
 def reload_rules(tree: HostTree) -> None:
