@@ -222,6 +222,11 @@ class HostSnapshot:
         """The active vGPUs of a parent, by its name."""
         return self._vgpus_by_parent.get(parent, ())
 
+    def is_vendor_function(self, device: PciDevice) -> bool:
+        """Whether a function goes to guests from the vendor's own driver, as a vGPU."""
+        name = str(device.address)
+        return any(p.name == name and p.family == "vendor-vfio" for p in self.vgpu_parents)
+
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID, or on the virtual function with this address."""
         return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
