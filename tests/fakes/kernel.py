@@ -22,6 +22,7 @@ from tests.fakes.faults import Stuck, sleep_while_anybody_cares
 from tests.fakes.faulty import FaultyTree, modprobe_failed
 from tests.fakes.functions import Functions, Groups, PciFunction
 from tests.fakes.machine import lay_out_machine
+from tests.fakes.mdev_budgets import Pool
 from tests.fakes.mdevs import UUID, MdevParent, Mdevs, MdevType
 from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import Sysfs, reject, unsigned
@@ -267,15 +268,19 @@ class FakeKernel(FaultyTree):
         same_cost_only: bool = False,
         full: int = errno.ENOSPC,
     ) -> FakeKernel:
-        """A parent of mediated devices: a function while `driver` has it, or a virtual device.
+        """A parent whose types draw on one pool: a function while `driver` has it, or virtual.
 
         `place` is an address, or a path such as /sys/devices/virtual/mbochs/mbochs.
         """
-        parent = MdevParent(place, driver, mdev_driver, tuple(types), pool, same_cost_only, full)
+        budget = Pool(pool, same_cost_only, full)
+        return self.add_parent(MdevParent(place, driver, mdev_driver, tuple(types), budget))
+
+    def add_parent(self, parent: MdevParent) -> FakeKernel:
+        """A parent of mediated devices, of any manners."""
 
         def boot() -> None:
-            self.mdevs.parents[place] = parent
-            if not parent.is_pci or self.drivers.driver_of(place) == driver:
+            self.mdevs.parents[parent.place] = parent
+            if not parent.is_pci or self.drivers.driver_of(parent.place) == parent.driver:
                 self.mdevs.register(parent)
 
         return self._declare(boot)
