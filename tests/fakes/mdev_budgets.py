@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Budget(Protocol):
-    """How many instances of each type there is room for, beside those that are there."""
+    """How many instances of each type there is room for, beside those that are there.
+
+    Parents that share one and have the same instances have the same room.
+    """
 
     @property
     def full(self) -> int:

@@ -103,7 +103,7 @@ class Mdevs:
             if kind.description is not None:
                 self._sysfs.put(place / "description", kind.description, READ_ONLY)
         self._sysfs.link(MDEV_PARENTS / directory.name, directory)
-        self._count(parent)
+        self._show(parent, self._counts(parent))
 
     def unregister(self, parent: MdevParent) -> None:
         """mdev_unregister_parent: every instance goes, then the types."""
@@ -148,6 +148,8 @@ class Mdevs:
 
     def _add(self, parent: MdevParent, directory: HostPath, type_id: str, uuid: str) -> None:
         place = directory / uuid
+        for path, text, mode in list(parent.extras(parent.type(type_id), uuid)):
+            self._sysfs.put(place / path, text, mode)
         self._sysfs.put(place / "remove", "", WRITE_ONLY)
         self._sysfs.put(place / "uevent", f"DRIVER={parent.mdev_driver}")
         self._sysfs.link(place / "mdev_type", directory / _TYPES / type_id)
@@ -158,10 +160,8 @@ class Mdevs:
         self._sysfs.link(MDEV_DEVICES / uuid, place)
         # vfio_noiommu_group_alloc names the groups of mdevs so too, though they are no no-IOMMU.
         self._groups.join(self._groups.fresh(), place, "unknown", "vfio-noiommu")
-        for path, text, mode in parent.extras(parent.type(type_id), uuid):
-            self._sysfs.put(place / path, text, mode)
         self._vfio.register(place)
-        self._count_all(parent)
+        self.recount(parent)
 
     def remove(self, directory: HostPath, text: str) -> None:
         """remove_store: any number but 0 removes; an open instance makes the writer wait."""
@@ -195,7 +195,7 @@ class Mdevs:
         self._sysfs.drop(place)
         self._vfio.show_nodes()
         self._stuck.forget(uuid)
-        self._count_all(parent)
+        self.recount(parent)
 
     def _is_open(self, uuid: str) -> bool:
         place = self._sysfs.target(MDEV_DEVICES / uuid)
@@ -232,29 +232,33 @@ class Mdevs:
         names = self._sysfs.names(directory) if directory else []
         return [name for name in names if UUID.fullmatch(name)]
 
-    def taken(self, parent: MdevParent) -> list[MdevType]:
-        """The type of each instance that a parent has."""
-        types = [
-            self._sysfs.target_name(parent.directory / uuid / "mdev_type")
-            for uuid in self.instances(parent)
-        ]
-        return [parent.type(type_id) for type_id in types if type_id]
+    def typed(self, parent: MdevParent) -> list[tuple[str, str]]:
+        """Each instance that a parent has, with its type."""
+        links = ((u, parent.directory / u / "mdev_type") for u in self.instances(parent))
+        named = ((uuid, self._sysfs.target_name(link)) for uuid, link in links)
+        return [(uuid, type_id) for uuid, type_id in named if type_id]
 
     def _counts(self, parent: MdevParent) -> dict[str, int]:
-        return parent.budget.counts(parent.types, self.taken(parent))
+        taken = [parent.type(type_id) for _, type_id in self.typed(parent)]
+        return parent.budget.counts(parent.types, taken)
 
-    def _count_all(self, parent: MdevParent) -> None:
-        """Every type of every parent that draws on the same budget is counted anew."""
-        self._count(parent)
-        for place in parent.budget.sharers:
+    def recount(self, parent: MdevParent) -> None:
+        """Every type of every parent that draws on the same budget is counted anew.
+
+        Parents that have the same have the same left, and are asked for once.
+        """
+        known: dict[tuple[str, ...], dict[str, int]] = {}
+        for place in dict.fromkeys((parent.place, *parent.budget.sharers)):
             other = self._find(place)
-            if other is not None:
-                self._count(other)
+            if other is None:
+                continue
+            taken = tuple(type_id for _, type_id in self.typed(other))
+            if taken not in known:
+                known[taken] = self._counts(other)
+            self._show(other, known[taken])
 
-    def _count(self, parent: MdevParent) -> None:
+    def _show(self, parent: MdevParent, counts: dict[str, int]) -> None:
         directory = self._sysfs.target(parent.directory / _TYPES)
-        if directory is None:
-            return
-        for type_id, count in self._counts(parent).items():
-            place = directory / type_id / "available_instances"
+        for type_id, count in counts.items() if directory else ():
+            place = f"{directory}/{type_id}/available_instances"
             self._sysfs.update(place, str(count), READ_ONLY)

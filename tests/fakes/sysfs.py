@@ -11,6 +11,8 @@ from typing import NoReturn
 from vfiomgr.model.path import HostPath
 
 READ_ONLY, WRITE_ONLY, READ_WRITE = 0o444, 0o200, 0o644
+UNASSIGNED = 0o1000
+"""Marks an attribute that answers ENXIO, or the like, when it is read."""
 _DECIMAL = re.compile(r"([+-]?[0-9]+)\n?")
 _UNSIGNED = re.compile(r"\+?(?:0[xX](?P<hex>[0-9a-fA-F]+)|0(?P<oct>[0-7]*)|(?P<dec>[1-9]\d*))\n?")
 
