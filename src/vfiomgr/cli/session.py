@@ -125,7 +125,7 @@ def _load_snapshot(source: str) -> HostSnapshot:
         message = f"cannot read the snapshot {source}: {error.strerror}"
         raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
     except UnicodeDecodeError:
-        message = f"{source}: not JSON, not even text"
+        message = f"{source}: neither JSON nor YAML, not even text"
         raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json") from None
     return read_snapshot(text, source)
 

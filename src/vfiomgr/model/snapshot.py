@@ -310,20 +310,16 @@ def write_snapshot(snapshot: HostSnapshot) -> str:
 
 
 def read_snapshot(text: str, source: str) -> HostSnapshot:
-    """Read what `write_snapshot` wrote; `source` names the document in errors.
+    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
 
     Raises:
-        InvalidDocument: no JSON, another kind of document, or fields that do not fit.
+        InvalidDocument: neither of them, another kind of document, or fields that do not fit.
 
     """
-    import json  # noqa: PLC0415 - slow to import, and lists need none
+    from vfiomgr.model.document import parse_document  # noqa: PLC0415 - lists read none
 
     remedy = "make it anew with: vfiomgr snapshot > host.json"
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        message = f"{source}: not JSON: {error}"
-        raise InvalidDocument(message, remedy) from None
+    document = parse_document(text, source, remedy)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
         raise InvalidDocument(message, remedy)

@@ -68,6 +68,19 @@ def test_a_snapshot_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
         assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
 
 
+def test_a_snapshot_in_yaml_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text(run("snapshot", "--format", "yaml").stdout)
+    for command in (["list", "--all"], ["bind", "02:00.0", "--dry-run"]):
+        assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
+
+
+def test_a_snapshot_in_json_is_read_without_yaml(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    assert "ruamel.yaml" not in imported_by("--snapshot", str(file), "list", "--all")
+
+
 def test_options_come_before_and_after_the_command_and_from_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +164,13 @@ _HEAVY = (
 def test_start_up_imports_nothing_heavy(
     kernel: FakeKernel, arguments: list[str], unneeded: tuple[str, ...]
 ) -> None:
+    imported = imported_by("--root", kernel.root, *arguments)
+    assert "vfiomgr.cli.main" in imported
+    assert not imported & {*_HEAVY, *unneeded}
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a command imports, which prints something."""
     program = (
         "import sys\n"
         "from vfiomgr.cli.main import main\n"
@@ -159,15 +179,10 @@ def test_start_up_imports_nothing_heavy(
         "print(*sys.modules, file=sys.stderr)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program, "--root", kernel.root, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
     assert result.stdout
-    imported = set(result.stderr.split())
-    assert "vfiomgr.cli.main" in imported
-    assert not imported & {*_HEAVY, *unneeded}
+    return set(result.stderr.split())
 
 
 def test_every_command_has_help_with_examples(run: Run) -> None:
