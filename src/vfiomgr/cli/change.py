@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from vfiomgr.model.step import Step
 
 update_initramfs_option = click.option(
-    "--update-initramfs", is_flag=True, help="Make the initramfs anew where it holds the rules."
+    "--update-initramfs",
+    is_flag=True,
+    help="Make the initramfs anew where rules that change are in it.",
 )
 
 

@@ -10,6 +10,7 @@ import click
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.cli.change import how_to_bind
 from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.planner.guards import bridge, refuse_if_any, taking
@@ -36,7 +37,7 @@ def libvirt() -> None:
 )
 @click.option(
     "--guest-bus",
-    type=click.IntRange(1, render.LAST_GUEST_BUS),
+    type=WholeNumber(1, render.LAST_GUEST_BUS),
     default=render.DEFAULT_GUEST_BUS,
     show_default=True,
     help="Index of the guest's root port for the first device of several functions.",

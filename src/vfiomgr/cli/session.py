@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from vfiomgr.cli.parameters import Seconds, WholeNumber
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import BOOT_ID, PCI_DEVICES
@@ -38,6 +39,18 @@ class Session:
     yes: bool = False
     verbose: int = 0
     debug: bool = False
+    _typed: set[str] = field(default_factory=set, init=False, repr=False)
+    """Options that stand in the command line, which counts more than the environment."""
+
+    def remember(self, name: str, value: object, *, is_typed: bool) -> None:
+        """Take the value of an option; of two hosts, the one that was typed."""
+        setattr(self, name, value)
+        if is_typed:
+            self._typed.add(name)
+        if "snapshot" in self._typed and "root" not in self._typed:
+            self.root = _MACHINE
+        if "root" in self._typed and "snapshot" not in self._typed:
+            self.snapshot = None
 
     @functools.cached_property
     def tree(self) -> HostTree:
@@ -87,8 +100,8 @@ class Session:
 
     def _loaded(self, snapshot: str) -> HostSnapshot:
         if self.root != _MACHINE:
-            message = "--snapshot and --root name two different hosts"
-            raise UsageError(message, "pass one of them")
+            message = f"--snapshot {snapshot} and --root {self.root} name two different hosts"
+            raise UsageError(message, "pass one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
         return _load_snapshot(snapshot)
 
     def tell_of_cut_off_runs(self) -> None:
@@ -133,8 +146,10 @@ def _load_snapshot(source: str) -> HostSnapshot:
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
     session = context.ensure_object(Session)
     name = str(parameter.name)
-    if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-        setattr(session, name, value)
+    source = context.get_parameter_source(name)
+    if source is not click.core.ParameterSource.DEFAULT:
+        is_typed = source is click.core.ParameterSource.COMMANDLINE
+        session.remember(name, value, is_typed=is_typed)
 
 
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
@@ -151,13 +166,20 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--deadline",),
         {
-            "type": click.FloatRange(min=0, min_open=True),
+            "type": Seconds(),
             "metavar": "SECONDS",
             "help": "How long one step of a change may take.  [default: 60]",
         },
     ),
     (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),
-    (("-v", "--verbose"), {"count": True, "help": "Say what is being done; -vv for more."}),
+    (
+        ("-v", "--verbose"),
+        {
+            "count": True,
+            "type": WholeNumber(min=0),
+            "help": "Say what is being done; -vv for more.",
+        },
+    ),
     (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
 )
 

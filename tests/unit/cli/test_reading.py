@@ -203,6 +203,25 @@ def test_two_hosts_are_one_too_many(run: Run, kernel: FakeKernel, tmp_path: Path
     assert "two different hosts" in answer.stderr
 
 
+def test_the_host_that_is_typed_counts_more_than_that_of_the_environment(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / "host.json", without_iommu(tmp_path / "other").root
+    file.write_text(run("snapshot").stdout)
+    here, there = run("list", "--all").stdout, run("--root", other, "list", "--all").stdout
+    monkeypatch.setenv("VFIOMGR_ROOT", other)
+    assert run("list", "--all").stdout == there
+    assert run("--snapshot", str(file), "list", "--all").stdout == here
+    assert run("list", "--all", "--snapshot", str(file)).stdout == here
+    monkeypatch.setenv("VFIOMGR_SNAPSHOT", str(file))
+    answer = run("list")
+    assert answer.status == 2
+    assert "VFIOMGR_SNAPSHOT, VFIOMGR_ROOT" in answer.stderr
+    assert run("list", "--all", "--root", other).stdout == there
+    monkeypatch.delenv("VFIOMGR_ROOT")
+    assert run("list", "--all", "--root", other).stdout == there
+
+
 def test_every_format_is_honoured(run: Run) -> None:
     yaml = YAML(typ="safe")
     assert yaml.load(run("snapshot", "--format", "yaml").stdout) == json.loads(
