@@ -28,6 +28,7 @@ from vfiomgr.model.step import ChangeDriver, ReleaseDriver
 if TYPE_CHECKING:
     from vfiomgr.api import Outcome
     from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.persistence import NodeOwner
 
 
 @click.command("bind")
@@ -93,7 +94,7 @@ def bind(
         reset_method=reset_method,
         no_d3cold=no_d3cold,
         persist=persist,
-        owner=None if owner is None else find_owner(session.tree, owner),
+        owner=None if owner is None else _owner(session, owner),
         update_initramfs=update_initramfs,
         program=own_program(),
     )
@@ -162,6 +163,11 @@ def _refuse_contradictions(*, only: bool, with_group: bool) -> None:
     if only and with_group:
         why = "one leaves functions out that share the slot, the other takes all of the group"
         forbid_together("--only", "--with-group", why)
+
+
+def _owner(session: Session, text: str) -> NodeOwner:
+    """Looked up in the host's own tables, of which a snapshot has none."""
+    return find_owner(None if session.snapshot is not None else session.tree, text)
 
 
 def _print_moved(session: Session, outcome: Outcome) -> None:
