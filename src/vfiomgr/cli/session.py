@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from vfiomgr.cli.parameters import Seconds, WholeNumber
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import BOOT_ID, PCI_DEVICES
 
@@ -82,13 +82,14 @@ class Session:
 
         if self.snapshot is not None:
             return self._loaded(self.snapshot)
-        return scan(
+        host = scan(
             self.tree,
             self.machine,
             with_users=with_users,
             with_readiness=with_readiness,
             with_resets=with_resets,
         )
+        return self._required(host)
 
     def devices(self) -> HostSnapshot:
         """As `host`, but from a tree nothing besides the devices, which takes a fraction of it."""
@@ -96,13 +97,28 @@ class Session:
 
         if self.snapshot is not None:
             return self._loaded(self.snapshot)
-        return scan_devices(self.tree, self.machine)
+        return self._required(scan_devices(self.tree, self.machine))
+
+    def _required(self, host: HostSnapshot) -> HostSnapshot:
+        """The same, where its functions could be listed: else all answers about it were wrong."""
+        if host.pci_unlisted is None:
+            return host
+        why = f"{PCI_DEVICES} cannot be listed: {host.pci_unlisted}"
+        if self.root != _MACHINE:
+            message = f"{self.root!r} holds no host: {why}"
+            raise UsageError(message, "--root takes a directory that looks like the root of a host")
+        remedy = "mount sysfs on /sys, or run vfiomgr where the host's own /sys is seen"
+        raise HostError(why, remedy)
 
     def _loaded(self, snapshot: str) -> HostSnapshot:
         if self.root != _MACHINE:
             message = f"--snapshot {snapshot} and --root {self.root} name two different hosts"
             raise UsageError(message, "pass one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
-        return _load_snapshot(snapshot)
+        host = _load_snapshot(snapshot)
+        if host.pci_unlisted is not None:
+            message = f"{snapshot} shows no host: {PCI_DEVICES}: {host.pci_unlisted}"
+            raise InvalidDocument(message, "make it on the host, with: vfiomgr snapshot")
+        return host
 
     def tell_of_cut_off_runs(self) -> None:
         """Say which earlier runs were left half done, where this user may read the journal."""

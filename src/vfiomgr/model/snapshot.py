@@ -102,6 +102,8 @@ class HostSnapshot:
     initramfs: Initramfs | None = None
     """None where none of the tools is there that vfiomgr knows."""
     has_systemd: bool = False
+    pci_unlisted: str | None = None
+    """Why its PCI functions could not be looked for; None where they could."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
