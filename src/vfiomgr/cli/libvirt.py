@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.adapters.libvirt import render
-from vfiomgr.cli.change import how_to_bind
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.change import tell_how_to_bind
+from vfiomgr.cli.output import print_document
 from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UnknownDevice
@@ -70,8 +70,8 @@ def hostdev(
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    for device in waiting if not managed else ():
-        note(f"{device} is on {device.driver or 'no driver'}: {how_to_bind(host, device)}")
+    if not managed:
+        tell_how_to_bind(host, waiting)
 
 
 def _slots(host: HostSnapshot, texts: Sequence[str], *, only: bool) -> list[tuple[PciDevice, ...]]:

@@ -1,4 +1,4 @@
-"""Modules of the running kernel: their aliases and the drivers that they bring."""
+"""Modules of the running kernel: which there are, their aliases and the drivers that they bring."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _MODULES = HostPath("/sys/module")
-_LIBRARY = HostPath("/lib/modules")
+_LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
 _DRIVER = "pci:"
 _ALIAS = "alias vfio_pci:"
 _BUILT_IN_ALIAS = re.compile(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
+_VFIO = "vfio"
 
 
 def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
     """The variant drivers that this kernel has, loadable or built in (depmod(8), modules.alias)."""
-    release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
-    if not release:
-        return ()
-    directory = _LIBRARY / release
-    loadable = tree.read_text(directory / "modules.alias") or ""
-    built_in = tree.read_text(directory / "modules.builtin.modinfo") or ""
+    loadable = _list(tree, "modules.alias") or ""
+    built_in = _list(tree, "modules.builtin.modinfo") or ""
     lines = loadable.splitlines() if _ALIAS in loadable else []
     found = [(line.split()[1], line.split()[2]) for line in lines if line.startswith(_ALIAS)]
     found += [(alias, module) for module, alias in _BUILT_IN_ALIAS.findall(built_in)]
@@ -34,6 +31,25 @@ def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
         for alias, module in found
         if module != PLAIN_MODULE
     )
+
+
+def read_vfio_modules(tree: HostTree) -> tuple[str, ...] | None:
+    """The loadable modules with `vfio` in their names; None where depmod's list is not there."""
+    text = _list(tree, "modules.dep")
+    if text is None:
+        return None
+    paths = (path for line in text.splitlines() if _VFIO in line for path in line.split())
+    names = {path.rpartition("/")[2].partition(".ko")[0].replace("-", "_") for path in paths}
+    return tuple(sorted(name for name in names if _VFIO in name))
+
+
+def _list(tree: HostTree, name: str) -> str | None:
+    """A list that depmod(8) made for the running kernel."""
+    release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
+    if not release:
+        return None
+    texts = (tree.read_text(library / release / name) for library in _LIBRARIES)
+    return next((text for text in texts if text is not None), None)
 
 
 def driver_of_module(tree: HostTree, module: str) -> str | None:

@@ -102,6 +102,11 @@ class HostSnapshot:
     initramfs: Initramfs | None = None
     """None where none of the tools is there that vfiomgr knows."""
     has_systemd: bool = False
+    vfio_modules: tuple[str, ...] | None = None
+    """Modules with `vfio` in their names that this kernel has; read together with the users.
+
+    None where its lists are not there.
+    """
     pci_unlisted: str | None = None
     """Why its PCI functions could not be looked for; None where they could."""
 

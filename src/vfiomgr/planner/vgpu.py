@@ -86,19 +86,22 @@ def find_parent(host: HostSnapshot, name: str) -> VgpuParent:
     """The parent of a name; a PCI address in any way of writing it.
 
     Raises:
-        UnknownDevice: the device makes no vGPUs.
+        UnknownDevice: there is no such device, or it makes no vGPUs.
 
     """
     for parent in host.vgpu_parents:
         if parent.name == name or _is_address(name, parent.name):
             return parent
+    subject = f"there is no device {name!r} that makes vGPUs"
+    if ":" in name:  # as in addresses alone
+        subject = f"{host.device(host.parse_address(name))} makes no vGPUs"
     if not host.vgpu_parents:
-        message = f"{name} makes no vGPUs: no device of this host does"
+        message = f"{subject}, and no other of this host does"
         raise UnknownDevice(
             message, "load the vendor's vGPU driver, and enable its virtual functions"
         )
     names = ", ".join(parent.name for parent in host.vgpu_parents)
-    message = f"{name} makes no vGPUs; these do: {names}"
+    message = f"{subject}; these do: {names}"
     raise UnknownDevice(message, "vfiomgr vgpu types shows parents and their types")
 
 

@@ -291,9 +291,20 @@ def test_a_recording_says_what_could_not_be_checked(
     run: Run, kernel: FakeKernel, tmp_path: Path
 ) -> None:
     shutil.copytree(Path(kernel.root, "sys"), tmp_path / "recorded/sys", symlinks=True)
-    answer = run("--root", str(tmp_path / "recorded"), "bind", "0000:02:00.0", "--dry-run")
+    bind = ("--root", str(tmp_path / "recorded"), "bind", "0000:02:00.0", "--dry-run")
+    answer = run(*bind)
     assert answer.status == 0
-    assert [line.partition(":")[0] for line in answer.stderr.splitlines()] == ["not checked"] * 2
+    told = [line.removeprefix("not checked: ") for line in answer.stderr.splitlines()]
+    assert [text.partition(":")[0] for text in told] == [
+        "who holds the devices",
+        "mounted file systems and the default route",
+    ]
+    plan = run(*bind, "--format", "json")
+    assert (plan.status, plan.stderr) == (0, "")
+    assert json.loads(plan.stdout)["not_checked"] == told
+    named = json.loads(run(*bind, "--format", "json", "--driver", "vfio-pci").stdout)
+    assert named["not_checked"][:2] == told
+    assert named["not_checked"][2].startswith("whether there is a driver vfio-pci: ")
 
 
 def test_a_binary_snapshot_exits_65(run: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
 from vfiomgr.model.iommu import IommuGroup
 from vfiomgr.model.snapshot import DeviceUser
@@ -51,9 +51,28 @@ def test_an_unknown_type_lists_the_known_and_guesses() -> None:
     assert caught.value.hint == "did you mean nvidia-1?"
 
 
-def test_an_unknown_parent_lists_the_known() -> None:
-    with pytest.raises(UnknownDevice, match=r"these do: 0000:04:00\.0"):
-        plan(HOST, CreateVgpu("mtty", "nvidia-1", UUID))
+@pytest.mark.parametrize(
+    ("parent", "words"),
+    [
+        ("mtty", r"no device 'mtty' that makes vGPUs; these do: 0000:04:00\.0"),
+        ("0000:05:00.0", r"^0000:05:00\.0 \(.*\) makes no vGPUs; these do: 0000:04:00\.0"),
+        ("0000:99:00.0", r"^this host has no PCI device 0000:99:00\.0"),
+        ("99:00", "'99:00' is not a PCI address"),
+    ],
+)
+def test_an_unknown_parent_is_told_from_one_that_makes_none(parent: str, words: str) -> None:
+    devices = (pci_device(), pci_device("0000:05:00.0"))
+    host = replace(host_of(*devices), vgpu_parents=(PARENT,))
+    with pytest.raises(UsageError, match=words) as caught:
+        plan(host, CreateVgpu(parent, "nvidia-1", UUID))
+    assert caught.value.hint
+
+
+def test_a_host_without_parents_says_so() -> None:
+    for parent in ("mtty", "0000:04:00.0"):
+        with pytest.raises(UnknownDevice, match="vGPUs, and no other of this host does") as caught:
+            plan(host_of(pci_device()), CreateVgpu(parent, "nvidia-1", UUID))
+        assert "load the vendor's vGPU driver" in caught.value.hint
 
 
 def test_the_same_vgpu_again_changes_nothing_and_another_of_its_uuid_is_refused() -> None:
