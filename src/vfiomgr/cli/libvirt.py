@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.adapters.libvirt import render
-from vfiomgr.cli.change import how_to_bind
+from vfiomgr.cli.change import tell_how_to_bind
 from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.planner.guards import bridge, refuse_if_any, taking
@@ -36,7 +37,7 @@ def libvirt() -> None:
 )
 @click.option(
     "--guest-bus",
-    type=click.IntRange(1, render.LAST_GUEST_BUS),
+    type=WholeNumber(1, render.LAST_GUEST_BUS),
     default=render.DEFAULT_GUEST_BUS,
     show_default=True,
     help="Index of the guest's root port for the first device of several functions.",
@@ -75,8 +76,8 @@ def hostdev(
     for device in own:
         if host.vgpu(str(device.address)) is None:
             note(f"{device} is no vGPU yet: vfiomgr vgpu create --parent {device.address} --type …")
-    for device in waiting if not managed else ():
-        note(f"{device} is on {device.driver or 'no driver'}: {how_to_bind(host, device)}")
+    if not managed:
+        tell_how_to_bind(host, waiting)
 
 
 def _refuse_to_manage(functions: Sequence[PciDevice]) -> None:

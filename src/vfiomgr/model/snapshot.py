@@ -106,6 +106,13 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    vfio_modules: tuple[str, ...] | None = None
+    """Modules with `vfio` in their names that this kernel has; read together with the users.
+
+    None where its lists are not there.
+    """
+    pci_unlisted: str | None = None
+    """Why its PCI functions could not be looked for; None where they could."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -327,20 +334,16 @@ def write_snapshot(snapshot: HostSnapshot) -> str:
 
 
 def read_snapshot(text: str, source: str) -> HostSnapshot:
-    """Read what `write_snapshot` wrote; `source` names the document in errors.
+    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
 
     Raises:
-        InvalidDocument: no JSON, another kind of document, or fields that do not fit.
+        InvalidDocument: neither of them, another kind of document, or fields that do not fit.
 
     """
-    import json  # noqa: PLC0415 - slow to import, and lists need none
+    from vfiomgr.model.document import parse_document  # noqa: PLC0415 - lists read none
 
     remedy = "make it anew with: vfiomgr snapshot > host.json"
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        message = f"{source}: not JSON: {error}"
-        raise InvalidDocument(message, remedy) from None
+    document = parse_document(text, source, remedy)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
         raise InvalidDocument(message, remedy)

@@ -82,13 +82,12 @@ def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
 
 
 def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDevice:
-    try:
-        device = host.device(host.parse_address(name))
-    except (UsageError, UnknownDevice):
+    if ":" not in name:  # as only addresses have
         names = ", ".join(gpu.name for gpu in known)
         message = f"there is no device {name} that makes vGPUs"
         message += f"; these do: {names}" if known else ": no device of this host does"
         return UnknownDevice(message, "vfiomgr vgpu types shows what each can make")
+    device = host.device(host.parse_address(name))
     message = f"{device} makes no vGPUs now"
     if device.sriov_totalvfs and not device.virtual_functions:
         remedy = f"its virtual functions may: vfiomgr sriov set {device.address} N makes them"
