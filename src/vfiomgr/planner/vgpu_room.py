@@ -145,6 +145,24 @@ def _closed(host: HostSnapshot, parents: Iterable[VgpuParent]) -> Iterable[str]:
             yield parent.name
 
 
+def totals(found: Iterable[Room]) -> tuple[Room, ...]:
+    """What all GPUs together have room for, of the types that several of them have."""
+    alike: dict[tuple[str, str | None], list[Room]] = {}
+    for one in found:
+        alike.setdefault((one.type.id, one.type.name), []).append(one)
+    return tuple(
+        Room(
+            several[0].type,
+            sum(one.more for one in several),
+            all(one.is_certain for one in several),
+            None if any(one.more for one in several) else "no GPU has room",
+            None,
+        )
+        for several in alike.values()
+        if len(several) > 1
+    )
+
+
 def rooms(gpu: Gpu) -> tuple[Room, ...]:
     """What a GPU has room for, of each of its types."""
     return tuple(room(gpu, kind) for kind in gpu.types)
