@@ -26,6 +26,7 @@ from tests.fakes.mdev_budgets import Pool
 from tests.fakes.mdevs import UUID, MdevParent, Mdevs, MdevType
 from tests.fakes.nvidia.driver import NvidiaDriver
 from tests.fakes.nvidia.gpus import DRIVER, Gpu
+from tests.fakes.programs import Programs
 from tests.fakes.reactions import Reactions
 from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
@@ -34,7 +35,9 @@ from vfiomgr.model.path import HostPath
 from vfiomgr.model.reset import CONFIG_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tests.fakes.programs import Program, Said
 
 _VOLATILE = ("/sys", "/dev", "/proc", "/run")
 _READABLE = 0o444
@@ -97,6 +100,8 @@ class FakeKernel(FaultyTree):
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
         }
         self.nvidia.join(self._reactions)
+        self.programs = Programs(self.sysfs)
+        self.nvidia.bring(self.programs, self.stuck)
         self.sysfs.make("/var/lib")
         self.reboot()
 
@@ -151,6 +156,15 @@ class FakeKernel(FaultyTree):
             raise modprobe_failed(
                 name, f"FATAL: Module {name} not found in directory /lib/modules/{release}"
             )
+
+    def program(self, name: str) -> Program | None:
+        """One whose file is in its place."""
+        return self.programs.find(name)
+
+    def execute(self, program: Program, arguments: Sequence[str]) -> Said:
+        """Programs change the kernel as writes do, one at a time."""
+        with self.stuck.one_at_a_time():
+            return program.run(arguments)
 
     def store(self, path: HostPath, text: str) -> None:
         """Open write-only without creating, then write once."""

@@ -85,6 +85,8 @@ class Vfio:
             self._sysfs.drop(directory / name)
         for name in wanted - present:
             self._sysfs.put_bytes(directory / name, b"", 0o600)
+        if not self._sysfs.names(directory):
+            self._sysfs.drop(directory)  # devtmpfs leaves no empty directory of its own
 
     def open(self, number: int) -> None:
         """A guest takes a group and the devices in it.

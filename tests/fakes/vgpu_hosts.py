@@ -8,6 +8,7 @@ from tests.fakes import samples
 from tests.fakes.gvtg import gvtg
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.nvidia.cards import A40, A100, L40S, T4
+from tests.fakes.nvidia.driver import NVIDIA_SMI, SRIOV_MANAGE
 from tests.fakes.nvidia.gpus import DRIVER, SHIPPED, Gpu
 from vfiomgr.model.path import PCI_DEVICES
 
@@ -60,9 +61,11 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     rejects_raw: bool = True,
     manners: Manners = SHIPPED,
     has_cdev: bool = False,
+    has_programs: bool = True,
 ) -> FakeKernel:
     """GPUs of one model behind root ports, on NUMA nodes 0 and 1 in turn, and vfio-pci.
 
+    nvidia-smi and sriov-manage are installed where it `has_programs`.
     `total_vfs` virtual functions each (the model's own number unless told) are there where it
     `is_enabled`, until the host is booted again. `rejects_raw` as in reality: a write to
     sriov_numvfs is ENOENT, since the driver configures no SR-IOV itself.
@@ -71,6 +74,8 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
     kernel.add_driver(DRIVER, ids=[("10de", "*", "03")], configures_sriov=not rejects_raw)
     kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+    for program in (SRIOV_MANAGE, NVIDIA_SMI) if has_programs else ():
+        kernel.programs.install(program)
     count = card.total_vfs if total_vfs is None else total_vfs
     for index, address in enumerate(GPUS[:gpus]):
         port = f"0000:00:{index + 1:02x}.0"
@@ -125,6 +130,7 @@ def l40s_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     is_enabled: bool = True,
     rejects_raw: bool = True,
     manners: Manners = SHIPPED,
+    has_programs: bool = True,
 ) -> FakeKernel:
     """L40S's, whose virtual functions take a type each, on a kernel with VFIO's cdevs."""
     return nvidia_host(
@@ -136,6 +142,7 @@ def l40s_host(  # noqa: PLR0913 - each is a fact of its own, with a default
         is_enabled=is_enabled,
         rejects_raw=rejects_raw,
         manners=manners,
+        has_programs=has_programs,
         has_cdev=True,
     )
 

@@ -8,17 +8,24 @@ from tests.fakes.nvidia.attributes import NvidiaAttributes
 from tests.fakes.nvidia.gpus import DRIVER, NvidiaGpus
 from tests.fakes.nvidia.mdevs import NvidiaMdevs
 from tests.fakes.nvidia.memory import GpuMemory
+from tests.fakes.nvidia.smi import NvidiaSmi
+from tests.fakes.nvidia.sriov_manage import SriovManage
 from tests.fakes.nvidia.vendor_vfio import VendorVfio
-from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
+from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES, PCI_DRIVERS
 
 if TYPE_CHECKING:
     from tests.fakes.drivers import Driver, Drivers
+    from tests.fakes.faults import Stuck
     from tests.fakes.mdevs import Mdevs
     from tests.fakes.nvidia.gpus import Gpu
+    from tests.fakes.programs import Programs
     from tests.fakes.reactions import Reactions
     from tests.fakes.sriov import Sriov
     from tests.fakes.sysfs import Sysfs
     from tests.fakes.vfio import Vfio
+
+SRIOV_MANAGE = "/usr/lib/nvidia/sriov-manage"
+NVIDIA_SMI = "/usr/bin/nvidia-smi"
 
 
 class NvidiaDriver:
@@ -35,6 +42,7 @@ class NvidiaDriver:
         sriov: Sriov,
     ) -> None:
         self._sysfs = sysfs
+        self._drivers = drivers
         self._vfio = vfio
         self._sriov = sriov
         self.gpus = NvidiaGpus(sysfs, drivers, GpuMemory(memory))
@@ -55,6 +63,22 @@ class NvidiaDriver:
         reactions.instances |= stores
         reactions.functions |= stores
         reactions.functions["nvidia/current_vgpu_type"] = self._vendor.set_type
+
+    def bring(self, programs: Programs, stuck: Stuck) -> None:
+        """Its programs, which can be run where their files are installed."""
+        programs.known[SRIOV_MANAGE] = SriovManage(
+            self._sysfs, self._drivers, self._sriov, self.gpus, self._is_used
+        )
+        programs.known[NVIDIA_SMI] = NvidiaSmi(
+            self.gpus,
+            is_loaded=lambda: self._sysfs.exists(PCI_DRIVERS / DRIVER),
+            is_stuck=lambda: bool(set(stuck.names()) & self.gpus.known.keys()),
+        )
+
+    def _is_used(self, gpu: Gpu) -> bool:
+        """Whether a process has the GPU, or a guest one of its vGPUs: no unbindLock then."""
+        held = gpu.address in self._drivers.known[DRIVER].holds
+        return held or bool(self.open_vgpus(gpu))
 
     def add(self, gpu: Gpu) -> None:
         """A GPU, before its function is there."""
