@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _DIRECTORIES = {
     "drm": (re.compile(r"(card|renderD)\d+"), "/dev/dri"),
     "accel": (re.compile(r"accel\d+"), "/dev/accel"),
+    "infiniband_verbs": (re.compile(r"uverbs\d+"), "/dev/infiniband"),
+    "infiniband_mad": (re.compile(r"(umad|issm)\d+"), "/dev/infiniband"),
 }
 """What a function's directory holds by class, and where udev puts it."""
 _OWNERS = frozenset({*_DIRECTORIES, "sound"})
