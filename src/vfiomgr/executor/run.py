@@ -23,13 +23,13 @@ from vfiomgr.errors import (
 from vfiomgr.executor.actions import perform, require_life
 from vfiomgr.executor.schedule import Schedule
 from vfiomgr.executor.worker import Crew, Result
-from vfiomgr.host import stuck
+from vfiomgr.host import stuck, uevents
 from vfiomgr.host.iommu import group_number
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.step import ForgetOrigin, subject
+from vfiomgr.model.step import AwaitVfioNode, ForgetOrigin, subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,6 +71,8 @@ def run(
 
     """
     schedule = Schedule(plan)
+    if any(isinstance(step, AwaitVfioNode) for step in plan.steps):
+        uevents.rules_give_access(tree)  # read once, before children are forked that ask for it
     with _crew(plan.steps, tree, journal, schedule.width, deadline) as crew:
         work = _Work(plan.steps, tree, journal, crew)
         try:

@@ -14,17 +14,16 @@ if TYPE_CHECKING:
 _MODULES = HostPath("/sys/module")
 _LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
 _DRIVER = "pci:"
-_ALIAS = "alias vfio_pci:"
+_ALIAS = re.compile(r"\nalias (vfio_pci:\S+) (\S+)")
 _BUILT_IN_ALIAS = re.compile(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
 _VFIO = "vfio"
 
 
 def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
     """The variant drivers that this kernel has, loadable or built in (depmod(8), modules.alias)."""
-    loadable = _list(tree, "modules.alias") or ""
+    loadable = "\n" + (_list(tree, "modules.alias") or "")
     built_in = _list(tree, "modules.builtin.modinfo") or ""
-    lines = loadable.splitlines() if _ALIAS in loadable else []
-    found = [(line.split()[1], line.split()[2]) for line in lines if line.startswith(_ALIAS)]
+    found = _ALIAS.findall(loadable)
     found += [(alias, module) for module, alias in _BUILT_IN_ALIAS.findall(built_in)]
     return tuple(
         VfioVariant(alias, module, driver_of_module(tree, module))

@@ -1,16 +1,29 @@
-"""udev: what it has done to the nodes of devices."""
+"""udev: what it has done to the nodes of devices, and what its rules would do."""
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfiomgr.host.tree import HostTree
 
 _UDEVD = HostPath("/run/udev/control")
 _DATABASE = HostPath("/run/udev/data")
+_RULES = tuple(
+    HostPath(f"{place}/udev/rules.d")
+    for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
+)
+"""Where udevd reads rules (udev(7)); a file hides those of its name in later directories."""
+_CONTINUED = re.compile(r"\\\n\s*")
+_ACCESS = re.compile(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
+_CONTAINER = re.compile(r'\bKERNEL *== *"vfio"')
+"""A match of /dev/vfio/vfio, which is no node of a group or a function."""
 
 
 def is_settled(tree: HostTree, node: HostPath) -> bool:
@@ -25,6 +38,33 @@ def is_settled(tree: HostTree, node: HostPath) -> bool:
         return True
     number = tree.device_number(node)
     return number is not None and tree.exists(_DATABASE / f"c{number[0]}:{number[1]}")
+
+
+@lru_cache(maxsize=1)
+def rules_give_access(tree: HostTree) -> bool:
+    """Whether a rule of udev decides who may open the nodes of VFIO.
+
+    Where none does, a node stays as devtmpfs made it, and nobody need wait for udevd.
+    """
+    return any(
+        "vfio" in rule and _ACCESS.search(rule) and not _CONTAINER.search(rule)
+        for text in _rules(tree)
+        for rule in _CONTINUED.sub(" ", text).splitlines()
+        if not rule.lstrip().startswith("#")
+    )
+
+
+def _rules(tree: HostTree) -> Iterator[str]:
+    """The texts of the rules that mention VFIO at all."""
+    seen: set[str] = set()
+    for directory in _RULES:
+        for name in tree.children(directory):
+            if name in seen or not name.endswith(".rules"):
+                continue
+            seen.add(name)
+            data = tree.read_whole(directory / name) or b""
+            if b"vfio" in data:
+                yield data.decode(errors="replace")
 
 
 def reload_rules(tree: HostTree, seconds: float) -> None:

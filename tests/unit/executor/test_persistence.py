@@ -210,7 +210,7 @@ def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
     put(kernel, "/run/udev/control", "")
     kernel.sysfs.make("/run/systemd/system")
     monkeypatch.setattr(type(kernel), "is_machine", True)
-    monkeypatch.setattr("vfiomgr.executor.actions.UDEV_DEADLINE", 0.0)  # it makes no record either
+    monkeypatch.setattr("vfiomgr.executor.nodes.UDEV_DEADLINE", 0.0)  # it makes no record either
     programs = Deaf()
     monkeypatch.setattr(kernel, "call", programs)
     return programs

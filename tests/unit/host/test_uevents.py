@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.host.uevents import is_settled
+from vfiomgr.host.uevents import is_settled, rules_give_access
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -45,3 +45,40 @@ def test_a_node_is_settled_once_udevd_has_a_record_of_it(record: str, *, is_done
 @pytest.mark.parametrize("node", ["/dev/no-such-node", "/proc/version"])
 def test_what_is_no_node_is_not_settled(node: str) -> None:
     assert not is_settled(Machine("/run/udev/control"), HostPath(node))
+
+
+GIVES = [
+    'SUBSYSTEM=="vfio", OWNER="root", GROUP="kvm", MODE="0660"',
+    'SUBSYSTEM=="vfio", \\\n    GROUP="kvm"',
+    'SUBSYSTEM=="vfio", KERNEL=="12", GROUP:="lab"',
+    'SUBSYSTEM=="vfio", RUN+="/usr/bin/setfacl -m u:lab:rw /dev/vfio/%k"',
+    'SUBSYSTEM=="vfio-dev", TAG+="uaccess"',
+]
+GIVES_NOT = [
+    "",
+    '# SUBSYSTEM=="vfio", GROUP="kvm"',
+    'KERNEL=="vfio", MODE="0666", OPTIONS+="static_node=vfio/vfio"',
+    'ACTION=="add", SUBSYSTEM=="vfio", TAG+="systemd", PROGRAM="/usr/lib/udev/vfio_name %k"',
+    'SUBSYSTEM=="kvm", GROUP="kvm", MODE="0660"',
+]
+
+
+@pytest.mark.parametrize("directory", ["etc", "run", "usr/local/lib", "usr/lib"])
+@pytest.mark.parametrize(
+    ("rule", "gives"), [(r, True) for r in GIVES] + [(r, False) for r in GIVES_NOT]
+)
+def test_rules_that_decide_who_opens_a_node(
+    tmp_path: Path, directory: str, rule: str, *, gives: bool
+) -> None:
+    place = tmp_path / directory / "udev/rules.d"
+    place.mkdir(parents=True)
+    (place / "60-guests.rules").write_text(f"{rule}\n")
+    assert rules_give_access(HostTree(tmp_path)) is gives
+
+
+def test_a_rule_file_is_hidden_by_one_of_its_name_before_it(tmp_path: Path) -> None:
+    for directory, rule in (("etc", ""), ("usr/lib", GIVES[0])):
+        place = tmp_path / directory / "udev/rules.d"
+        place.mkdir(parents=True)
+        (place / "60-guests.rules").write_text(rule)
+    assert not rules_give_access(HostTree(tmp_path))
