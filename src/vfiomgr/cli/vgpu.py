@@ -10,6 +10,7 @@ import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
@@ -170,10 +171,10 @@ def _vgpu_item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
 @click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
 @click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
 @click.option("--series", type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False))
-@click.option("--heads", type=click.IntRange(1), metavar="N", help="So many displays or more.")
-@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="All or none.")
+@click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
+@click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
 @click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
-@click.option("--numa", "numa_node", type=click.IntRange(0), metavar="NODE", help="Near this node.")
+@click.option("--numa", "numa_node", type=WholeNumber(0), metavar="NODE", help="Near this node.")
 @click.option(
     "--strategy",
     type=click.Choice(["pack", "spread"]),

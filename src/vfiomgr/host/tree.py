@@ -20,6 +20,8 @@ _PROGRAM_DEADLINE = 15.0
 _DEATH_DEADLINE = 0.5
 """Seconds for a killed program to end: in the hands of a driver it may never do."""
 _PERMISSIONS = 0o7777
+_SAID = 1000
+"""Characters that an error quotes of what a program said at last."""
 
 
 class HostTree:
@@ -40,6 +42,11 @@ class HostTree:
     def is_live(self) -> bool:
         """Whether a kernel acts on what is written here: /sys is mounted, not recorded."""
         return os.path.ismount(f"{self._prefix}/sys")
+
+    @property
+    def is_machine(self) -> bool:
+        """Whether it is the root of the machine that vfiomgr runs on, where programs act."""
+        return self.root == "/"
 
     @property
     def can_hang(self) -> bool:
@@ -301,26 +308,39 @@ class HostTree:
             os.close(descriptor)
 
     def call(self, *command: str, limit: float | None = 60) -> None:
-        """Run a program of this machine, and wait for its end.
+        """Run a program of this machine, and wait for its end, at most `limit` seconds.
+
+        It writes into a file, and so outlives this process where that is ended: no pipe breaks.
 
         Raises:
             HostError: with what the program said.
 
         """
         import subprocess  # noqa: PLC0415 - reading needs none
+        import tempfile  # noqa: PLC0415 - slow to import
 
-        shown = " ".join(command)
-        try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=limit
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            message = f"{shown} did not work: {error}"
-            raise HostError(message, "run it by hand to see why") from error
-        if result.returncode:
-            said = (result.stderr or result.stdout).strip()
-            message = f"{shown} ended with {result.returncode}: {said}"
-            raise HostError(message, "run it by hand to see why")
+        shown, remedy = " ".join(command), "run it by hand to see why"
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            try:
+                status = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    timeout=limit,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                message = f"{shown} has not ended within {limit:g} seconds, and was ended"
+                raise HostError(message, remedy) from None
+            except OSError as error:
+                message = f"{shown} cannot be run: {error.strerror}"
+                raise HostError(message, remedy) from error
+            output.seek(0)
+            said = " ".join(output.read().split())[-_SAID:]
+        if status:
+            message = f"{shown} ended with {status}: {said}"
+            raise HostError(message, remedy)
 
     def load_module(self, name: str) -> None:
         """Load a kernel module by name.
