@@ -285,7 +285,7 @@ def _with_holders(stuck: StuckInKernel, work: _Work) -> StuckInKernel:
     """The error with the processes that keep the kernel waiting."""
     host = work.scan()
     devices = [device for device in host.devices if str(device.address) in stuck.devices]
-    vgpus = [vgpu for vgpu in host.vgpus if vgpu.uuid in stuck.devices]
+    vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
     held = [user for device in devices for user in host.holders(device)]
     held += [user for vgpu in vgpus for user in host.holders(vgpu)]
     names = [str(user) for user in held]

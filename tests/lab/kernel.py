@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _META_PACKAGE = "linux-image-amd64"
 _SAMPLES = ("mtty", "mdpy", "mbochs")
-_FORMAT = 1  # counts up when the content of a kernel's directory changes
+_FORMAT = 2  # counts up when the content of a kernel's directory changes
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Kernel:
     def modules(self) -> Path:
         """The directory that the guest sees as /lib/modules/RELEASE."""
         return self.directory / "lib" / "modules" / self.release
+
+    @property
+    def headers(self) -> Path:
+        """What modules are built against: a directory for `make -C`."""
+        return self.directory / "usr" / "src" / f"linux-headers-{self.release}"
 
 
 def cache_root() -> Path:
@@ -130,10 +135,11 @@ def _unpack(packages: list[Path], tree: Path) -> None:
 
 
 def _relocate_headers(tree: Path) -> None:
-    """Make the headers' absolute includes point into the unpacked tree."""
+    """Make the headers' absolute includes relative, so that the tree can be anywhere."""
     for makefile in tree.glob("usr/src/linux-headers-*/Makefile"):
         text = makefile.read_text()
-        makefile.write_text(text.replace(" /usr/src/", f" {tree}/usr/src/"))
+        beside = " $(dir $(lastword $(MAKEFILE_LIST)))../"
+        makefile.write_text(text.replace(" /usr/src/", beside))
 
 
 def _build_samples(tree: Path, release: str) -> None:
@@ -145,22 +151,32 @@ def _build_samples(tree: Path, release: str) -> None:
     source = tree / samples
     objects = " ".join(f"{name}.o" for name in _SAMPLES)
     (source / "Makefile").write_text(f"obj-m := {objects}\n")
-    headers = tree / "usr" / "src" / f"linux-headers-{release}"
-    run(["make", "-j2", "-C", str(headers), f"M={source}", "modules"])
+    build_modules(tree / "usr" / "src" / f"linux-headers-{release}", source)
     extra = _modules(tree) / release / "extra"
     extra.mkdir()
     for name in _SAMPLES:
         shutil.copy(source / f"{name}.ko", extra)
 
 
+def build_modules(headers: Path, source: Path) -> None:
+    """Build the modules of a directory, without types for BPF: that takes pahole."""
+    make = ["make", "-j2", "-C", str(headers), f"M={source}"]
+    run([*make, "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"])
+
+
 def _keep(tree: Path, release: str, kernel: Path) -> Path:
-    """Move what the guest needs out of the unpacked tree."""
+    """Move what the guest needs, and what modules are built against, out of the unpacked tree."""
     modules = kernel / "lib" / "modules" / release
     modules.parent.mkdir(parents=True)
     (tree / "boot").rename(kernel / "boot")
     (_modules(tree) / release).rename(modules)
     for link in ("build", "source"):
         (modules / link).unlink(missing_ok=True)
+    for pattern in ("usr/src/linux-headers-*", "usr/lib/linux-kbuild-*"):
+        for directory in tree.glob(pattern):
+            place = kernel / directory.relative_to(tree)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            directory.rename(place)
     return kernel
 
 

@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from tests.lab import initramfs, kernel
+from tests.lab import gpusim, initramfs, kernel
 from tests.lab.errors import GuestDied, GuestPanic, GuestTimeout, LabError, last_lines
+from tests.lab.gpusim import build
 from tests.lab.topology import CURRENT_VARIABLE, Topology
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ def _write_job(directory: Path, topology: Topology, job: Job) -> None:
     )
     modules = kernel.provide().modules
     (directory / "modules").write_text(f"{modules}\n")
-    kept = _below_tmp([modules, job.directory, CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
+    shown = [kernel.cache_root(), job.directory, CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)]
+    kept = _below_tmp(shown)
     (directory / "kept").write_text("".join(f"{path}\n" for path in kept))
     if job.interactive:
         columns, rows = shutil.get_terminal_size()
@@ -225,13 +227,16 @@ def _write_job(directory: Path, topology: Topology, job: Job) -> None:
 
 def _environment(topology: Topology) -> dict[str, str]:
     """Return the variables that every command has."""
-    return {
+    variables = {
         "HOME": str(Path.home()),
         "LANG": "C.UTF-8",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         CURRENT_VARIABLE: topology.name,
         RESULTS_VARIABLE: str(GUEST_RESULTS),
     }
+    if topology.has_gpusim:
+        variables[gpusim.MODULE_VARIABLE] = str(build.provide(kernel.provide()))
+    return variables
 
 
 def _below_tmp(paths: list[Path]) -> list[Path]:

@@ -21,7 +21,10 @@ _MDEV_MODULES = ("mtty", "mdpy", "mbochs")
 
 @dataclass(frozen=True)
 class Topology:
-    """One machine. `addresses` names its devices; `drivers` is by those names."""
+    """One machine. `addresses` names its devices; `drivers` is by those names.
+
+    With `has_gpusim`, its guests can load gpusim (see tests/lab/gpusim).
+    """
 
     name: str
     summary: str
@@ -31,6 +34,7 @@ class Topology:
     modules: tuple[str, ...] = ()
     iommu: bool = True
     numa: tuple[str, ...] = ()
+    has_gpusim: bool = False
 
     def qemu_arguments(self, memory: int) -> list[str]:
         """Return the arguments that give QEMU these devices, with `memory` MiB in all."""
@@ -137,6 +141,7 @@ SRIOV = Topology(
     ),
     addresses={"console": "0000:00:01.0", "nvme": "0000:01:00.0"},
     drivers={"console": "bochs-drm", "nvme": "nvme"},
+    has_gpusim=True,
 )
 
 TWO_ROOTS = Topology(

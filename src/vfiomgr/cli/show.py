@@ -66,7 +66,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     return {
         "group_members": [d.address for d in host.group_members(device.iommu_group)],
         "slot": [d.address for d in host.slot(device)],
-        "vgpus": [v.uuid for v in host.vgpus if v.parent == str(device.address)],
+        "vgpus": [v.name for v in host.vgpus if v.parent == str(device.address)],
         "vgpu_types": [
             t.id for p in host.vgpu_parents if p.name == str(device.address) for t in p.types
         ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid as uuids
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,52 +12,104 @@ from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import UsageError
-from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
-from vfiomgr.model.step import RemoveMdev
-from vfiomgr.planner.vgpu import find_parent
+from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
+from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
+from vfiomgr.planner.vgpu_choice import find_parents
+from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, rooms
 
-_TYPE_HEADINGS = ("PARENT", "TYPE", "NAME", "AVAILABLE", "DEVICE API", "DESCRIPTION")
-_HEADINGS = ("UUID", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER")
+if TYPE_CHECKING:
+    from vfiomgr import api
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
+
+_TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
+_HEADINGS = ("VGPU", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER", "MADE BY")
+_SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
+_GIB = 1024
 
 
 @click.group("vgpu")
 @session_options()
 def vgpu() -> None:
-    """vGPUs: what a device can make, what it has made, create and remove."""
+    """vGPUs: what a GPU can make, what it has made, create and remove."""
 
 
 @vgpu.command("types")
-@click.option("--parent", metavar="DEVICE", help="Types of this device alone.")
+@click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
 @session_options()
 @click.pass_obj
 def types(session: Session, parent: str | None) -> None:
-    """List vGPU types by parent, and how many of each can still be made.
+    """List vGPU types by GPU: how many more of each can be made now, and why none of others.
+
+    MORE is what the GPU as a whole has room for, not a sum over its virtual functions; STRANDED is
+    the memory (MiB) that no vGPU could use once the GPU is filled with this type.
 
     \b
     Examples:
       vfiomgr vgpu types
-      vfiomgr vgpu types --parent 0000:08:00.4 --format json
+      vfiomgr vgpu types --parent 0000:08:00.0 --format json
     """
     host = session.host()
-    parents = host.vgpu_parents if parent is None else (find_parent(host, parent),)
-    items = [vgpu_type for known in parents for vgpu_type in known.types]
+    found = gpus(host) if parent is None else tuple(find_parents(host, parent))
+    items = [(gpu, room) for gpu in found for room in rooms(gpu)]
     if session.format != "table":
-        print_document("VgpuTypeList", {"items": items}, session.format)
+        body = {"items": [_type_item(gpu, room) for gpu, room in items]}
+        print_document("VgpuTypeList", body, session.format)
     elif items:
-        rows = [
-            (
-                t.parent,
-                t.id,
-                or_dash(t.name),
-                or_dash(t.available_instances),
-                or_dash(t.device_api),
-                or_dash(t.description),
-            )
-            for t in items
-        ]
-        print_table(_TYPE_HEADINGS, rows)
+        print_table(_TYPE_HEADINGS, [_type_row(gpu, room) for gpu, room in items])
+    elif found:
+        note(f"no driver offers a type now: {', '.join(gpu.name for gpu in found)}")
     else:
-        note("no device of this host makes vGPUs (mediated devices)")
+        note("no device of this host makes vGPUs")
+    _tell_of_idle(host)
+
+
+def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
+    kind = room.type
+    return {
+        "gpu": gpu.name,
+        "family": gpu.family,
+        "id": kind.id,
+        "name": kind.name,
+        "series": kind.series,
+        "framebuffer_mib": kind.framebuffer,
+        "heads": kind.heads,
+        "resolution": kind.resolution,
+        "max_instances": kind.max_instances,
+        "device_api": kind.device_api,
+        "description": kind.description,
+        "numa_node": gpu.numa_node,
+        "active": sum(vgpu.type == kind.id for vgpu in gpu.instances),
+        "available_instances": room.more,
+        "is_certain": room.is_certain,
+        "unavailable_because": room.why_not,
+        "stranded_mib": room.stranded,
+    }
+
+
+def _type_row(gpu: Gpu, room: Room) -> tuple[str, ...]:
+    kind = room.type
+    return (
+        gpu.name,
+        kind.id,
+        or_dash(kind.name),
+        "-" if kind.framebuffer is None else f"{kind.framebuffer}M",
+        or_dash(kind.heads),
+        f"{'' if room.is_certain else '<='}{room.more}",
+        or_dash(room.stranded),
+        room.why_not or or_dash(kind.resolution),
+    )
+
+
+def _tell_of_idle(host: HostSnapshot) -> None:
+    """GPUs whose driver makes vGPUs of virtual functions, of which there are none now."""
+    known = {gpu.name for gpu in gpus(host)}
+    for device in host.devices:
+        if device.driver == "nvidia" and device.sriov_totalvfs and str(device.address) not in known:
+            note(
+                f"{device} offers none yet: its vGPUs are made of virtual functions, of which it "
+                f"has {device.sriov_numvfs or 0} of {device.sriov_totalvfs}: vfiomgr sriov set"
+            )
 
 
 @vgpu.command("list")
@@ -71,16 +125,18 @@ def list_vgpus(session: Session) -> None:
     """
     host = session.host()
     if session.format != "table":
-        print_document("VgpuList", {"items": host.vgpus}, session.format)
+        items = [_vgpu_item(host, vgpu) for vgpu in host.vgpus]
+        print_document("VgpuList", {"items": items}, session.format)
     elif host.vgpus:
         rows = [
             (
-                v.uuid,
+                v.name,
                 v.parent,
                 v.type,
                 or_dash(v.type_name),
                 or_dash(v.iommu_group),
                 or_dash(v.driver),
+                "vfiomgr" if host.is_own(v) else "-",
             )
             for v in host.vgpus
         ]
@@ -89,48 +145,152 @@ def list_vgpus(session: Session) -> None:
         note("no vGPU is active")
 
 
+def _vgpu_item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
+    facts = {name: getattr(vgpu, name) for name in type(vgpu).__dataclass_fields__}
+    return {"name": vgpu.name, **facts, "made_by_vfiomgr": host.is_own(vgpu)}
+
+
 @vgpu.command("create")
-@click.option("--parent", required=True, metavar="DEVICE", help="Address or name of the parent.")
-@click.option("--type", "type_id", required=True, metavar="TYPE", help="As `vgpu types` lists it.")
+@click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
+@click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
+@click.option("--series", type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False))
+@click.option("--heads", type=click.IntRange(1), metavar="N", help="So many displays or more.")
+@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="All or none.")
+@click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
+@click.option("--numa", "numa_node", type=click.IntRange(0), metavar="NODE", help="Near this node.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["pack", "spread"]),
+    default="pack",
+    show_default=True,
+    help="Fill GPUs one after the other, or all alike.",
+)
 @click.option("--uuid", metavar="UUID", help="Its name; a random one by default.")
 @session_options()
 @click.pass_obj
-def create(session: Session, *, parent: str, type_id: str, uuid: str | None) -> None:
-    """Make a vGPU and print its UUID.
+def create(
+    session: Session,
+    *,
+    type_name: str | None,
+    framebuffer: str | None,
+    series: str | None,
+    heads: int | None,
+    count: int,
+    parent: str | None,
+    numa_node: int | None,
+    strategy: Strategy,
+    uuid: str | None,
+) -> None:
+    """Make vGPUs and print their names: UUIDs, or addresses of virtual functions.
+
+    The type is called by name, or described: the smallest that serves is taken. Without --parent
+    the GPU is chosen: --strategy pack prefers one that has vGPUs of this size already, then one
+    that loses the least memory to it, and keeps whole GPUs free.
 
     \b
     Examples:
-      vfiomgr vgpu create --parent 0000:08:00.4 --type nvidia-754
+      vfiomgr vgpu create --type A10-4Q
+      vfiomgr vgpu create --type nvidia-754 --parent 0000:08:00.4
+      vfiomgr vgpu create --framebuffer 6G --series Q --heads 2 --count 4
       vfiomgr vgpu create --parent mtty --type mtty-2 --dry-run
     """
-    chosen = _uuid(uuid) if uuid else str(uuids.uuid4())
-    outcome = plan_or_apply(session, CreateVgpu(parent, type_id, chosen))
+    if type_name is None and framebuffer is None and series is None and heads is None:
+        message = "which vGPU? There is no --type, and no --framebuffer, --series or --heads"
+        raise UsageError(message, "vfiomgr vgpu types shows what there is, e.g. --type A10-4Q")
+    if uuid is not None and count > 1:
+        message = f"--uuid names one vGPU, and --count asks for {count}"
+        raise UsageError(message, "leave out one of them")
+    names = (_uuid(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
+    intent = CreateVgpu(
+        uuids=names,
+        type=type_name,
+        framebuffer=None if framebuffer is None else _mebibytes(framebuffer),
+        series=series.upper() if series else None,
+        heads=heads,
+        parent=parent,
+        numa_node=numa_node,
+        strategy=strategy,
+    )
+    outcome = plan_or_apply(session, intent)
     if outcome is None:
         return
-    if session.format == "table":
-        for text in outcome.plan.already:
-            note(f"{text}: nothing to do")
-        click.echo(chosen)
-    else:
-        print_outcome(session, outcome, [], uuid=chosen)
+    made = _made(outcome)
+    if session.format != "table":
+        print_outcome(session, outcome, [], vgpus=made or list(names))
+        return
+    for text in (*outcome.plan.notes, *outcome.plan.already):
+        note(text if outcome.is_changed else f"{text}: nothing to do")
+    for name in made or names:
+        click.echo(name)
+
+
+def _made(outcome: api.Outcome) -> list[str]:
+    """The names of the vGPUs that there are now."""
+    made = [step.uuid for step in outcome.plan.steps if isinstance(step, CreateMdev)]
+    functions = [s for s in outcome.plan.steps if isinstance(s, SetVgpuType) and s.after]
+    return [*made, *(str(step.device.address) for step in functions)]
 
 
 @vgpu.command("remove")
-@click.argument("uuid", nargs=-1, required=True)
+@click.argument("name", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All that vfiomgr made, none that others did.")
+@click.option("--parent", metavar="DEVICE", help="With --all: of this device alone.")
+@click.option(
+    "--allow",
+    type=click.Choice(["in-use"]),
+    multiple=True,
+    help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
+)
 @session_options()
 @click.pass_obj
-def remove(session: Session, uuid: tuple[str, ...]) -> None:
-    """Remove vGPUs; one that a guest holds is refused.
+def remove(
+    session: Session,
+    *,
+    name: tuple[str, ...],
+    every: bool,
+    parent: str | None,
+    allow: tuple[Allowance, ...],
+) -> None:
+    """Remove vGPUs, by UUID or the address of the virtual function; one in use is refused.
 
     \b
     Examples:
       vfiomgr vgpu remove f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu remove 0000:41:00.4
+      vfiomgr vgpu remove --all --parent 0000:41:00.0
     """
-    chosen = tuple(_uuid(text) for text in uuid)
-    outcome = plan_or_apply(session, RemoveVgpu(chosen))
+    if bool(name) is every or (parent is not None and not every):
+        message = "name vGPUs, or pass --all (and then perhaps --parent)"
+        raise UsageError(message, "vfiomgr vgpu list shows all")
+    host = session.devices() if name else None
+    chosen = tuple(_name(host, text) for text in name) if host else ()
+    intent = RemoveVgpu(chosen, every=every, parent=parent, allow=frozenset(allow))
+    outcome = plan_or_apply(session, intent)
     if outcome is not None:
-        removed = [step.uuid for step in outcome.plan.steps if isinstance(step, RemoveMdev)]
-        print_outcome(session, outcome, [f"removed {text}" for text in removed], uuids=removed)
+        steps = outcome.plan.steps
+        removed = [step.uuid for step in steps if isinstance(step, RemoveMdev)]
+        removed += [str(s.device.address) for s in steps if isinstance(s, SetVgpuType)]
+        print_outcome(session, outcome, [f"removed {text}" for text in removed], vgpus=removed)
+
+
+def _name(host: HostSnapshot, text: str) -> str:
+    """A UUID, or an address in any way of writing it."""
+    try:
+        return str(uuids.UUID(text))
+    except ValueError:
+        pass
+    try:
+        return str(host.parse_address(text))
+    except UsageError:
+        return _uuid(text)
+
+
+def _mebibytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if not found or not int(found[1]):
+        message = f"--framebuffer {text} is no size"
+        raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
+    return int(found[1]) * (_GIB if found[3] else 1)
 
 
 def _uuid(text: str) -> str:

@@ -9,22 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
-from vfiomgr.executor import by_id, pins, reset, sriov
+from vfiomgr.executor import by_id, pins, reset, sriov, vgpu
 from vfiomgr.executor.files import configure
+from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
-from vfiomgr.host import mdev, modules, origins, pci, uevents
+from vfiomgr.host import modules, origins, pci
 from vfiomgr.model import path
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import (
     AwaitVfioNode,
     ChangeDriver,
-    CreateMdev,
     ForgetOrigin,
     LoadModule,
     ReleaseDriver,
     RememberOrigin,
-    RemoveMdev,
     RequireAnswer,
     ResetFunction,
     SetAutoprobe,
@@ -33,19 +32,13 @@ from vfiomgr.model.step import (
     Step,
     probe_file,
 )
+from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.executor.causes import Operation
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.origin import DriverState
     from vfiomgr.model.pci import DeviceIdentity, PciAddress
-
-NODE_DEADLINE = 10.0
-"""Seconds; devtmpfs makes the node at once, a udev of its own may take a while."""
-UDEV_DEADLINE = 5.0
-"""Seconds for udevd to apply its rules to a new node."""
 
 
 def perform(step: Step, tree: HostTree) -> None:
@@ -66,10 +59,8 @@ def perform(step: Step, tree: HostTree) -> None:
             _release_driver(tree, step)
         case AwaitVfioNode():
             _await_vfio_node(tree, step)
-        case CreateMdev():
-            _create_mdev(tree, step)
-        case RemoveMdev():
-            _remove_mdev(tree, step)
+        case CreateMdev() | RemoveMdev() | SetVgpuType():
+            vgpu.perform(tree, step)
         case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
         case ReplaceFile() | RebuildInitramfs() | SetNodeAccess():
@@ -215,51 +206,7 @@ def _await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
             tree.exists(path.VFIO_CDEVS / name) for name in tree.children(cdevs)
         )
 
-    if not _becomes_true(is_there):
+    if not becomes_true(is_there, NODE_DEADLINE):
         message = f"{group} did not appear within {NODE_DEADLINE:.0f} seconds"
         raise HostError(message, "is udevd running, and /dev the host's own?")
-    _let_udev_finish(tree, group)
-
-
-def _let_udev_finish(tree: HostTree, node: path.HostPath) -> None:
-    """Wait for owner and mode of a node; without them root's guests can still open it."""
-    if not tree.exists(node) or uevents.is_settled(tree, node):
-        return
-    if uevents.rules_give_access(tree):
-        _becomes_true(lambda: uevents.is_settled(tree, node), UDEV_DEADLINE)
-
-
-def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
-    vgpu = mdev.read_mdev(tree, step.uuid)
-    if vgpu is None:
-        target = path.HostPath(step.parent_path) / mdev.TYPES / step.type_id / "create"
-        with explaining("mdev-create", f"vGPU {step.uuid} on {step.parent}"):
-            tree.write(target, step.uuid)
-        vgpu = mdev.read_mdev(tree, step.uuid)
-    if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
-        found = "none" if vgpu is None else f"a {vgpu.type} on {vgpu.parent}"
-        message = f"vGPU {step.uuid} should be a {step.type_id} on {step.parent}, there is {found}"
-        raise HostError(message, "see dmesg, and vfiomgr vgpu list")
-    if vgpu.iommu_group is None:
-        return
-    node = path.vfio_group_node(vgpu.iommu_group)
-    if not _becomes_true(lambda: tree.exists(node)):
-        message = f"{node} did not appear"
-        raise HostError(message, "is udevd running, and /dev the host's own?")
-    _let_udev_finish(tree, node)
-
-
-def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
-    target = path.MDEV_DEVICES / step.uuid
-    vgpu = mdev.read_mdev(tree, step.uuid)
-    if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
-        return  # gone, or somebody else's of the same UUID
-    with explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
-        tree.write(target / "remove", "1")
-    if not _becomes_true(lambda: not tree.exists(target)):
-        message = f"the kernel took the request, but vGPU {step.uuid} is still there"
-        raise HostError(message, "see dmesg for the driver's words")
-
-
-def _becomes_true(condition: Callable[[], bool], limit: float | None = None) -> bool:
-    return becomes_true(condition, NODE_DEADLINE if limit is None else limit)
+    let_udev_finish(tree, group)

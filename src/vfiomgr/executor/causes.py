@@ -14,9 +14,11 @@ from errno import (
     ENOMEM,
     ENOSPC,
     ENOTTY,
+    ENXIO,
     EOPNOTSUPP,
     EPERM,
     ERANGE,
+    EUSERS,
 )
 from typing import Literal
 
@@ -31,6 +33,7 @@ Operation = Literal[
     "power",
     "mdev-create",
     "mdev-remove",
+    "vgpu-type",
     "autoprobe",
     "vf-count",
     "reset-method",
@@ -93,6 +96,43 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("mdev-remove", ENODEV): (
         "it is being removed already",
         "vfiomgr vgpu list shows what is left",
+    ),
+    ("mdev-create", EUSERS): (
+        "the parent has as many as it can",
+        "remove a vGPU first; vfiomgr vgpu types shows what still fits",
+    ),
+    ("mdev-create", EPERM): (
+        "the driver refuses: the virtual function carries a vGPU, or the GPU is in another mode",
+        "vfiomgr vgpu list shows what is there; nvidia-smi -q shows the mode",
+    ),
+    ("vgpu-type", EPERM): (
+        "the virtual function is a vGPU already, or is none already",
+        "vfiomgr vgpu list shows what is there; one has to be removed before it becomes another",
+    ),
+    ("vgpu-type", EINVAL): (
+        "the driver does not know this type, or does not make it beside what runs",
+        "vfiomgr vgpu types shows what still fits",
+    ),
+    ("vgpu-type", EIO): (
+        "the GPU refused: no GPU instance fits (MIG), its memory is taken, or another size runs",
+        "see dmesg (NVRM) and nvidia-smi vgpu -c; with MIG, make a GPU instance first",
+    ),
+    ("vgpu-type", EBUSY): (
+        "a guest has the virtual function open",
+        "shut the guest down first",
+    ),
+    ("vgpu-type", ENOSPC): (
+        "the GPU has no room left for this type",
+        "remove a vGPU first; vfiomgr vgpu types shows what still fits",
+    ),
+    ("vgpu-type", ENXIO): (
+        "the driver has not set the virtual function up",
+        "make the virtual functions anew, with the vendor's host service running",
+    ),
+    ("vgpu-type", ENODEV): ("the function vanished meanwhile", _GONE),
+    ("vgpu-type", ENOENT): (
+        "the driver no longer exposes the virtual function through VFIO",
+        "make the virtual functions anew; see dmesg",
     ),
     ("vf-count", ERANGE): (
         "the function makes no more than its sriov_totalvfs",

@@ -76,13 +76,13 @@ def _mdevctl_rule(tree: HostTree) -> MdevctlRule | None:
 def _attributes(
     tree: HostTree, files: DefinitionFacts, vgpus: Iterable[Vgpu]
 ) -> Iterator[VgpuAttribute]:
-    """What active mediated devices read in the attributes that are defined, or are NVIDIA's."""
+    """What active vGPUs read in the attributes that are defined, or are NVIDIA's."""
     for vgpu in vgpus:
-        directory = path.MDEV_DEVICES / vgpu.uuid
-        if tree.exists(directory):
-            defined = [d for d in files.vgpus if d.uuid == vgpu.uuid]
-            names = [name for d in defined for name, _ in d.attributes]
-            for name in dict.fromkeys((PARAMETERS, *names)):
-                text = tree.read(directory / name)
-                if text is not None:
-                    yield VgpuAttribute(vgpu.uuid, name, text)
+        is_mdev = vgpu.uuid is not None
+        directory = (path.MDEV_DEVICES if is_mdev else path.PCI_DEVICES) / vgpu.name
+        defined = [d for d in files.vgpus if d.uuid == vgpu.uuid]
+        names = [name for d in defined for name, _ in d.attributes]
+        for name in dict.fromkeys((PARAMETERS, *names)):
+            text = tree.read(directory / name)
+            if text is not None:
+                yield VgpuAttribute(vgpu.name, name, text)

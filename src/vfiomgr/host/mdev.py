@@ -10,25 +10,29 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host.iommu import group_number
 from vfiomgr.model import path
-from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
-    from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.pci import PciDevice
 
 TYPES = "mdev_supported_types"
 
 
-def read_parents(tree: HostTree, functions: Iterable[PciAddress]) -> tuple[VgpuParent, ...]:
-    """All devices that make mediated devices, sorted by name; any of the functions may."""
+def read_parents(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[VgpuParent, ...]:
+    """All devices that make mediated devices, sorted by name; any of the functions may.
+
+    What a type is called is read once for all virtual functions of a GPU: one driver serves them.
+    """
+    functions = {str(device.address): device for device in devices}
     directories = [path.MDEV_PARENTS / name for name in tree.children(path.MDEV_PARENTS)]
     directories += [
         directory
-        for address in functions
-        if tree.exists((directory := path.pci_device(address)) / TYPES)
+        for name in functions
+        if tree.exists((directory := path.PCI_DEVICES / name) / TYPES)
     ]
     directories += [
         device.parent
@@ -36,33 +40,62 @@ def read_parents(tree: HostTree, functions: Iterable[PciAddress]) -> tuple[VgpuP
         if (device := tree.resolve(path.MDEV_DEVICES / uuid))
     ]
     resolved = {real for directory in directories if (real := tree.resolve(directory))}
-    return tuple(_read_parent(tree, real) for real in sorted(resolved, key=lambda p: p.name))
+    known: dict[tuple[str, str], VgpuType] = {}
+    found = [
+        _read_parent(tree, real, functions.get(real.name), known)
+        for real in sorted(resolved, key=lambda p: p.name)
+    ]
+    return tuple(sorted((*found, *_silent(tree, found, functions)), key=lambda p: p.name))
 
 
-def _read_parent(tree: HostTree, directory: HostPath) -> VgpuParent:
+def _silent(
+    tree: HostTree, parents: Iterable[VgpuParent], functions: dict[str, PciDevice]
+) -> Iterable[VgpuParent]:
+    """Virtual functions beside parents, on the same driver, of whose types nothing is told."""
+    siblings = {(p.gpu, p.driver) for p in parents if p.is_virtual_function}
+    named = {parent.name for parent in parents}
+    for name, device in functions.items():
+        gpu = str(device.physical_function)
+        if name not in named and (gpu, device.driver) in siblings:
+            place = tree.resolve(path.PCI_DEVICES / name) or path.PCI_DEVICES / name
+            yield VgpuParent(name, place, "mdev", device.driver, gpu, (), ())
+
+
+def _read_parent(
+    tree: HostTree,
+    directory: HostPath,
+    function: PciDevice | None,
+    known: dict[tuple[str, str], VgpuType],
+) -> VgpuParent:
+    physical = function.physical_function if function else None
+    gpu = str(physical or directory.name)
+    ids = tree.children(directory / TYPES)
+    for type_id in ids:
+        if (gpu, type_id) not in known:
+            known[gpu, type_id] = _read_type(tree, directory / TYPES / type_id)
     return VgpuParent(
         name=directory.name,
         path=directory,
         family="mdev",
-        driver=tree.link_name(directory / "driver"),
-        types=tuple(
-            _read_type(tree, directory, type_id) for type_id in tree.children(directory / TYPES)
-        ),
+        driver=function.driver if function else tree.link_name(directory / "driver"),
+        gpu=gpu,
+        types=tuple(known[gpu, type_id] for type_id in ids),
+        available=tuple(_available(tree, directory / TYPES / type_id) for type_id in ids),
     )
 
 
-def _read_type(tree: HostTree, parent: HostPath, type_id: str) -> VgpuType:
-    directory = parent / TYPES / type_id
-    description = tree.read(directory / "description")
-    available = tree.read(directory / "available_instances")
-    return VgpuType(
-        parent=parent.name,
-        id=type_id,
-        name=tree.read(directory / "name"),
-        description=", ".join(description.splitlines()) if description else None,
-        device_api=tree.read(directory / "device_api"),
-        available_instances=int(available) if available and available.isdecimal() else None,
+def _read_type(tree: HostTree, directory: HostPath) -> VgpuType:
+    return describe_type(
+        directory.name,
+        tree.read(directory / "name") or None,
+        tree.read(directory / "description") or None,
+        tree.read(directory / "device_api") or None,
     )
+
+
+def _available(tree: HostTree, directory: HostPath) -> int | None:
+    text = tree.read(directory / "available_instances")
+    return int(text) if text and text.isdecimal() else None
 
 
 def read_mdevs(tree: HostTree) -> tuple[Vgpu, ...]:

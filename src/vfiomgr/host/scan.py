@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import display, iommu, mdev, origins, pci
+from vfiomgr.host import display, iommu, mdev, origins, pci, vendor_vgpu
 from vfiomgr.host.names import Names
 from vfiomgr.model.path import PCI_DRIVERS, HostPath
 from vfiomgr.model.snapshot import HostSnapshot
@@ -46,6 +46,7 @@ def scan_devices(
     """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them."""
     groups = iommu.read_groups(tree)
     devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
+    vendor_parents, vendor_vgpus = vendor_vgpu.read_vendor_vgpus(tree, devices)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),
@@ -55,8 +56,8 @@ def scan_devices(
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
         groups=groups,
-        vgpu_parents=mdev.read_parents(tree, (device.address for device in devices)),
-        vgpus=mdev.read_mdevs(tree),
+        vgpu_parents=(*mdev.read_parents(tree, devices), *vendor_parents),
+        vgpus=(*mdev.read_mdevs(tree), *vendor_vgpus),
         origins=origins.read_origins(tree),
         host_uses=None,
         vfio=iommu.read_vfio_state(tree),

@@ -12,6 +12,9 @@ from vfiomgr.model.reset import ResetMethod
 Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route"]
 """The guards that a user may override, by the value of `--allow`."""
 
+Strategy = Literal["pack", "spread"]
+"""Fill one GPU after the other, or give each the same number of vGPUs."""
+
 ALLOWANCES: tuple[Allowance, ...] = get_args(Allowance)
 
 
@@ -77,19 +80,35 @@ class ImportDriverctl:
 
 @dataclass(frozen=True, slots=True)
 class CreateVgpu:
-    """Make a vGPU of a type on a parent."""
+    """Make vGPUs: as many as there are UUIDs, all or none."""
 
-    parent: str
-    type: str
-    uuid: str
+    uuids: tuple[str, ...]
+    """Names for those that are mediated devices; a virtual function keeps its address."""
+    type: str | None = None
+    """By its identifier, its number, its full or its short name."""
+    framebuffer: int | None = None
+    """MiB or more; the smallest type that serves is taken."""
+    series: str | None = None
+    heads: int | None = None
+    parent: str | None = None
+    """On this device alone: a GPU, or one of its virtual functions."""
+    numa_node: int | None = None
+    strategy: Strategy = "pack"
+    places: tuple[tuple[str, str], ...] = ()
+    """Parent and type of each, where they were chosen before: a run that is to be finished."""
     kind: Literal["create-vgpu"] = "create-vgpu"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveVgpu:
-    """Remove vGPUs."""
+    """Remove vGPUs, by UUID or the address of a virtual function."""
 
-    uuids: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    every: bool = False
+    """All that vfiomgr made, and none that others did."""
+    parent: str | None = None
+    """With `every`: of this device alone."""
+    allow: frozenset[Allowance] = frozenset()
     kind: Literal["remove-vgpu"] = "remove-vgpu"
 
 

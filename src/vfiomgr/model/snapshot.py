@@ -14,7 +14,7 @@ from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.model.variant import VfioVariant
-from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,6 +104,10 @@ class HostSnapshot:
     initramfs: Initramfs | None = None
     """None where none of the tools is there that vfiomgr knows."""
     has_systemd: bool = False
+    gpu_modes: tuple[GpuMode, ...] = ()
+    """How GPUs divide their memory, where nvidia-smi was asked."""
+    vgpu_marks: tuple[TextFile, ...] = ()
+    """What vfiomgr wrote down of the vGPUs that it made in this boot."""
     definitions: DefinitionFacts | None = None
     """What is kept of vGPUs that are to be; None where nobody looked."""
 
@@ -233,8 +237,15 @@ class HostSnapshot:
         return self._vgpus_by_parent.get(parent, ())
 
     def vgpu(self, uuid: str) -> Vgpu | None:
-        """The active vGPU with this UUID."""
-        return next((vgpu for vgpu in self.vgpus if vgpu.uuid == uuid.lower()), None)
+        """The active vGPU with this UUID, or on the virtual function with this address."""
+        return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
+
+    def is_own(self, vgpu: Vgpu) -> bool:
+        """Whether vfiomgr made it."""
+        from vfiomgr.model.vgpu_mark import mark_file, mark_of  # noqa: PLC0415 - not for lists
+
+        file, text = mark_file(vgpu), mark_of(vgpu)
+        return any((mark.path, mark.text) == (file, text) for mark in self.vgpu_marks)
 
     def group(self, number: int | None) -> IommuGroup | None:
         """The IOMMU group of a number."""
@@ -288,6 +299,7 @@ _PARTS: tuple[Any, ...] = (
     VgpuParent,
     VgpuType,
     Vgpu,
+    GpuMode,
     VfioVariant,
     VfioState,
     NodeFact,

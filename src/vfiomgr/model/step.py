@@ -13,6 +13,7 @@ from vfiomgr.model import path
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import DeviceIdentity
+from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 
 
 def _write(text: str, target: str) -> str:
@@ -182,54 +183,6 @@ class AwaitVfioNode:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateMdev:
-    """Make a mediated device."""
-
-    parent: str
-    parent_path: str
-    type_id: str
-    uuid: str
-    kind: Literal["create-mdev"] = "create-mdev"
-
-    def describe(self) -> str:
-        """One line for people."""
-        return f"{self.parent}: create vGPU {self.uuid} of type {self.type_id}"
-
-    def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
-        return (
-            _write(self.uuid, f"{self.parent_path}/mdev_supported_types/{self.type_id}/create"),
-        )
-
-    def inverse(self) -> RemoveMdev:
-        """Remove it again."""
-        return RemoveMdev(self.parent, self.parent_path, self.type_id, self.uuid)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveMdev:
-    """Remove a mediated device."""
-
-    parent: str
-    parent_path: str
-    type_id: str
-    uuid: str
-    kind: Literal["remove-mdev"] = "remove-mdev"
-
-    def describe(self) -> str:
-        """One line for people."""
-        return f"{self.parent}: remove vGPU {self.uuid} of type {self.type_id}"
-
-    def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
-        return (_write("1", path.MDEV_DEVICES / self.uuid / "remove"),)
-
-    def inverse(self) -> CreateMdev:
-        """Make it again, with the same UUID."""
-        return CreateMdev(self.parent, self.parent_path, self.type_id, self.uuid)
-
-
-@dataclass(frozen=True, slots=True)
 class SetAutoprobe:
     """Let host drivers take the virtual functions that are made from now on, or not."""
 
@@ -352,6 +305,7 @@ Step = (
     | AwaitVfioNode
     | CreateMdev
     | RemoveMdev
+    | SetVgpuType
     | SetAutoprobe
     | SetVfCount
     | SetResetMethod

@@ -29,6 +29,8 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
             return sriov.settled(host, intent)
         case Reset():
             return reset.settled(host, intent)
+        case CreateVgpu():
+            return vgpu.settled(host, intent)
         case _:
             return intent
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Allowance
 from vfiomgr.model.iommu import blockers
-from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.variant import best_variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import Bind
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
 
@@ -159,7 +159,7 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
 
 def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """Unbinding a vGPU parent destroys its instances, and blocks while a guest runs."""
-    uuids = [vgpu.uuid for vgpu in host.vgpus_of(str(device.address))]
+    uuids = [vgpu.name for vgpu in host.vgpus_of(str(device.address))]
     if uuids:
         yield Objection(
             f"{device} carries {_counted(len(uuids), 'vGPU')}: {', '.join(uuids)}",
@@ -214,13 +214,11 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Obje
     users = host.users_of(host.guest_nodes(holder))
     if not users:
         return
-    remedy = "shut the guest down or detach it from the guest first"
-    if isinstance(holder, PciDevice):
-        remedy += "; with --allow in-use the kernel waits for it, and vfiomgr until its --deadline"
     yield Objection(
         f"{holder} is held by {_named(users)}",
-        remedy,
-        "in-use" if isinstance(holder, PciDevice) else None,
+        "shut the guest down or detach it from the guest first; with --allow in-use the kernel "
+        "waits for it, and vfiomgr until its --deadline",
+        "in-use",
     )
 
 

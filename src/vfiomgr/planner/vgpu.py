@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
-import difflib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.step import CreateMdev, RemoveMdev
-from vfiomgr.planner.guards import held_by_guest, refuse_if_any
+from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.model.vgpu_mark import mark_file, mark_of
+from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
+from vfiomgr.planner import guards
 from vfiomgr.planner.locks import device_lock
+from vfiomgr.planner.vgpu_choice import Choice, Placement, choose, find_parents, is_called
+from vfiomgr.planner.vgpu_room import gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import VgpuParent, VgpuType
+    from vfiomgr.model.step import Step
 
 
 def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
-    """Make one instance of a type on a parent.
+    """Make instances, all or none, where there is room for them.
 
     Raises:
-        UnknownDevice: no such parent or type.
-        Refusal: the type has no room left, or the UUID is taken.
+        UnknownDevice: no such parent, or no type that serves.
+        Refusal: there is no room, or a UUID is taken by another vGPU.
 
     """
-    parent = find_parent(host, intent.parent)
-    vgpu_type = _type(parent, intent.type)
-    uuid = intent.uuid.lower()
-    summary = f"create vGPU {uuid} of type {vgpu_type.id} on {parent.name}"
-    existing = host.vgpu(uuid)
-    if existing is not None:
-        if (existing.parent, existing.type) != (parent.name, vgpu_type.id):
-            message = f"vGPU {uuid} exists: a {existing.type} on {existing.parent}"
-            raise Refusal(message, "leave out --uuid to get a fresh one, or remove that one first")
-        locks = _locks(host, [(parent.name, uuid)])
-        return Plan(summary, (), locks, already=(f"vGPU {uuid} exists already",), settles=(uuid,))
-    if vgpu_type.available_instances == 0:
-        message = f"{parent.name} has no room for another {vgpu_type.id} ({vgpu_type.name})"
-        raise Refusal(
-            message, "remove one with vfiomgr vgpu remove; vfiomgr vgpu types shows what fits"
-        )
-    step = CreateMdev(parent.name, parent.path, vgpu_type.id, uuid)
-    return Plan(summary, (step,), _locks(host, [(parent.name, uuid)]), settles=(uuid,))
+    there = _there_already(host, intent)
+    missing = [number for number in range(len(intent.uuids)) if number not in there]
+    already = tuple(f"{there[number]} exists already" for number in sorted(there))
+    if not missing:
+        locks = {name for vgpu in there.values() for name in _locks(host, vgpu)}
+        names = tuple(vgpu.name for vgpu in there.values())
+        return Plan(_summary(intent, []), (), tuple(sorted(locks)), already=already, settles=names)
+    wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
+    choice = _chosen_before(host, intent, missing) or choose(host, wanted)
+    steps: list[Step] = []
+    made: list[Vgpu] = []
+    for place, uuid in zip(choice.places, wanted.uuids, strict=True):
+        step, vgpu = _creation(host, place, uuid)
+        steps.append(step)
+        made.append(vgpu)
+    marks = [ReplaceFile(mark_file(vgpu), None, mark_of(vgpu)) for vgpu in made]
+    locks = {name for place in choice.places for name in _gpu_locks(host, place)}
+    return Plan(
+        _summary(intent, choice.places),
+        (*steps, *(_fresh(host, mark) for mark in marks)),
+        locks=tuple(sorted({*locks, *(f"vgpu-{vgpu.name}" for vgpu in made)})),
+        notes=choice.notes,
+        already=already,
+        settles=(*(vgpu.name for vgpu in made), *(vgpu.name for vgpu in there.values())),
+    )
+
+
+def settled(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
+    """The intent with the places that were chosen, so that it can be finished after a crash."""
+    if intent.places:
+        return intent
+    there = _there_already(host, intent)
+    missing = [number for number in range(len(intent.uuids)) if number not in there]
+    wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
+    chosen = iter(choose(host, wanted).places if missing else ())
+    places: list[tuple[str, str]] = []
+    for number in range(len(intent.uuids)):
+        if number in there:
+            places.append((there[number].parent, there[number].type))
+        else:
+            place = next(chosen)
+            places.append((place.parent.name, place.type.id))
+    return replace(intent, places=tuple(places))
 
 
 def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
@@ -53,70 +82,173 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
 
     Raises:
         Refusal: a guest holds one of them.
+        UnknownDevice: a name is neither a vGPU's nor could be one's.
 
     """
-    found = {uuid: host.vgpu(uuid) for uuid in intent.uuids}
-    active = [vgpu for vgpu in found.values() if vgpu is not None]
-    held = [o for vgpu in active for o in held_by_guest(host, vgpu)]
-    refuse_if_any(held, frozenset())
-    paths = {parent.name: parent.path for parent in host.vgpu_parents}
+    found, already = _named(host, intent)
+    objections = [o for vgpu in found for o in guards.held_by_guest(host, vgpu)]
+    guards.refuse_if_any(objections, intent.allow)
+    names = [vgpu.name for vgpu in found]
+    locks = {name for vgpu in found for name in _locks(host, vgpu)}
+    locks |= {f"vgpu-{name}" for name in intent.names}
     return Plan(
-        summary=f"remove vGPU {', '.join(intent.uuids)}",
-        steps=tuple(
-            RemoveMdev(vgpu.parent, paths[vgpu.parent], vgpu.type, vgpu.uuid) for vgpu in active
-        ),
-        locks=_locks(host, [(v.parent if v else None, uuid) for uuid, v in found.items()]),
-        already=tuple(f"there is no vGPU {uuid}" for uuid, v in found.items() if v is None),
-        settles=intent.uuids,
+        summary=f"remove vGPU {', '.join(names or intent.names) or '(none)'}",
+        steps=(*(_removal(host, vgpu) for vgpu in found), *_unmarkings(host, found)),
+        locks=tuple(sorted(locks)),
+        notes=tuple(_foreign_notes(host, intent)),
+        already=already,
+        settles=(*names, *(name for name in intent.names if name not in names)),
     )
 
 
-def _locks(host: HostSnapshot, instances: Iterable[tuple[str | None, str]]) -> tuple[str, ...]:
-    """The UUID, since one may be asked for on two parents, and the parent or its IOMMU group."""
-    names: set[str] = set()
-    for parent, uuid in instances:
-        names.add(f"vgpu-{uuid}")
-        if parent is not None:
-            functions = [d for d in host.devices if str(d.address) == parent]
-            names.update(map(device_lock, functions) if functions else [f"parent-{parent}"])
-    return tuple(sorted(names))
-
-
-def find_parent(host: HostSnapshot, name: str) -> VgpuParent:
-    """The parent of a name; a PCI address in any way of writing it.
+def _there_already(host: HostSnapshot, intent: CreateVgpu) -> dict[int, Vgpu]:
+    """The instances that a second run, or one that finishes another, finds made.
 
     Raises:
-        UnknownDevice: the device makes no vGPUs.
+        Refusal: a UUID belongs to a vGPU of another kind.
 
     """
-    for parent in host.vgpu_parents:
-        if parent.name == name or _is_address(name, parent.name):
-            return parent
-    if not host.vgpu_parents:
-        message = f"{name} makes no vGPUs: no device of this host does"
-        raise UnknownDevice(
-            message, "load the vendor's vGPU driver, and enable its virtual functions"
-        )
-    names = ", ".join(parent.name for parent in host.vgpu_parents)
-    message = f"{name} makes no vGPUs; these do: {names}"
-    raise UnknownDevice(message, "vfiomgr vgpu types shows parents and their types")
+    found: dict[int, Vgpu] = {}
+    for number, uuid in enumerate(intent.uuids):
+        vgpu = host.vgpu(uuid)
+        if vgpu is not None:
+            if not _is_as_asked(host, vgpu, intent, number):
+                message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
+                remedy = "leave out --uuid to get a fresh one, or remove that one first"
+                raise Refusal(message, remedy)
+            found[number] = vgpu
+        elif intent.places:
+            parent, type_id = intent.places[number]
+            other = host.vgpu(parent)
+            if other is not None and other.type == type_id:
+                found[number] = other
+    return found
 
 
-def _is_address(text: str, name: str) -> bool:
-    """Whether both are the same PCI address, however it is written."""
+def _is_as_asked(host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, number: int) -> bool:
+    if intent.places:
+        return intent.places[number] == (vgpu.parent, vgpu.type)
+    gpu = next((g for g in gpus(host) if vgpu in g.instances), None)
+    kind = gpu.type_of(vgpu) if gpu else None
+    if intent.parent is not None:
+        places = {p.name for g in find_parents(host, intent.parent) for p in g.parents}
+        if vgpu.parent not in places:
+            return False
+    if intent.type is None:
+        return True
+    return vgpu.type == intent.type if kind is None else is_called(kind, intent.type)
+
+
+def _chosen_before(host: HostSnapshot, intent: CreateVgpu, missing: Sequence[int]) -> Choice | None:
+    if not intent.places:
+        return None
+    places: list[Placement] = []
+    for number in missing:
+        name, type_id = intent.places[number]
+        gpu = find_parents(host, name)[0]
+        parent = next(parent for parent in gpu.parents if parent.name == name)
+        kind = next((kind for kind in gpu.types if kind.id == type_id), None)
+        if kind is None or parent not in gpu.free:
+            message = f"{name} makes no {type_id} any more"
+            raise Refusal(message, "vfiomgr recover --undo takes back what was begun")
+        places.append(Placement(gpu, parent, kind))
+    return Choice(tuple(places), ())
+
+
+def _creation(host: HostSnapshot, place: Placement, uuid: str) -> tuple[Step, Vgpu]:
+    parent, kind = place.parent, place.type
+    is_mdev = parent.family == "mdev"
+    name = uuid.lower() if is_mdev else None
+    vgpu = Vgpu(name, parent.family, parent.name, kind.id, kind.name, None, None, None, None)
+    if name is not None:
+        return CreateMdev(parent.name, parent.path, kind.id, name), vgpu
+    device = host.device(host.parse_address(parent.name))
+    return SetVgpuType(device.identity, before=0, after=int(kind.id)), vgpu
+
+
+def _removal(host: HostSnapshot, vgpu: Vgpu) -> Step:
+    if vgpu.uuid is not None:
+        paths = {parent.name: parent.path for parent in host.vgpu_parents}
+        return RemoveMdev(vgpu.parent, paths[vgpu.parent], vgpu.type, vgpu.uuid)
+    device = host.device(host.parse_address(vgpu.parent))
+    return SetVgpuType(device.identity, before=int(vgpu.type), after=0)
+
+
+def _fresh(host: HostSnapshot, mark: ReplaceFile) -> ReplaceFile:
+    """A mark in the place of one that an instance of this name left behind."""
+    left = next((m.text for m in host.vgpu_marks if m.path == mark.path), None)
+    return replace(mark, before=left)
+
+
+def _unmarkings(host: HostSnapshot, vgpus: Iterable[Vgpu]) -> Iterator[Step]:
+    files = {mark_file(vgpu) for vgpu in vgpus}
+    for mark in host.vgpu_marks:
+        if mark.path in files:
+            yield ReplaceFile(mark.path, mark.text, None)
+
+
+def _named(host: HostSnapshot, intent: RemoveVgpu) -> tuple[list[Vgpu], tuple[str, ...]]:
+    """The vGPUs that are meant, and words for those that are not there."""
+    if intent.every:
+        own = [vgpu for vgpu in _below(host, intent.parent) if host.is_own(vgpu)]
+        return own, () if own else ("there is no vGPU that vfiomgr made",)
+    found: list[Vgpu] = []
+    absent: list[str] = []
+    for name in intent.names:
+        vgpu = host.vgpu(name)
+        if vgpu is None:
+            absent.append(f"there is no vGPU {name}")
+        else:
+            found.append(vgpu)
+    return found, tuple(absent)
+
+
+def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
+    """The vGPUs of a device, of all without one."""
+    if parent is None:
+        return list(host.vgpus)
     try:
-        return PciAddress.parse(text) == PciAddress.parse(name)
-    except UsageError:
-        return False
+        asked = find_parents(host, parent)
+    except UnknownDevice:
+        if host.device_named(parent) is None:
+            raise
+        return []
+    return [v for gpu in asked for v in gpu.instances if gpu.asked in (None, v.parent)]
 
 
-def _type(parent: VgpuParent, wanted: str) -> VgpuType:
-    for vgpu_type in parent.types:
-        if wanted == vgpu_type.id:
-            return vgpu_type
-    ids = [vgpu_type.id for vgpu_type in parent.types]
-    close = difflib.get_close_matches(wanted, ids, n=1)
-    message = f"{parent.name} has no vGPU type {wanted}; it has {', '.join(ids) or 'none'}"
-    raise UnknownDevice(
-        message, f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
-    )
+def _foreign_notes(host: HostSnapshot, intent: RemoveVgpu) -> Iterator[str]:
+    if intent.every:
+        for vgpu in _below(host, intent.parent):
+            if not host.is_own(vgpu):
+                yield f"{vgpu} on {vgpu.parent} was not made by vfiomgr, and stays: name it"
+
+
+def _summary(intent: CreateVgpu, places: Sequence[Placement]) -> str:
+    kinds = dict.fromkeys(str(place.type) for place in places)
+    on = dict.fromkeys(place.gpu.name for place in places)
+    if len(places) == 1 and places[0].parent.family == "mdev":
+        what = f"vGPU {intent.uuids[-1].lower()}"
+    else:
+        what = f"{len(places) or len(intent.uuids)} vGPUs" if len(places) != 1 else "a vGPU"
+    if not places:
+        return f"create {what}"
+    return f"create {what} of type {' and '.join(kinds)} on {', '.join(on)}"
+
+
+def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
+    """Those of the GPU, whose memory all share, and of the virtual functions that may be taken."""
+    if place.gpu.device is None:
+        yield f"parent-{place.gpu.name}"
+    else:
+        yield device_lock(place.gpu.device)
+    for parent in place.gpu.free:
+        device = host.device_named(parent.name)
+        if device is not None:
+            yield device_lock(device)
+
+
+def _locks(host: HostSnapshot, vgpu: Vgpu) -> Iterator[str]:
+    """The name, since one UUID may be asked for on two parents, and the parent."""
+    yield f"vgpu-{vgpu.name}"
+    device = host.device_named(vgpu.parent)
+    yield f"parent-{vgpu.parent}" if device is None else device_lock(device)

@@ -42,7 +42,7 @@ PASSING = re.compile(
 GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
 VMD_DISK = PciAddress.parse("10000:01:00.0")
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
-CREATE = CreateVgpu("mbochs", "mbochs-small", UUID)
+CREATE = CreateVgpu((UUID,), type="mbochs-small", parent="mbochs")
 
 
 @pytest.fixture
@@ -500,7 +500,7 @@ def test_what_vfio_claims_by_its_identifiers_is_not_said_to_be_back(kernel: Fake
 def test_a_bind_and_a_vgpu_on_one_device_exclude_each_other(kernel: FakeKernel) -> None:
     host = api.scan(kernel)
     parent = PciAddress.parse("0000:06:00.0")
-    create = CreateVgpu(str(parent), "nvidia-222", UUID)
+    create = CreateVgpu((UUID,), type="nvidia-222", parent=str(parent))
     assert set(api.plan(host, Bind((parent,))).locks) & set(api.plan(host, create).locks)
     other = api.plan(host, CREATE)
     assert f"vgpu-{UUID}" in set(api.plan(host, create).locks) & set(other.locks)

@@ -99,7 +99,7 @@ def test_active_vgpus_tell_their_attributes_and_a_snapshot_keeps_it_all(tmp_path
     kernel = workstation(tmp_path)
     put(Path(kernel.root), f"/etc/mdevctl.d/mbochs/{UUID}", TEXT)
     put(Path(kernel.root), f"/etc/mdevctl.d/mbochs/{OTHER}", "{")
-    api.apply(CreateVgpu("mbochs", "mbochs-small", UUID), tree=kernel)
+    api.apply(CreateVgpu((UUID,), "mbochs-small", parent="mbochs"), tree=kernel)
     place = kernel.resolve(MDEV_DEVICES / UUID)
     assert place is not None
     kernel.sysfs.put(place / "power/control", "auto")

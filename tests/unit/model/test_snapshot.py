@@ -9,6 +9,7 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import Bar, PciAddress
+from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.readiness import (
     DeviceNode,
     Distribution,
@@ -19,7 +20,7 @@ from vfiomgr.model.readiness import (
     Readiness,
 )
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, read_snapshot, write_snapshot
-from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, describe_type
 
 
 def readiness() -> Readiness:
@@ -51,15 +52,19 @@ def full_host() -> HostSnapshot:
         virtual_functions=(PciAddress(0, 4, 0, 4),),
         bars=(Bar(0, 0x9000_0000, 1 << 24, is_memory=True, is_64bit=False, is_prefetchable=False),),
     )
-    types = (VgpuType("0000:04:00.4", "nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci", 3),)
+    types = (describe_type("nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci"),)
     origin = Origin(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
     return dataclasses.replace(
         host_of(gpu),
-        vgpu_parents=(VgpuParent("0000:04:00.4", "/sys/devices/x", "mdev", "nvidia", types),),
+        vgpu_parents=(
+            VgpuParent("0000:04:00.4", "/x", "mdev", "nvidia", "0000:04:00.0", types, (3,)),
+        ),
         vgpus=(Vgpu("u-u-i-d", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None),),
         origins=(origin,),
         users=(DeviceUser("/dev/vfio/4", 17, "qemu"),),
         readiness=readiness(),
+        gpu_modes=(GpuMode("0000:04:00.0", heterogeneous=None, mig=False, framebuffer=16384),),
+        vgpu_marks=(TextFile("/run/vfiomgr/vgpus/u-u-i-d", "0000:04:00.4 nvidia-1\n"),),
     )
 
 

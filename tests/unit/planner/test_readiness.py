@@ -320,7 +320,7 @@ def test_other_functions_are_nothing_to_race_for(changes: dict[str, Any]) -> Non
 
 
 def test_a_parent_of_vgpus_stays_on_its_driver() -> None:
-    parent = VgpuParent("0000:04:00.0", "/sys/devices/x", "mdev", "nvidia", ())
+    parent = VgpuParent("0000:04:00.0", "/x", "mdev", "nvidia", "0000:04:00.0", (), ())
     assert severity(host(readiness=facts(), vgpu_parents=(parent,)), "host-driver") is None
 
 

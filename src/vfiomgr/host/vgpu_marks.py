@@ -1,0 +1,17 @@
+"""The marks of vGPUs that vfiomgr made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.persistence import TextFile
+from vfiomgr.model.vgpu_mark import MARKS
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+
+def read_marks(tree: HostTree) -> tuple[TextFile, ...]:
+    """All marks, also of vGPUs that are gone."""
+    texts = ((MARKS / name, tree.read_text(MARKS / name)) for name in tree.children(MARKS))
+    return tuple(TextFile(file, text) for file, text in texts if text is not None)
