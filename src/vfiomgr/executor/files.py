@@ -8,6 +8,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.executor.access import set_node_access
 from vfiomgr.host import uevents
 from vfiomgr.host.persistence import has_systemd
+from vfiomgr.model import vgpu_service
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.persistence import RULES
@@ -70,3 +71,5 @@ def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:
         tree.call("systemctl", "daemon-reload")
         if is_there:
             tree.call("systemctl", "--no-block", "start", UNIT.name)
+    elif target in vgpu_service.FILES and has_systemd(tree):
+        tree.call("systemctl", "daemon-reload")  # what they start is for the next boot

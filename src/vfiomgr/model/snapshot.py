@@ -134,14 +134,21 @@ class HostSnapshot:
         return tuple(sorted(found, key=lambda entry: entry.address))
 
     @property
+    def defined(self) -> DefinitionFacts:
+        """What is kept of vGPUs that are to be; nothing where nobody looked."""
+        from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: PLC0415 - not for lists
+
+        return self.definitions or DefinitionFacts()
+
+    @property
     def vgpu_definitions(self) -> tuple[VgpuDefinition, ...]:
         """The mediated devices that are defined, by parent and UUID."""
-        return () if self.definitions is None else self.definitions.vgpus
+        return self.defined.vgpus
 
     @property
     def vgpu_definition_problems(self) -> tuple[DefinitionProblem, ...]:
         """Files that should define vGPUs, and do not."""
-        return () if self.definitions is None else self.definitions.problems
+        return self.defined.problems
 
     def binding(self, address: PciAddress) -> PersistedBinding | None:
         """What vfiomgr's rule says about an address."""
