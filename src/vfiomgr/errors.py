@@ -44,9 +44,18 @@ class InvalidDocument(VfiomgrError):
 
 
 class Refusal(VfiomgrError):
-    """A guard refuses the request; nothing was changed."""
+    """A guard refuses the request; nothing was changed.
+
+    `objections` are what the message and the hint were joined from: each reason with its remedy.
+    """
 
     exit_code = 4
+
+    def __init__(
+        self, message: str, hint: str = "", objections: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        super().__init__(message, hint)
+        self.objections = objections or ((message, hint),)
 
 
 class HostError(VfiomgrError):

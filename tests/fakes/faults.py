@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 FaultKind = Literal["fail", "fail-after", "kill", "kill-after", "vanish"]
 OperationKind = Literal[
-    "write", "replace", "remove", "make-directory", "load-module", "change-access"
+    "write",
+    "replace",
+    "remove",
+    "make-directory",
+    "load-module",
+    "change-access",
+    "run-program",
 ]
 
 

@@ -8,13 +8,22 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
+from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree, write_failed
 from vfiomgr.model.access import ROOT_ONLY, NodeAccess
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from tests.fakes.programs import Program
+
+_BY_HAND = "run it by hand to see why"
+
+
+class _NotRun(Exception):  # noqa: N818 - it names what happened
+    """A fault came between a program and what it does."""
 
 
 class FaultyTree(HostTree, ABC):
@@ -35,6 +44,14 @@ class FaultyTree(HostTree, ABC):
     @abstractmethod
     def modprobe(self, name: str) -> None:
         """What loading a module does; HostError where it fails."""
+
+    @abstractmethod
+    def program(self, name: str) -> Program | None:
+        """The program of a path or a name; None where there is none."""
+
+    @abstractmethod
+    def execute(self, program: Program, arguments: Sequence[str]) -> Said:
+        """What running a program does."""
 
     @abstractmethod
     def unplug(self, address: str) -> None:
@@ -94,6 +111,59 @@ class FaultyTree(HostTree, ABC):
                 name, f"ERROR: could not insert '{name}': {os.strerror(number)}"
             ),
         )
+
+    def run(self, command: Sequence[str], seconds: float = 0) -> str | None:  # noqa: ARG002
+        """As the real tree, of this host's own programs."""
+        try:
+            said = self._said(command)
+        except (OSError, _NotRun):
+            return None
+        return None if said.code else said.output
+
+    def call(self, *command: str, limit: float | None = None) -> None:  # noqa: ARG002
+        """As the real tree, of this host's own programs.
+
+        Raises:
+            HostError: with what the program said.
+
+        """
+        shown = " ".join(command)
+        try:
+            said = self._said(command)
+        except OSError as error:
+            message = f"{shown} did not work: {error}"
+            raise HostError(message, _BY_HAND) from error
+        except _NotRun as error:
+            message = f"{shown} ended with 1: {error}"
+            raise HostError(message, _BY_HAND) from error
+        if said == HANGS:
+            message = f"{shown} did not work: it timed out"
+            raise HostError(message, _BY_HAND)
+        if said.code:
+            words = (said.error or said.output).strip()
+            message = f"{shown} ended with {said.code}: {words}"
+            raise HostError(message, _BY_HAND)
+
+    def _said(self, command: Sequence[str]) -> Said:
+        """Run a program; what it changes is one operation.
+
+        Raises:
+            OSError: there is no such program.
+
+        """
+        program = self.program(command[0])
+        if program is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+        arguments = tuple(command[1:])
+        if not program.changes(arguments):
+            return self.execute(program, arguments)
+        said: list[Said] = []
+        self._perform(
+            Operation("run-program", HostPath(command[0]), " ".join(arguments)),
+            lambda: said.append(self.execute(program, arguments)),
+            lambda number: _NotRun(os.strerror(number)),
+        )
+        return said[0]
 
     def access(self, path: HostPath) -> NodeAccess | None:
         """What `change_access` said last; a new node belongs to root."""

@@ -52,6 +52,21 @@ class PciFunction:
             f"bc{base}sc{sub}i{interface}"
         )
 
+    def virtual(self, address: str, group: int | None) -> PciFunction:
+        """A virtual function of this one."""
+        return PciFunction(
+            address=address,
+            vendor=self.vendor,
+            device=self.vf_device,
+            class_code=self.class_code,
+            group=group,
+            bridge=self.bridge,
+            subsystem=self.subsystem,
+            numa_node=self.numa_node,
+            reset_methods="flr",
+            physical_function=self.address,
+        )
+
 
 class Groups:
     """/sys/kernel/iommu_groups."""
@@ -97,13 +112,28 @@ class Groups:
         return [path for path in found if path is not None]
 
 
+class _Known(dict[str, PciFunction]):
+    """By address; virtual functions that a child process made are known by their links."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        super().__init__()
+        self._sysfs = sysfs
+
+    def __missing__(self, address: str) -> PciFunction:
+        physical = self._sysfs.target_name(PCI_DEVICES / address / "physfn")
+        if physical is None:
+            raise KeyError(address)
+        self[address] = self[physical].virtual(address, None)
+        return self[address]
+
+
 class Functions:
     """The functions that are there, and what is known of those that were."""
 
     def __init__(self, sysfs: Sysfs, groups: Groups) -> None:
         self._sysfs = sysfs
         self._groups = groups
-        self.known: dict[str, PciFunction] = {}
+        self.known: dict[str, PciFunction] = _Known(sysfs)
         self.has_override = True
         """Kernels before 3.16 have no driver_override."""
 

@@ -22,24 +22,28 @@ from tests.fakes.faults import Stuck, sleep_while_anybody_cares
 from tests.fakes.faulty import FaultyTree, modprobe_failed
 from tests.fakes.functions import Functions, Groups, PciFunction
 from tests.fakes.machine import lay_out_machine
+from tests.fakes.mdev_budgets import Pool
 from tests.fakes.mdevs import UUID, MdevParent, Mdevs, MdevType
+from tests.fakes.nvidia.driver import NvidiaDriver
+from tests.fakes.nvidia.gpus import DRIVER, Gpu
+from tests.fakes.programs import Programs
+from tests.fakes.reactions import Reactions
 from tests.fakes.sriov import Sriov
-from tests.fakes.sysfs import Sysfs, reject, unsigned
+from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
-from vfiomgr.model.path import PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.model.path import HostPath
 from vfiomgr.model.reset import CONFIG_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tests.fakes.programs import Program, Said
 
 _VOLATILE = ("/sys", "/dev", "/proc", "/run")
 _READABLE = 0o444
 _WRITABLE = 0o222
 _UNDER_LOCK = ("driver_override", "sriov_numvfs", "uevent")
 _RESCAN = "/sys/bus/pci/rescan"
-_DRIVER_FILE = re.compile(r"/sys/bus/pci/drivers/([^/]+)/(bind|unbind|new_id|remove_id)")
-_CREATE = re.compile(r"(/sys/devices/.+)/mdev_supported_types/([^/]+)/create")
-_FUNCTION = re.compile(r"(/sys/devices/.*/[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/(.+)")
 _MODULES = re.compile(
     r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?|/sys/class/vfio-dev"
 )
@@ -57,8 +61,9 @@ class FakeKernel(FaultyTree):
         has_override: bool = True,
     ) -> None:
         os.makedirs(root, exist_ok=True)
-        self.stuck = Stuck(f"{os.path.realpath(root)}.kernel/stuck")
-        super().__init__(root, f"{os.path.realpath(root)}.kernel/record")
+        memory = f"{os.path.realpath(root)}.kernel"
+        self.stuck = Stuck(f"{memory}/stuck")
+        super().__init__(root, f"{memory}/record")
         self._has_iommu = has_iommu
         self._declared: list[Callable[[], None]] = []
         self._boots = 0
@@ -75,8 +80,17 @@ class FakeKernel(FaultyTree):
         self.drivers.when_bound.append(self.mdevs.bound)
         self.drivers.when_leaving.append(self.mdevs.leaving)
         self.drivers.obstacles.append(self.mdevs.obstacle)
-        self._stores = {
-            "driver_override": self.drivers.set_override,
+        self.nvidia = NvidiaDriver(
+            f"{memory}/gpus",
+            sysfs=self.sysfs,
+            drivers=self.drivers,
+            vfio=self.vfio,
+            mdevs=self.mdevs,
+            sriov=self.sriov,
+        )
+        self._reactions = Reactions(self.drivers, self.mdevs)
+        self._reactions.buses[_RESCAN] = self._rescan
+        self._reactions.functions |= {
             "power/control": self.attributes.set_power_control,
             "d3cold_allowed": self.attributes.set_d3cold_allowed,
             "reset_method": self.attributes.set_reset_method,
@@ -85,6 +99,9 @@ class FakeKernel(FaultyTree):
             "sriov_numvfs": self.sriov.set_number,
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
         }
+        self.nvidia.join(self._reactions)
+        self.programs = Programs(self.sysfs)
+        self.nvidia.bring(self.programs, self.stuck)
         self.sysfs.make("/var/lib")
         self.reboot()
 
@@ -104,13 +121,24 @@ class FakeKernel(FaultyTree):
         return super().locate(path)
 
     def read_bytes(self, path: HostPath, limit: int = 1 << 16) -> bytes | None:
-        """As the real tree; a write-only attribute says nothing, to root neither."""
+        """As the real tree; some attributes say nothing, to root neither."""
+        return super().read_bytes(path, limit) if self._answers(path) else None
+
+    def read_whole(self, path: HostPath) -> bytes | None:
+        """As the real tree, with the same exceptions."""
+        return super().read_whole(path) if self._answers(path) else None
+
+    def read_text(self, path: HostPath, limit: int = -1) -> str | None:
+        """As the real tree, with the same exceptions."""
+        return super().read_text(path, limit) if self._answers(path) else None
+
+    def _answers(self, path: HostPath) -> bool:
+        """Whether a read succeeds: not of write-only attributes, nor of those without a value."""
         try:
-            if not os.stat(self.locate(path)).st_mode & _READABLE:
-                return None
+            mode = os.stat(self.locate(path)).st_mode
         except OSError:
-            return None
-        return super().read_bytes(path, limit)
+            return False
+        return bool(mode & _READABLE) and not mode & UNASSIGNED
 
     def read(self, path: HostPath) -> str | None:
         """As the real tree; what is under the lock of a stuck device never answers."""
@@ -129,6 +157,15 @@ class FakeKernel(FaultyTree):
                 name, f"FATAL: Module {name} not found in directory /lib/modules/{release}"
             )
 
+    def program(self, name: str) -> Program | None:
+        """One whose file is in its place."""
+        return self.programs.find(name)
+
+    def execute(self, program: Program, arguments: Sequence[str]) -> Said:
+        """Programs change the kernel as writes do, one at a time."""
+        with self.stuck.one_at_a_time():
+            return program.run(arguments)
+
     def store(self, path: HostPath, text: str) -> None:
         """Open write-only without creating, then write once."""
         with self.stuck.one_at_a_time():
@@ -141,30 +178,9 @@ class FakeKernel(FaultyTree):
             reject(errno.EISDIR)
         if not mode & _WRITABLE:
             reject(errno.EACCES)  # kernfs checks the mode for root too
-        self._react(HostPath(os.path.realpath(real).removeprefix(self.root)), text)
-
-    def _react(self, path: HostPath, text: str) -> None:
-        """Find what acts on a write to an attribute, by its path without links."""
-        if match := _DRIVER_FILE.fullmatch(path):
-            act = {
-                "bind": self.drivers.bind,
-                "unbind": self.drivers.unbind,
-                "new_id": self.drivers.new_id,
-                "remove_id": self.drivers.remove_id,
-            }[match[2]]
-            act(match[1], text)
-        elif path == PCI_DRIVERS_PROBE:
-            self.drivers.probe(text)
-        elif path == _RESCAN:
-            self._rescan(text)
-        elif match := _CREATE.fullmatch(path):
-            self.mdevs.create(HostPath(match[1]), match[2], text)
-        elif path.name == "remove" and UUID.fullmatch(path.parent.name):
-            self.mdevs.remove(path.parent, text)
-        elif (match := _FUNCTION.fullmatch(path)) and match[2] in self._stores:
-            self._stores[match[2]](HostPath(match[1]), text)
-        else:
-            self.sysfs.put(path, text.removesuffix("\n"))
+        where = HostPath(os.path.realpath(real).removeprefix(self.root))
+        if not self._reactions.act(where, text):
+            self.sysfs.put(where, text.removesuffix("\n"))
 
     # ---- what a host is made of; `reboot` makes it so again
 
@@ -267,18 +283,42 @@ class FakeKernel(FaultyTree):
         same_cost_only: bool = False,
         full: int = errno.ENOSPC,
     ) -> FakeKernel:
-        """A parent of mediated devices: a function while `driver` has it, or a virtual device.
+        """A parent whose types draw on one pool: a function while `driver` has it, or virtual.
 
         `place` is an address, or a path such as /sys/devices/virtual/mbochs/mbochs.
         """
-        parent = MdevParent(place, driver, mdev_driver, tuple(types), pool, same_cost_only, full)
+        budget = Pool(pool, same_cost_only, full)
+        return self.add_parent(MdevParent(place, driver, mdev_driver, tuple(types), budget))
+
+    def add_parent(self, parent: MdevParent) -> FakeKernel:
+        """A parent of mediated devices, of any manners."""
 
         def boot() -> None:
-            self.mdevs.parents[place] = parent
-            if not parent.is_pci or self.drivers.driver_of(place) == driver:
+            self.mdevs.parents[parent.place] = parent
+            if not parent.is_pci or self.drivers.driver_of(parent.place) == parent.driver:
                 self.mdevs.register(parent)
 
         return self._declare(boot)
+
+    def add_gpu(
+        self, gpu: Gpu, *, group: int, bridge: str | None = None, numa_node: int = 0
+    ) -> FakeKernel:
+        """A GPU that makes vGPUs, on the driver nvidia, which is added before."""
+        self._declare(lambda: self.nvidia.add(gpu))
+        return self.add_pci(
+            gpu.address,
+            vendor="10de",
+            device=gpu.card.device,
+            class_code="030200",
+            subsystem="10de:0001",
+            group=group,
+            driver=DRIVER,
+            bridge=bridge,
+            numa_node=numa_node,
+            total_vfs=gpu.total_vfs,
+            vf_offset=4,
+            vf_stride=1,
+        )
 
     def mount(self, node: str, where: str) -> FakeKernel:
         """A mounted file system: ("/dev/nvme0n1p2", "/")."""
@@ -315,6 +355,7 @@ class FakeKernel(FaultyTree):
         self.functions.known.clear()
         self.drivers.known.clear()
         self.mdevs.parents.clear()
+        self.nvidia.reboot()
         for name in self.stuck.names():
             self.stuck.forget(name)
         for directory in _VOLATILE:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.fakes.mdev_budgets import Budget
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs, reject, unsigned
 from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, HostPath
 
@@ -21,32 +23,41 @@ _UUID_LENGTH = 36
 _TYPES = "mdev_supported_types"
 
 
+Extra = tuple[str, str, int]
+"""An attribute that the driver gives an instance: path below it, text, mode."""
+
+
 @dataclass(frozen=True)
 class MdevType:
-    """A type; `cost` is what one instance takes from the parent's pool, e.g. MB of framebuffer."""
+    """A type; `cost` is what one instance takes from a pool, e.g. MB of framebuffer.
+
+    With None as its `name` it has no such attribute: that was the driver's own affair before 6.1.
+    """
 
     id: str
-    cost: int
-    name: str = ""
+    cost: int = 1
+    name: str | None = ""
     description: str | None = None
     device_api: str = "vfio-pci"
+
+
+def _no_extras(_kind: MdevType, _uuid: str) -> Iterable[Extra]:
+    return ()
 
 
 @dataclass(frozen=True)
 class MdevParent:
     """What a driver registers; `place` is a PCI address or a path below /sys/devices.
 
-    With `same_cost_only` all instances of a parent have one cost, as NVIDIA's time-sliced vGPUs.
-    `full` is the driver's errno when nothing is left: ENOSPC of mbochs, EUSERS of mdev itself.
+    `extras` are the attributes that it gives an instance of a type and UUID.
     """
 
     place: str
     driver: str
     mdev_driver: str
     types: tuple[MdevType, ...]
-    pool: int
-    same_cost_only: bool = False
-    full: int = errno.ENOSPC
+    budget: Budget
+    extras: Callable[[MdevType, str], Iterable[Extra]] = _no_extras
 
     @property
     def is_pci(self) -> bool:
@@ -72,6 +83,8 @@ class Mdevs:
         self._vfio = vfio
         self._stuck = stuck
         self.parents: dict[str, MdevParent] = {}
+        self.finders: list[Callable[[str], MdevParent | None]] = []
+        """Those who know parents that come and go, by their places."""
 
     def register(self, parent: MdevParent) -> None:
         """mdev_register_parent: types, and a link in the class."""
@@ -84,18 +97,19 @@ class Mdevs:
             place = directory / _TYPES / kind.id
             self._sysfs.make(place / "devices")
             self._sysfs.put(place / "create", "", WRITE_ONLY)
-            self._sysfs.put(place / "name", kind.name or kind.id, READ_ONLY)
+            if kind.name is not None:
+                self._sysfs.put(place / "name", kind.name or kind.id, READ_ONLY)
             self._sysfs.put(place / "device_api", kind.device_api, READ_ONLY)
             if kind.description is not None:
                 self._sysfs.put(place / "description", kind.description, READ_ONLY)
         self._sysfs.link(MDEV_PARENTS / directory.name, directory)
-        self._count(parent)
+        self._show(parent, self._counts(parent))
 
     def unregister(self, parent: MdevParent) -> None:
         """mdev_unregister_parent: every instance goes, then the types."""
         directory = self._resolved(parent)
         self._sysfs.drop(MDEV_PARENTS / directory.name)
-        for uuid in self._instances(parent):
+        for uuid in self.instances(parent):
             self._finish_remove(uuid)
         self._sysfs.drop(directory / _TYPES)
 
@@ -112,7 +126,7 @@ class Mdevs:
     def obstacle(self, driver: Driver, address: str) -> str | None:
         """A parent cannot go while a guest has one of its instances open."""
         parent = self._parent_of(driver, address)
-        held = [u for u in self._instances(parent) if self._is_open(u)] if parent else []
+        held = [u for u in self.instances(parent) if self._is_open(u)] if parent else []
         return f"a guest has its vGPU {held[0]} open" if held else None
 
     def create(self, directory: HostPath, type_id: str, text: str) -> None:
@@ -128,12 +142,14 @@ class Mdevs:
             reject(errno.EINVAL)
         if self._sysfs.exists(MDEV_DEVICES / uuid):
             reject(errno.EEXIST)
-        if self._available(parent, parent.type(type_id)) < 1:
-            reject(parent.full)
+        if self._counts(parent)[type_id] < 1:
+            reject(parent.budget.full)
         self._add(parent, directory, type_id, uuid)
 
     def _add(self, parent: MdevParent, directory: HostPath, type_id: str, uuid: str) -> None:
         place = directory / uuid
+        for path, text, mode in list(parent.extras(parent.type(type_id), uuid)):
+            self._sysfs.put(place / path, text, mode)
         self._sysfs.put(place / "remove", "", WRITE_ONLY)
         self._sysfs.put(place / "uevent", f"DRIVER={parent.mdev_driver}")
         self._sysfs.link(place / "mdev_type", directory / _TYPES / type_id)
@@ -145,11 +161,15 @@ class Mdevs:
         # vfio_noiommu_group_alloc names the groups of mdevs so too, though they are no no-IOMMU.
         self._groups.join(self._groups.fresh(), place, "unknown", "vfio-noiommu")
         self._vfio.register(place)
-        self._count(parent)
+        self.recount(parent)
 
     def remove(self, directory: HostPath, text: str) -> None:
         """remove_store: any number but 0 removes; an open instance makes the writer wait."""
-        if unsigned(text) == 0:
+        try:
+            number = unsigned(text)
+        except OSError:
+            reject(errno.EINVAL)  # ERANGE too
+        if number == 0:
             return
         self._sysfs.drop(directory / "remove")
         if self._is_open(directory.name):
@@ -175,7 +195,7 @@ class Mdevs:
         self._sysfs.drop(place)
         self._vfio.show_nodes()
         self._stuck.forget(uuid)
-        self._count(parent)
+        self.recount(parent)
 
     def _is_open(self, uuid: str) -> bool:
         place = self._sysfs.target(MDEV_DEVICES / uuid)
@@ -189,34 +209,56 @@ class Mdevs:
         return directory
 
     def _parent_at(self, directory: HostPath) -> MdevParent:
-        return next(p for p in self.parents.values() if p.directory.name == directory.name)
+        parent = next(
+            (p for p in self.parents.values() if p.directory.name == directory.name), None
+        ) or self._find(directory.name)
+        if parent is None:
+            message = f"{directory} is no parent"
+            raise ValueError(message)
+        return parent
+
+    def _find(self, place: str) -> MdevParent | None:
+        found = self.parents.get(place)
+        others = (find(place) for find in self.finders)
+        return found or next((parent for parent in others if parent), None)
 
     def _parent_of(self, driver: Driver, address: str) -> MdevParent | None:
-        parent = self.parents.get(address)
+        parent = self._find(address)
         return parent if parent is not None and parent.driver == driver.name else None
 
-    def _instances(self, parent: MdevParent) -> list[str]:
-        directory = self._resolved(parent)
-        return [name for name in self._sysfs.names(directory) if UUID.fullmatch(name)]
+    def instances(self, parent: MdevParent) -> list[str]:
+        """The UUIDs of those that a parent has."""
+        directory = self._sysfs.target(parent.directory)
+        names = self._sysfs.names(directory) if directory else []
+        return [name for name in names if UUID.fullmatch(name)]
 
-    def _costs(self, parent: MdevParent) -> list[int]:
-        directory = self._resolved(parent)
-        types = [
-            self._sysfs.target_name(directory / uuid / "mdev_type")
-            for uuid in self._instances(parent)
-        ]
-        return [parent.type(type_id).cost for type_id in types if type_id]
+    def typed(self, parent: MdevParent) -> list[tuple[str, str]]:
+        """Each instance that a parent has, with its type."""
+        links = ((u, parent.directory / u / "mdev_type") for u in self.instances(parent))
+        named = ((uuid, self._sysfs.target_name(link)) for uuid, link in links)
+        return [(uuid, type_id) for uuid, type_id in named if type_id]
 
-    def _available(self, parent: MdevParent, kind: MdevType) -> int:
-        costs = self._costs(parent)
-        if parent.same_cost_only and costs and costs[0] != kind.cost:
-            return 0
-        return (parent.pool - sum(costs)) // kind.cost
+    def _counts(self, parent: MdevParent) -> dict[str, int]:
+        taken = [parent.type(type_id) for _, type_id in self.typed(parent)]
+        return parent.budget.counts(parent.types, taken)
 
-    def _count(self, parent: MdevParent) -> None:
-        """Every type of a parent is counted anew: they share its pool."""
-        directory = self._resolved(parent)
-        for kind in parent.types:
-            available = str(self._available(parent, kind))
-            place = directory / _TYPES / kind.id
-            self._sysfs.put(place / "available_instances", available, READ_ONLY)
+    def recount(self, parent: MdevParent) -> None:
+        """Every type of every parent that draws on the same budget is counted anew.
+
+        Parents that have the same have the same left, and are asked for once.
+        """
+        known: dict[tuple[str, ...], dict[str, int]] = {}
+        for place in dict.fromkeys((parent.place, *parent.budget.sharers)):
+            other = self._find(place)
+            if other is None:
+                continue
+            taken = tuple(type_id for _, type_id in self.typed(other))
+            if taken not in known:
+                known[taken] = self._counts(other)
+            self._show(other, known[taken])
+
+    def _show(self, parent: MdevParent, counts: dict[str, int]) -> None:
+        directory = self._sysfs.target(parent.directory / _TYPES)
+        for type_id, count in counts.items() if directory else ():
+            place = f"{directory}/{type_id}/available_instances"
+            self._sysfs.update(place, str(count), READ_ONLY)

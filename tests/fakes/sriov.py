@@ -6,14 +6,15 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from tests.fakes.functions import PciFunction
 from tests.fakes.sysfs import Sysfs, reject, unsigned
 from vfiomgr.model.path import PCI_DEVICES, HostPath
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fakes.drivers import Drivers
-    from tests.fakes.functions import Functions, Groups
+    from tests.fakes.functions import Functions, Groups, PciFunction
 
 _MAX_U16 = 0xFFFF
 _VIRTFN = re.compile(r"virtfn\d+")
@@ -30,6 +31,9 @@ class Sriov:
         self._functions = functions
         self._groups = groups
         self._drivers = drivers
+        self.when_made: list[Callable[[str], None]] = []
+        """Those who want to know which function has new virtual ones."""
+        self.when_gone: list[Callable[[str], None]] = []
         self.room: dict[str, int] = {}
         self.grants: dict[str, int] = {}
 
@@ -60,7 +64,8 @@ class Sriov:
             reject(errno.ENOMEM)
         if wanted:
             granted = self.grants.get(physical.address, wanted)
-            self._enable(physical, directory, min(wanted, granted))
+            for address in self.make(directory, min(wanted, granted)):
+                self._drivers.autoprobe(address)
         else:
             self.disable(directory)
 
@@ -71,18 +76,27 @@ class Sriov:
         flag = "1" if _TRUE.match(text) else "0"
         self._sysfs.put(directory / "sriov_drivers_autoprobe", flag)
 
-    def _enable(self, physical: PciFunction, directory: HostPath, count: int) -> None:
-        owner = self._drivers.driver_of(physical.address) or ""
-        for index in range(count):
-            virtual = self._virtual(physical, index)
-            place = self._functions.add(virtual)
-            self._sysfs.link(place / "physfn", directory)
-            self._sysfs.link(directory / f"virtfn{index}", place)
-            if self._drivers.known[owner].is_vfio:
+    def make(self, directory: HostPath, count: int) -> list[str]:
+        """sriov_enable, but for the drivers of the new functions; tells their addresses."""
+        physical = self._functions.known[directory.name]
+        owner = self._drivers.driver_of(physical.address)
+        made = [self._make(physical, directory, index) for index in range(count)]
+        for address in made:
+            if owner is not None and self._drivers.known[owner].is_vfio:
                 # vfio_pci_bus_notifier: the VFs of a function on VFIO are captured.
-                self._drivers.set_override(place, owner)
-            self._drivers.autoprobe(virtual.address)
+                self._drivers.set_override(PCI_DEVICES / address, owner)
         self._sysfs.put(directory / "sriov_numvfs", str(count))
+        for listener in self.when_made:
+            listener(physical.address)
+        return made
+
+    def _make(self, physical: PciFunction, directory: HostPath, index: int) -> str:
+        group = None if physical.group is None else self._groups.fresh()
+        virtual = physical.virtual(_address_of(physical, index), group)
+        place = self._functions.add(virtual)
+        self._sysfs.link(place / "physfn", directory)
+        self._sysfs.link(directory / f"virtfn{index}", place)
+        return virtual.address
 
     def disable(self, directory: HostPath, *, surprise: bool = False) -> None:
         """sriov_disable; hangs where a guest has one of the virtual functions."""
@@ -93,22 +107,10 @@ class Sriov:
             self._sysfs.drop(directory / link)
             self._functions.drop(address)
             self._functions.known.pop(address, None)
-        if self._sysfs.exists(PCI_DEVICES / directory.name):
+        if links and self._sysfs.exists(PCI_DEVICES / directory.name):
             self._sysfs.put(directory / "sriov_numvfs", "0")
-
-    def _virtual(self, physical: PciFunction, index: int) -> PciFunction:
-        return PciFunction(
-            address=_address_of(physical, index),
-            vendor=physical.vendor,
-            device=physical.vf_device,
-            class_code=physical.class_code,
-            group=None if physical.group is None else self._groups.fresh(),
-            bridge=physical.bridge,
-            subsystem=physical.subsystem,
-            numa_node=physical.numa_node,
-            reset_methods="flr",
-            physical_function=physical.address,
-        )
+        for listener in self.when_gone if links else ():
+            listener(directory.name)
 
 
 def _address_of(physical: PciFunction, index: int) -> str:

@@ -11,6 +11,9 @@ from typing import NoReturn
 from vfiomgr.model.path import HostPath
 
 READ_ONLY, WRITE_ONLY, READ_WRITE = 0o444, 0o200, 0o644
+UNASSIGNED = 0o1000
+"""Marks an attribute that answers ENXIO, or the like, when it is read."""
+_DECIMAL = re.compile(r"([+-]?[0-9]+)\n?")
 _UNSIGNED = re.compile(r"\+?(?:0[xX](?P<hex>[0-9a-fA-F]+)|0(?P<oct>[0-7]*)|(?P<dec>[1-9]\d*))\n?")
 
 
@@ -27,6 +30,11 @@ class Sysfs:
     def put(self, path: str, text: str, mode: int = READ_WRITE) -> None:
         """An attribute: its text and a newline; write-only ones are empty."""
         self.put_bytes(path, b"" if mode == WRITE_ONLY else f"{text}\n".encode(), mode)
+
+    def update(self, path: str, text: str, mode: int = READ_WRITE) -> None:
+        """An attribute, written only where it says something else."""
+        if not self.exists(path) or self.get(path) != text:
+            self.put(path, text, mode)
 
     def put_bytes(self, path: str, data: bytes, mode: int = READ_WRITE) -> None:
         """A binary attribute, as it is."""
@@ -131,14 +139,37 @@ def reject(number: int) -> NoReturn:
     raise OSError(number, os.strerror(number))
 
 
-def unsigned(text: str) -> int:
-    """A number as kstrtoul reads it: base by prefix, one final newline allowed, else EINVAL."""
+def unsigned(text: str, bits: int = 64) -> int:
+    """A number as kstrtoul reads it: base by prefix, one final newline allowed.
+
+    Raises:
+        OSError: EINVAL for anything else, ERANGE for what does not fit.
+
+    """
     match = _UNSIGNED.fullmatch(text)
     if match is None:
         reject(errno.EINVAL)
+    number = _value(match)
+    if number >> bits:
+        reject(errno.ERANGE)
+    return number
+
+
+def _value(match: re.Match[str]) -> int:
     if match["hex"]:
         return int(match["hex"], 16)
     return int(match["dec"]) if match["dec"] else int(match["oct"] or "0", 8)
+
+
+def decimal(text: str) -> int:
+    """A number with its sign as kstrtol(…, 10, …) reads it, else EINVAL or ERANGE."""
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
+        reject(errno.EINVAL)
+    number = int(match[1])
+    if not -(1 << 63) <= number < 1 << 63:
+        reject(errno.ERANGE)
+    return number
 
 
 def first_line(text: str) -> str:

@@ -10,6 +10,8 @@ from tests.fakes.sysfs import READ_ONLY, Sysfs, reject
 from vfiomgr.model.path import VFIO_CDEVS, VFIO_NODES, HostPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fakes.functions import Groups
 
 _CLASS = HostPath("/sys/class/vfio-dev")
@@ -35,6 +37,8 @@ class Vfio:
         self.makes_nodes = True
         self.guests: dict[int, Guest] = {}
         self.cold_sleepers: dict[str, bytes] = {}
+        self.refusals: list[Callable[[HostPath], int | None]] = []
+        """Drivers that tell the errno of opening a device, None where it can be opened."""
 
     def load(self) -> None:
         """The module vfio: its class, and the node that all containers come from."""
@@ -81,13 +85,15 @@ class Vfio:
             self._sysfs.drop(directory / name)
         for name in wanted - present:
             self._sysfs.put_bytes(directory / name, b"", 0o600)
+        if not self._sysfs.names(directory):
+            self._sysfs.drop(directory)  # devtmpfs leaves no empty directory of its own
 
     def open(self, number: int) -> None:
         """A guest takes a group and the devices in it.
 
         Raises:
             OSError: ENOENT without node; EBUSY while another guest has it, or a member's native
-                driver may do DMA (iommu_group_claim_dma_owner).
+                driver may do DMA (iommu_group_claim_dma_owner); what a driver refuses itself.
 
         """
         if not self._sysfs.exists(VFIO_NODES / str(number)):
@@ -95,12 +101,20 @@ class Vfio:
         members = self._groups.members(number)
         if number in self.guests or any(self._is_native(member) for member in members):
             reject(errno.EBUSY)
-        guest = Guest(_FIRST_PID + number, {m for m in members if self.serves(m)})
+        served = {member for member in members if self.serves(member)}
+        for member in served:
+            self._ask(member)
+        guest = Guest(_FIRST_PID + number, served)
         self.guests[number] = guest
         process = f"/proc/{guest.pid}"
         self._sysfs.put(f"{process}/comm", "qemu-system-x86")
         self._sysfs.link_absolute(f"{process}/fd/12", VFIO_NODES / str(number))
         self._settle_group(number)
+
+    def _ask(self, device: HostPath) -> None:
+        for ask in self.refusals:
+            if number := ask(device):
+                reject(number)
 
     def close(self, number: int) -> set[HostPath]:
         """The guest ends; tells which devices it had open."""

@@ -50,7 +50,7 @@ def deaths(name: str, intent: Intent, functions: Sequence[PciAddress]) -> Iterat
     first = states(functions)
     for step in range(len(api.plan(api.scan(TREE, with_users=True), intent).steps)):
         for moment in MOMENTS:
-            died = _dies(intent, step, moment)
+            died = dies(intent, step, moment)
             recovered = api.recover(tree=TREE)
             problem = _problem(first, states(functions), intent, died=died)
             yield Death(name, step, moment, len(recovered), problem)
@@ -81,7 +81,7 @@ def _problem(
     return "" if states(list(first)) == first else "as wanted, but the way back ends elsewhere"
 
 
-def _dies(intent: Intent, step: int, moment: Moment) -> bool:
+def dies(intent: Intent, step: int, moment: Moment) -> bool:
     """Apply in a child that ends with SIGKILL; whether it did."""
     child = os.fork()
     if child == 0:

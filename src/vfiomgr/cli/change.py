@@ -15,7 +15,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.intent import Bind, wants_resets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.cli.session import Session
     from vfiomgr.model.intent import Intent
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from vfiomgr.model.step import Step
 
 update_initramfs_option = click.option(
-    "--update-initramfs", is_flag=True, help="Make the initramfs anew where it holds the rules."
+    "--update-initramfs",
+    is_flag=True,
+    help="Make the initramfs anew where rules that change are in it.",
 )
 
 
@@ -41,11 +43,7 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     if session.dry_run:
         session.tell_of_cut_off_runs()
         host = session.host(with_users=True, with_resets=wants_resets(intent))
-        _print_plan(session, api.plan(host, intent))
-        if host.users is None:
-            note("not checked: who holds the devices; only root of a running host sees it")
-        if host.host_uses is None:
-            note("not checked: mounted file systems and the default route; this host has no /proc")
+        _print_plan(session, api.plan(host, intent), tuple(_not_checked(host, intent)))
         return None
     if session.snapshot is not None:
         message = "a snapshot cannot be changed"
@@ -60,13 +58,38 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     )
 
 
-def how_to_bind(host: HostSnapshot, device: PciDevice) -> str:
-    """What makes a device ready for a guest, or why nothing does."""
+def _not_checked(host: HostSnapshot, intent: Intent) -> Iterator[str]:
+    """What a plan for this host could not look at, and what is missing for it."""
+    if host.users is None:
+        yield "who holds the devices: only root of a running host sees it"
+    if host.host_uses is None:
+        yield "mounted file systems and the default route: this host has no /proc"
+    if isinstance(intent, Bind) and intent.driver is not None and host.vfio_modules is None:
+        yield f"whether there is a driver {intent.driver}: this host has no lists of modules"
+
+
+def tell_how_to_bind(host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
+    """Say what makes devices ready for a guest, or what keeps `bind` from it, a line for each."""
+    told: set[tuple[str, str]] = set()
+    for device in devices:
+        begin = f"{device} is on {device.driver or 'no driver'}"
+        objections = _objections_to_bind(host, device)
+        for reason, remedy in (o for o in objections if o not in told):
+            shown = reason.replace(f"{device} ", "it ", 1)
+            note(f"{begin}, and vfiomgr bind refuses it: {shown}; remedy: {remedy}")
+        if not objections:
+            note(f"{begin}; a guest can have it after: vfiomgr bind {device.address}")
+        elif told.issuperset(objections):
+            note(f"{begin}, and vfiomgr bind refuses it for the same reason")
+        told.update(objections)
+
+
+def _objections_to_bind(host: HostSnapshot, device: PciDevice) -> tuple[tuple[str, str], ...]:
     try:
         api.plan(host, Bind((device.address,)))
     except Refusal as refusal:
-        return f"and would not be bound: {refusal.message}"
-    return f"a guest can have it after vfiomgr bind {device.address}"
+        return refusal.objections
+    return ()
 
 
 def step_report(session: Session) -> Callable[[Step], None]:
@@ -119,9 +142,10 @@ def _plan_body(plan: Plan) -> dict[str, object]:
     }
 
 
-def _print_plan(session: Session, plan: Plan) -> None:
+def _print_plan(session: Session, plan: Plan, not_checked: tuple[str, ...]) -> None:
     if session.format != "table":
-        print_document("Plan", _plan_body(plan), session.format)
+        body = {**_plan_body(plan), "not_checked": not_checked}
+        print_document("Plan", body, session.format)
         return
     click.echo(f"plan: {plan.summary}")
     for text in (*plan.notes, *plan.already):
@@ -132,3 +156,5 @@ def _print_plan(session: Session, plan: Plan) -> None:
         click.echo(f"{number:3}. {step.describe()}")
         for command in step.commands():
             click.echo(f"       {command}")
+    for text in not_checked:
+        note(f"not checked: {text}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def list_devices(session: Session, *, every: bool) -> None:
     elif host.devices:
         note(f"no GPUs or accelerators; --all lists all {len(host.devices)} PCI devices")
     else:
-        note("this host has no PCI devices")
+        note(NO_DEVICES)
 
 
 def _row(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import or_dash, print_document, print_table
+from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.iommu import blockers
 
@@ -35,7 +35,7 @@ def groups(session: Session) -> None:
       vfiomgr groups --format json
     """
     host = session.devices()
-    off = None if host.iommu.is_on else _iommu_off(host)
+    off = _iommu_off(host) if host.devices and not host.iommu.is_on else None
     if session.format != "table":
         body = {
             "iommu": {
@@ -47,6 +47,8 @@ def groups(session: Session) -> None:
         }
         print_document("IommuGroupList", body, session.format)
         return
+    if not host.devices:
+        note(NO_DEVICES)
     if off:
         click.echo(f"{off.reason}\nremedy: {off.remedy}")
     if host.groups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vfiomgr.adapters.kata import render
-from vfiomgr.cli.change import how_to_bind
+from vfiomgr.cli.change import tell_how_to_bind
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.planner.guards import bridge, refuse_if_any
@@ -42,8 +42,7 @@ def config(session: Session, addresses: tuple[str, ...]) -> None:
         print_document("KataConfiguration", body, session.format)
     if not addresses and not bound:
         note("nothing is bound yet: vfiomgr bind ADDRESS")
-    for device in (d for d in functions.values() if d.address not in bound):
-        note(f"{device} is not bound yet: {how_to_bind(host, device)}")
+    tell_how_to_bind(host, [d for d in functions.values() if d.address not in bound])
     if host.vgpus:
         note(
             "vGPUs that are mediated devices are left out: Kata cannot attach them; "

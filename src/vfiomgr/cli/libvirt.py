@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.adapters.libvirt import render
-from vfiomgr.cli.change import how_to_bind
+from vfiomgr.cli.change import tell_how_to_bind
 from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.errors import UnknownDevice
+from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.planner.guards import bridge, refuse_if_any, taking
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def libvirt() -> None:
 )
 @click.option(
     "--guest-bus",
-    type=click.IntRange(1, render.LAST_GUEST_BUS),
+    type=WholeNumber(1, render.LAST_GUEST_BUS),
     default=render.DEFAULT_GUEST_BUS,
     show_default=True,
     help="Index of the guest's root port for the first device of several functions.",
@@ -60,8 +61,11 @@ def hostdev(
     host = session.host()
     vgpus = [_vgpu(host, text) for text in devices if _UUID.fullmatch(text)]
     slots = _slots(host, [text for text in devices if not _UUID.fullmatch(text)], only=only)
-    waiting = [device for slot in slots for device in slot if not device.is_on_vfio]
+    functions = [device for slot in slots for device in slot]
+    own = [device for device in functions if host.is_vendor_function(device)]
+    waiting = [d for d in functions if not d.is_on_vfio and d not in own]
     if managed:
+        _refuse_to_manage(own)
         refuse_if_any(taking(host, waiting), frozenset())
     elements = list(render.pci_hostdevs(slots, first_bus=guest_bus, managed=managed))
     elements += [render.mdev_hostdev(vgpu, _device_api(host, vgpu)) for vgpu in vgpus]
@@ -69,8 +73,23 @@ def hostdev(
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    for device in waiting if not managed else ():
-        note(f"{device} is on {device.driver or 'no driver'}: {how_to_bind(host, device)}")
+    for device in own:
+        if host.vgpu(str(device.address)) is None:
+            note(f"{device} is no vGPU yet: vfiomgr vgpu create --parent {device.address} --type …")
+    if not managed:
+        tell_how_to_bind(host, waiting)
+
+
+def _refuse_to_manage(functions: Sequence[PciDevice]) -> None:
+    """Unbound from its driver, such a function is lost until all are made anew.
+
+    Raises:
+        Refusal: there is one.
+
+    """
+    for device in functions:
+        message = f"{device} is a vGPU of its driver {device.driver}, which libvirt must not unbind"
+        raise Refusal(message, "leave out --managed")
 
 
 def _slots(host: HostSnapshot, texts: Sequence[str], *, only: bool) -> list[tuple[PciDevice, ...]]:

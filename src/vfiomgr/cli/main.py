@@ -116,8 +116,7 @@ def _conclude(error: BaseException) -> int | str | None:
             print_error(error)
             return error.exit_code
         case click.ClickException():
-            error.show()
-            return error.exit_code
+            return _tell_mistake(error)
         case click.Abort() | KeyboardInterrupt():
             return _INTERRUPTED
         case SystemExit():
@@ -133,6 +132,18 @@ def _conclude(error: BaseException) -> int | str | None:
         )
     )
     return 1
+
+
+def _tell_mistake(error: click.ClickException) -> int:
+    """Explain what click found wrong; of a group without a command it shows the help."""
+    is_help = type(error).__name__ == "NoArgsIsHelpError"  # which came with click 8.2
+    if isinstance(error, click.UsageError) and not is_help:
+        from vfiomgr.cli.usage import explained  # noqa: PLC0415 - few command lines are wrong
+
+        print_error(explained(error, cli, sys.argv[1:]))
+    else:
+        error.show()
+    return error.exit_code
 
 
 def _tell_of_system(error: OSError) -> int:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from vfiomgr.errors import VfiomgrError
 
 
+NO_DEVICES = "this host has no PCI devices"
+
+
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
     """A document of the JSON contract, in JSON or YAML."""
     from vfiomgr.model.snapshot import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version

@@ -15,6 +15,7 @@ from vfiomgr.cli.change import (
 )
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.usage import forbid_alone, forbid_together
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.host.iommu import group_number
 from vfiomgr.host.pci import read_driver_state
@@ -27,6 +28,7 @@ from vfiomgr.model.step import ChangeDriver, ReleaseDriver
 if TYPE_CHECKING:
     from vfiomgr.api import Outcome
     from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.persistence import NodeOwner
 
 
 @click.command("bind")
@@ -80,6 +82,9 @@ def bind(
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
     """
+    _refuse_contradictions(only=only, with_group=with_group)
+    if update_initramfs and not persist:
+        forbid_alone("--update-initramfs", "--persist", "no rule is written that it must hold")
     intent = Bind(
         session.addresses(addresses),
         driver=driver,
@@ -89,7 +94,7 @@ def bind(
         reset_method=reset_method,
         no_d3cold=no_d3cold,
         persist=persist,
-        owner=None if owner is None else find_owner(session.tree, owner),
+        owner=None if owner is None else _owner(session, owner),
         update_initramfs=update_initramfs,
         program=own_program(),
     )
@@ -136,6 +141,9 @@ def unbind(
       vfiomgr unbind 04:00.0 --dry-run
       vfiomgr unbind 04:00.0 --forget
     """
+    _refuse_contradictions(only=only, with_group=with_group)
+    if update_initramfs and not forget:
+        forbid_alone("--update-initramfs", "--forget", "the rules that it holds stay")
     intent = Unbind(
         session.addresses(addresses),
         only=only,
@@ -149,6 +157,17 @@ def unbind(
     outcome = plan_or_apply(session, intent)
     if outcome is not None:
         _print_moved(session, outcome)
+
+
+def _refuse_contradictions(*, only: bool, with_group: bool) -> None:
+    if only and with_group:
+        why = "one leaves functions out that share the slot, the other takes all of the group"
+        forbid_together("--only", "--with-group", why)
+
+
+def _owner(session: Session, text: str) -> NodeOwner:
+    """Looked up in the host's own tables, of which a snapshot has none."""
+    return find_owner(None if session.snapshot is not None else session.tree, text)
 
 
 def _print_moved(session: Session, outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from vfiomgr import api
 from vfiomgr.cli.change import step_report
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import NeedsRoot, UsageError
 from vfiomgr.executor.journal import CutOff, cut_off_runs
 from vfiomgr.model.path import BOOT_ID
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command("recover")
-@click.option("--undo", "way", flag_value="undo", help="Put everything back.  [default]")
-@click.option("--finish", "way", flag_value="finish", help="Do what the run was to do.")
+@click.option("--undo", is_flag=True, help="Put everything back.  [default]")
+@click.option("--finish", is_flag=True, help="Do what the run was to do.")
 @click.option(
     "--allow",
     multiple=True,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 )
 @session_options()
 @click.pass_obj
-def recover(session: Session, *, way: str | None, allow: tuple[Allowance, ...]) -> None:
+def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowance, ...]) -> None:
     """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.
 
     Without a flag they are undone. With --dry-run they are listed.
@@ -40,6 +41,11 @@ def recover(session: Session, *, way: str | None, allow: tuple[Allowance, ...]) 
       vfiomgr recover
       vfiomgr recover --finish
     """
+    if undo and finish:
+        forbid_together("--undo", "--finish", "a run goes either back or on")
+    if finish and allow:
+        why = "a run is finished with the guards that its command had"
+        forbid_together("--finish", "--allow", why)
     if session.snapshot is not None:
         message = "a snapshot holds no journal"
         raise UsageError(message, "run vfiomgr recover on the host itself")
@@ -53,13 +59,13 @@ def recover(session: Session, *, way: str | None, allow: tuple[Allowance, ...]) 
     ended = api.recover(
         tree=session.tree,
         machine=session.machine,
-        finish=way == "finish",
+        finish=finish,
         allow=frozenset(allow),
         on_note=note,
         on_step=step_report(session),
         deadline=session.deadline,
     )
-    _print_runs(session, ended, "finished" if way == "finish" else "undone")
+    _print_runs(session, ended, "finished" if finish else "undone")
 
 
 def _print_runs(session: Session, runs: tuple[CutOff, ...], state: str) -> None:

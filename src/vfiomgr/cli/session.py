@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.cli.parameters import Seconds, WholeNumber
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import BOOT_ID, PCI_DEVICES
 
@@ -38,6 +39,18 @@ class Session:
     yes: bool = False
     verbose: int = 0
     debug: bool = False
+    _typed: set[str] = field(default_factory=set, init=False, repr=False)
+    """Options that stand in the command line, which counts more than the environment."""
+
+    def remember(self, name: str, value: object, *, is_typed: bool) -> None:
+        """Take the value of an option; of two hosts, the one that was typed."""
+        setattr(self, name, value)
+        if is_typed:
+            self._typed.add(name)
+        if "snapshot" in self._typed and "root" not in self._typed:
+            self.root = _MACHINE
+        if "root" in self._typed and "snapshot" not in self._typed:
+            self.snapshot = None
 
     @functools.cached_property
     def tree(self) -> HostTree:
@@ -69,13 +82,14 @@ class Session:
 
         if self.snapshot is not None:
             return self._loaded(self.snapshot)
-        return scan(
+        host = scan(
             self.tree,
             self.machine,
             with_users=with_users,
             with_readiness=with_readiness,
             with_resets=with_resets,
         )
+        return self._required(host)
 
     def devices(self) -> HostSnapshot:
         """As `host`, but from a tree nothing besides the devices, which takes a fraction of it."""
@@ -83,13 +97,28 @@ class Session:
 
         if self.snapshot is not None:
             return self._loaded(self.snapshot)
-        return scan_devices(self.tree, self.machine)
+        return self._required(scan_devices(self.tree, self.machine))
+
+    def _required(self, host: HostSnapshot) -> HostSnapshot:
+        """The same, where its functions could be listed: else all answers about it were wrong."""
+        if host.pci_unlisted is None:
+            return host
+        why = f"{PCI_DEVICES} cannot be listed: {host.pci_unlisted}"
+        if self.root != _MACHINE:
+            message = f"{self.root!r} holds no host: {why}"
+            raise UsageError(message, "--root takes a directory that looks like the root of a host")
+        remedy = "mount sysfs on /sys, or run vfiomgr where the host's own /sys is seen"
+        raise HostError(why, remedy)
 
     def _loaded(self, snapshot: str) -> HostSnapshot:
         if self.root != _MACHINE:
-            message = "--snapshot and --root name two different hosts"
-            raise UsageError(message, "pass one of them")
-        return _load_snapshot(snapshot)
+            message = f"--snapshot {snapshot} and --root {self.root} name two different hosts"
+            raise UsageError(message, "pass one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
+        host = _load_snapshot(snapshot)
+        if host.pci_unlisted is not None:
+            message = f"{snapshot} shows no host: {PCI_DEVICES}: {host.pci_unlisted}"
+            raise InvalidDocument(message, "make it on the host, with: vfiomgr snapshot")
+        return host
 
     def tell_of_cut_off_runs(self) -> None:
         """Say which earlier runs were left half done, where this user may read the journal."""
@@ -125,7 +154,7 @@ def _load_snapshot(source: str) -> HostSnapshot:
         message = f"cannot read the snapshot {source}: {error.strerror}"
         raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
     except UnicodeDecodeError:
-        message = f"{source}: not JSON, not even text"
+        message = f"{source}: neither JSON nor YAML, not even text"
         raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json") from None
     return read_snapshot(text, source)
 
@@ -133,8 +162,10 @@ def _load_snapshot(source: str) -> HostSnapshot:
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
     session = context.ensure_object(Session)
     name = str(parameter.name)
-    if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-        setattr(session, name, value)
+    source = context.get_parameter_source(name)
+    if source is not click.core.ParameterSource.DEFAULT:
+        is_typed = source is click.core.ParameterSource.COMMANDLINE
+        session.remember(name, value, is_typed=is_typed)
 
 
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
@@ -151,13 +182,20 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--deadline",),
         {
-            "type": click.FloatRange(min=0, min_open=True),
+            "type": Seconds(),
             "metavar": "SECONDS",
             "help": "How long one step of a change may take.  [default: 60]",
         },
     ),
     (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),
-    (("-v", "--verbose"), {"count": True, "help": "Say what is being done; -vv for more."}),
+    (
+        ("-v", "--verbose"),
+        {
+            "count": True,
+            "type": WholeNumber(min=0),
+            "help": "Say what is being done; -vv for more.",
+        },
+    ),
     (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
 )
 

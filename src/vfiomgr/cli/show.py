@@ -13,13 +13,13 @@ from vfiomgr.model.intent import Bind
 from vfiomgr.model.path import vfio_group_node
 from vfiomgr.model.reset import COMMON_RESETS
 from vfiomgr.planner import plan
+from vfiomgr.planner.reset import methods_in_words
 from vfiomgr.planner.reset import unavailable as unavailable_resets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.reset import ResetMethod
     from vfiomgr.model.snapshot import HostSnapshot
 
 _GIB = 1 << 30
@@ -107,7 +107,7 @@ def _lines(
         *_several("group member", _peers(host, device)),
         ("numa node", or_dash(device.numa_node)),
         ("power", _power(device)),
-        ("reset", _reset(device, unavailable_resets(host, device))),
+        ("reset", _reset(host, device)),
         ("memory", ", ".join(_bars(device)) or "-"),
         *_virtual(device),
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
@@ -155,11 +155,11 @@ def _power(device: PciDevice) -> str:
     return f"{state}, control {control}{cold[device.d3cold_allowed]}"
 
 
-def _reset(device: PciDevice, unavailable: dict[ResetMethod, str]) -> str:
+def _reset(host: HostSnapshot, device: PciDevice) -> str:
     """The methods that work; of the common ones that do not, why."""
-    works = " ".join(name for name in device.reset_method if name not in unavailable)
-    told = [f"{name}: {unavailable[name]}" for name in COMMON_RESETS if name in unavailable]
-    return "; ".join([works or "none", *told])
+    reasons = unavailable_resets(host, device)
+    told = [f"{name}: {reasons[name]}" for name in COMMON_RESETS if name in reasons]
+    return "; ".join([methods_in_words(host, device) or "none", *told])
 
 
 def _bars(device: PciDevice) -> Iterator[str]:

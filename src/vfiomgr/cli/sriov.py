@@ -8,6 +8,7 @@ import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.host.iommu import group_number
 from vfiomgr.host.pci import read_driver_state, read_virtual_functions
@@ -85,7 +86,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 
 @sriov.command("set")
 @click.argument("address", shell_complete=complete_address)
-@click.argument("count", type=click.IntRange(min=0))
+@click.argument("count", type=WholeNumber(min=0))
 @click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
 @session_options()
 @click.pass_obj

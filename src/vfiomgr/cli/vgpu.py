@@ -17,7 +17,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner.vgpu_choice import find_parents
-from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, rooms
+from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, rooms, totals
 
 if TYPE_CHECKING:
     from vfiomgr import api
@@ -46,8 +46,9 @@ add_commands(vgpu)
 def types(session: Session, parent: str | None) -> None:
     """List vGPU types by GPU: how many more of each can be made now, and why none of others.
 
-    MORE is what the GPU as a whole has room for, not a sum over its virtual functions; STRANDED is
-    the memory (MiB) that no vGPU could use once the GPU is filled with this type.
+    MORE is what the GPU as a whole has room for, not a sum over its virtual functions (<=: at
+    most, for the driver does not tell all); STRANDED is the memory (MiB) that no vGPU could use
+    once the GPU is filled with this type. The last rows are of all GPUs together.
 
     \b
     Examples:
@@ -57,11 +58,17 @@ def types(session: Session, parent: str | None) -> None:
     host = session.host()
     found = gpus(host) if parent is None else tuple(find_parents(host, parent))
     items = [(gpu, room) for gpu in found for room in rooms(gpu)]
+    together = totals(room for _, room in items)
     if session.format != "table":
-        body = {"items": [_type_item(gpu, room) for gpu, room in items]}
+        body = {
+            "items": [_type_item(gpu, room) for gpu, room in items],
+            "totals": [_total_item(room) for room in together],
+        }
         print_document("VgpuTypeList", body, session.format)
     elif items:
-        print_table(_TYPE_HEADINGS, [_type_row(gpu, room) for gpu, room in items])
+        rows = [_type_row(gpu.name, room) for gpu, room in items]
+        rows += [_type_row("all", room) for room in together]
+        print_table(_TYPE_HEADINGS, rows)
     elif found:
         note(f"no driver offers a type now: {', '.join(gpu.name for gpu in found)}")
     else:
@@ -92,10 +99,19 @@ def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
     }
 
 
-def _type_row(gpu: Gpu, room: Room) -> tuple[str, ...]:
+def _total_item(room: Room) -> dict[str, object]:
+    return {
+        "id": room.type.id,
+        "name": room.type.name,
+        "available_instances": room.more,
+        "is_certain": room.is_certain,
+    }
+
+
+def _type_row(gpu: str, room: Room) -> tuple[str, ...]:
     kind = room.type
     return (
-        gpu.name,
+        gpu,
         kind.id,
         or_dash(kind.name),
         "-" if kind.framebuffer is None else f"{kind.framebuffer}M",

@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
 from vfiomgr.executor.writing import explaining
-from vfiomgr.model.definition import PARAMETERS, is_same_text
+from vfiomgr.model.definition import is_same_text
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.attribute_step import SetVgpuAttribute
-
-_NOTHING = {PARAMETERS: " "}
-"""What is written where an empty text would be none to the driver."""
 
 
 def set_attribute(tree: HostTree, step: SetVgpuAttribute) -> None:
@@ -32,7 +29,7 @@ def set_attribute(tree: HostTree, step: SetVgpuAttribute) -> None:
     if current is not None and is_same_text(current, step.after):
         return
     with explaining("attribute", f"{step.attribute} of vGPU {step.vgpu}"):
-        tree.write(target, step.after or _NOTHING.get(step.attribute, ""))
+        tree.write(target, step.written)
     found = (tree.read(target) or "").strip()
     wanted = step.after.strip()
     if found.isdecimal() and wanted.isdecimal() and int(found) != int(wanted):

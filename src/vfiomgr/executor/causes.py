@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from errno import (
+    E2BIG,
     EACCES,
     EADDRINUSE,
     EADDRNOTAVAIL,
@@ -153,6 +154,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
         "the driver has not set the vGPU up",
         "see dmesg; is the vendor's host service running?",
     ),
+    ("attribute", E2BIG): ("the text is longer than the driver takes", "shorten it"),
     ("attribute", EIO): ("the vendor's driver failed", "see dmesg; is its host service running?"),
     ("attribute", EADDRNOTAVAIL): (
         "the host keeps what the text asks for to itself",

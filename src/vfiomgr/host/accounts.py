@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -12,28 +13,51 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _TABLES = {"user": HostPath("/etc/passwd"), "group": HostPath("/etc/group")}
-_MAX_ID = 0xFFFFFFFE
-"""The highest one means `leave it` to chown(2)."""
+_HIGHEST = 0xFFFFFFFE
+"""The one above it means `leave it` to chown(2)."""
+_NUMBER = re.compile(r"-?[0-9]+")
+_DIGITS = 10
+"""Of the highest number."""
+_FORM = "write USER or USER:GROUP, by name or number, e.g. libvirt-qemu:kvm"
 
 
-def find_owner(tree: HostTree, text: str) -> NodeOwner:
-    """Who is meant by USER or USER:GROUP, names or numbers.
+def find_owner(tree: HostTree | None, text: str) -> NodeOwner:
+    """Who is meant by USER or USER:GROUP, names or numbers; without a tree numbers alone.
 
     Raises:
-        UsageError: the host has no such user or group.
+        UsageError: a part is empty or out of range, or the host has no such user or group.
 
     """
     user, colon, group = text.partition(":")
-    uid = _number(tree, "user", user)
-    return NodeOwner(text, uid, _number(tree, "group", group) if colon else None)
+    for part, kind in ((user, "user"), (group or not colon, "group")):
+        if not part:
+            message = f"the owner {text!r} names no {kind}"
+            raise UsageError(message, _FORM)
+    uid = _identifier(tree, "user", user)
+    return NodeOwner(text, uid, _identifier(tree, "group", group) if colon else None)
 
 
-def _number(tree: HostTree, kind: str, name: str) -> int:
-    if name.isascii() and name.isdecimal() and int(name) < _MAX_ID:
-        return int(name)
-    for line in (tree.read_text(_TABLES[kind]) or "").splitlines():
+def _identifier(tree: HostTree | None, kind: str, name: str) -> int:
+    if _NUMBER.fullmatch(name):
+        return _in_range(kind, name)
+    if tree is None:
+        message = f"a snapshot holds no accounts, so nothing tells who the {kind} {name!r} is"
+        raise UsageError(message, f"give the number of the {kind}")
+    text = tree.read_text(_TABLES[kind])
+    if text is None:
+        message = f"{_TABLES[kind]} cannot be read below {tree.root}, to look up {kind} {name!r}"
+        raise UsageError(message, f"give the number of the {kind}")
+    for line in text.splitlines():
         fields = line.split(":")
         if fields[0] == name and len(fields) > 2 and fields[2].isdecimal():  # noqa: PLR2004
             return int(fields[2])
     message = f"{_TABLES[kind]} knows no {kind} {name!r}"
     raise UsageError(message, "give the number, which also holds for accounts of a directory")
+
+
+def _in_range(kind: str, digits: str) -> int:
+    shown = digits.lstrip("0") or "0"
+    if len(shown) > _DIGITS or not 0 <= int(shown) <= _HIGHEST:
+        message = f"{digits} is no number of a {kind}: they go from 0 to {_HIGHEST}"
+        raise UsageError(message, _FORM)
+    return int(shown)

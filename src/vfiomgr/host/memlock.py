@@ -32,8 +32,10 @@ _FIELDS = 4
 _UNLIMITED = frozenset({"infinity", "unlimited", "-1"})
 
 
-def read_memlock(tree: HostTree) -> tuple[MemlockLimit, ...]:
-    """The settings for those services and users that the host has."""
+def read_memlock(tree: HostTree) -> tuple[MemlockLimit, ...] | None:
+    """The settings for those services and users that the host has; None where there is no place."""
+    if not any(exists(tree, place) for place in (*_UNITS, _LIMITS, _LIMITS_DIRECTORY)):
+        return None
     return (*_services(tree), *_users(tree))
 
 

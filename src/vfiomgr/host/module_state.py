@@ -91,8 +91,12 @@ def _listed(tree: HostTree, release: str | None, name: str) -> set[str] | None:
     return {file.partition(".ko")[0].replace("-", "_") for file in files}
 
 
-def read_module_settings(tree: HostTree, devices: Sequence[PciDevice]) -> tuple[ModuleSetting, ...]:
-    """The lines of modprobe.d(5) that name one of these modules."""
+def read_module_settings(
+    tree: HostTree, devices: Sequence[PciDevice]
+) -> tuple[ModuleSetting, ...] | None:
+    """The lines of modprobe.d(5) that name one of these modules; None where there is none."""
+    if not any(exists(tree, directory) for directory in _MODPROBE):
+        return None
     relevant = _relevant(devices)
     found: list[ModuleSetting] = []
     for file in configuration_files(tree, _MODPROBE):

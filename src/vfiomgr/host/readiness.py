@@ -28,6 +28,8 @@ _NODES = (path.VFIO_NODES / "vfio", HostPath("/dev/iommu"))
 _ACPI_TABLES = HostPath("/sys/firmware/acpi/tables")
 _DMAR_FLAGS = 37
 """Offset behind the header of 36 bytes and the address width (struct acpi_table_dmar)."""
+_SECURITY = HostPath("/sys/kernel/security")
+_FIRMWARE = HostPath("/sys/firmware")
 _EFI_VARIABLES = HostPath("/sys/firmware/efi/efivars")
 _SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _EFI_ATTRIBUTES = 4
@@ -94,13 +96,29 @@ def _interrupt_chips(tree: HostTree) -> tuple[str, ...] | None:
 
 
 def _lockdown(tree: HostTree) -> str | None:
-    match = _SELECTED.search(text_of(tree, "/sys/kernel/security/lockdown") or "")
-    return match[1] if match else None
+    """None where securityfs is not shown; a kernel without lockdown has no such file in it."""
+    match = _SELECTED.search(text_of(tree, _SECURITY / "lockdown") or "")
+    if match is not None:
+        return match[1]
+    return "none" if _lacks(tree, _SECURITY, "lockdown") else None
 
 
 def _secure_boot(tree: HostTree) -> bool | None:
+    """None where EFI's variables are not shown; a host that was booted without EFI has none."""
     value = tree.read_bytes(_EFI_VARIABLES / _SECURE_BOOT) or b""
-    return bool(value[_EFI_ATTRIBUTES]) if len(value) > _EFI_ATTRIBUTES else None
+    if len(value) > _EFI_ATTRIBUTES:
+        return bool(value[_EFI_ATTRIBUTES])
+    is_absent = _lacks(tree, _FIRMWARE, "efi") or _lacks(tree, _EFI_VARIABLES, _SECURE_BOOT)
+    return False if is_absent else None
+
+
+def _lacks(tree: HostTree, directory: HostPath, name: str) -> bool:
+    """Whether a kernel shows other entries of a directory, so that this one is not there.
+
+    A recording may hold a part of it; a container shows some directories empty.
+    """
+    entries = tree.children(directory) if tree.is_live else []
+    return bool(entries) and name not in entries
 
 
 def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:

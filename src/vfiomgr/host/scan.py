@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host import display, iommu, mdev, origins, pci, vendor_vgpu
 from vfiomgr.host.names import Names
-from vfiomgr.model.path import PCI_DRIVERS, HostPath
+from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, HostPath
 from vfiomgr.model.snapshot import HostSnapshot
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def scan_devices(
         origins=origins.read_origins(tree),
         host_uses=None,
         vfio=iommu.read_vfio_state(tree),
+        pci_unlisted=None if devices else tree.why_unlisted(PCI_DEVICES),
     )
 
 

@@ -36,6 +36,7 @@ def with_surroundings(
         host_uses=_host_uses(host, tree, with_users=with_users),
         users=users.read_users(tree) if with_users else None,
         variants=modules.read_variants(tree) if with_users else (),
+        vfio_modules=modules.read_vfio_modules(tree) if with_users else None,
         readiness=_readiness(host, tree) if with_readiness else None,
         reset_capabilities=(
             config.read_reset_capabilities(tree, host.devices) if with_resets else None

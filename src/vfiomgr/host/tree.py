@@ -146,6 +146,14 @@ class HostTree:
         except OSError:
             return []
 
+    def why_unlisted(self, path: HostPath) -> str | None:
+        """What keeps `children` from telling what a directory holds; None where nothing does."""
+        try:
+            os.listdir(self.locate(path / ""))
+        except OSError as error:
+            return error.strerror
+        return None
+
     def device_number(self, path: HostPath) -> tuple[int, int] | None:
         """Major and minor number of a device node."""
         try:

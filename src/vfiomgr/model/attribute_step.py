@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from vfiomgr.model.definition import PARAMETERS
+
 
 @dataclass(frozen=True, slots=True)
 class SetVgpuAttribute:
@@ -33,7 +35,20 @@ class SetVgpuAttribute:
         """What a person could type instead."""
         if self.before == self.after:
             return ()
-        return (f"printf %s {shlex.quote(self.after)} > {self.directory}/{self.attribute}",)
+        text = shlex.quote(self.written.removesuffix("\n"))
+        end = "\\n" if self.written.endswith("\n") else ""
+        return (f"printf '%s{end}' {text} > {self.directory}/{self.attribute}",)
+
+    @property
+    def written(self) -> str:
+        """What is written.
+
+        NVIDIA's driver takes the last byte for a newline, whatever it is, and wants a blank for
+        nothing (vgpu_params_store in its nvidia-vgpu-vfio).
+        """
+        if self.attribute != PARAMETERS:
+            return self.after
+        return f"{self.after.rstrip() or ' '}\n"
 
     def inverse(self) -> SetVgpuAttribute | None:
         """What it read before, where that is known."""

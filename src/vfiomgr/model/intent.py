@@ -144,6 +144,8 @@ class StartVgpu:
 
     names: tuple[str, ...]
     parent: str | None = None
+    begun: tuple[str, ...] = ()
+    """Those that were not there before: of a run that is to be finished."""
     kind: Literal["start-vgpu"] = "start-vgpu"
 
 
@@ -166,6 +168,8 @@ class RestoreVgpus:
     """Of these alone, by their names, and the GPUs that are prepared for them."""
     boot: bool = False
     """Leave to mdevctl what its own rule of udev starts."""
+    begun: tuple[str, ...] = ()
+    """Those that were not there before: of a run that is to be finished."""
     kind: Literal["restore-vgpus"] = "restore-vgpus"
 
 

@@ -126,7 +126,8 @@ class Readiness:
     """What a check reads of a host beyond its devices."""
 
     modules: tuple[KernelModule, ...]
-    module_settings: tuple[ModuleSetting, ...]
+    module_settings: tuple[ModuleSetting, ...] | None
+    """Of modprobe.d; None where there is no such directory."""
     config_source: str | None
     config: dict[str, str]
     """Options of the kernel's configuration, without CONFIG_; `n` where one is not set."""
@@ -141,10 +142,11 @@ class Readiness:
     interrupt_chips: tuple[str, ...] | None
     """Of /proc/interrupts, without the address of a device: `IR-PCI-MSI`, `IO-APIC`."""
     lockdown: str | None
-    """`none`, `integrity` or `confidentiality`."""
+    """`none` (also of a kernel without lockdown), `integrity` or `confidentiality`."""
     secure_boot: bool | None
     framebuffers: tuple[FirmwareFramebuffer, ...] | None
-    memlock: tuple[MemlockLimit, ...]
+    memlock: tuple[MemlockLimit, ...] | None
+    """None where neither units nor limits.conf are there to be read."""
     distribution: Distribution | None
     has_driver_override: bool | None
     """Whether functions have that attribute; None where there are none."""
@@ -156,7 +158,8 @@ class Readiness:
 
     def settings(self, command: str, module: str) -> tuple[ModuleSetting, ...]:
         """The lines of modprobe.d with one command for one module."""
-        return tuple(s for s in self.module_settings if (s.command, s.module) == (command, module))
+        known = self.module_settings or ()
+        return tuple(s for s in known if (s.command, s.module) == (command, module))
 
     def node(self, path: str) -> DeviceNode | None:
         """A device node, where it exists."""

@@ -108,6 +108,13 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    vfio_modules: tuple[str, ...] | None = None
+    """Modules with `vfio` in their names that this kernel has; read together with the users.
+
+    None where its lists are not there.
+    """
+    pci_unlisted: str | None = None
+    """Why its PCI functions could not be looked for; None where they could."""
     definitions: DefinitionFacts | None = None
     """What is kept of vGPUs that are to be; None where nobody looked."""
 
@@ -243,6 +250,11 @@ class HostSnapshot:
         """The active vGPUs of a parent, by its name."""
         return self._vgpus_by_parent.get(parent, ())
 
+    def is_vendor_function(self, device: PciDevice) -> bool:
+        """Whether a function goes to guests from the vendor's own driver, as a vGPU."""
+        name = str(device.address)
+        return any(p.name == name and p.family == "vendor-vfio" for p in self.vgpu_parents)
+
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID, or on the virtual function with this address."""
         return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
@@ -343,20 +355,16 @@ def write_snapshot(snapshot: HostSnapshot) -> str:
 
 
 def read_snapshot(text: str, source: str) -> HostSnapshot:
-    """Read what `write_snapshot` wrote; `source` names the document in errors.
+    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
 
     Raises:
-        InvalidDocument: no JSON, another kind of document, or fields that do not fit.
+        InvalidDocument: neither of them, another kind of document, or fields that do not fit.
 
     """
-    import json  # noqa: PLC0415 - slow to import, and lists need none
+    from vfiomgr.model.document import parse_document  # noqa: PLC0415 - lists read none
 
     remedy = "make it anew with: vfiomgr snapshot > host.json"
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        message = f"{source}: not JSON: {error}"
-        raise InvalidDocument(message, remedy) from None
+    document = parse_document(text, source, remedy)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
         raise InvalidDocument(message, remedy)

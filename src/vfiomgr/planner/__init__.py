@@ -45,6 +45,10 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
             return reset.settled(host, intent)
         case CreateVgpu():
             return vgpu.settled(host, intent)
+        case StartVgpu():
+            return vgpu_start.settled(host, intent)
+        case RestoreVgpus():
+            return restoration.settled(host, intent)
         case _:
             return intent
 

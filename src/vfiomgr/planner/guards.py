@@ -48,9 +48,10 @@ def refuse_if_any(objections: Iterable[Objection], allow: frozenset[Allowance]) 
     standing = [o for o in objections if o.allowance is None or o.allowance not in allow]
     if not standing:
         return
-    reasons = dict.fromkeys(o.reason for o in standing)
-    remedies = dict.fromkeys(o.remedy for o in standing)
-    raise Refusal("; ".join(reasons), "; ".join(remedies))
+    told = dict.fromkeys((o.reason, o.remedy) for o in standing)
+    reasons = dict.fromkeys(reason for reason, _ in told)
+    remedies = dict.fromkeys(remedy for _, remedy in told)
+    raise Refusal("; ".join(reasons), "; ".join(remedies), tuple(told))
 
 
 def iommu_remedy(host: HostSnapshot) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         UsageError: an address names nothing, or the driver's name is none.
 
     """
-    _check_driver_name(intent.driver)
+    _check_driver(host, intent.driver)
     named = [host.device(address) for address in intent.addresses]
     targets = _targets(host, intent, named)
     wanted = {d.address: _wanted_driver(host, d, intent.driver) for d in targets}
@@ -125,7 +126,8 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     )
 
 
-def _check_driver_name(driver: str | None) -> None:
+def _check_driver(host: HostSnapshot, driver: str | None) -> None:
+    """Make sure that a driver is one of VFIO that this kernel has, as far as can be seen."""
     if driver is None:
         return
     if not _DRIVER_NAME.fullmatch(driver):
@@ -134,6 +136,26 @@ def _check_driver_name(driver: str | None) -> None:
     if not is_vfio_driver(driver):
         message = f"{driver} is no VFIO driver, so no guest could take the device from it"
         raise UsageError(message, "leave out --driver to get vfio-pci, or name a variant of it")
+    if not _has_driver(host, driver):
+        message = f"this kernel has no driver {driver}, and no module of that name"
+        nearest = difflib.get_close_matches(driver, _vfio_drivers(host), n=3, cutoff=0)
+        raise UsageError(message, f"did you mean {' or '.join(nearest or [PLAIN])}?")
+
+
+def _has_driver(host: HostSnapshot, driver: str) -> bool:
+    """Whether it is loaded, or may be the driver of a module; True where nobody knows."""
+    if host.vfio_modules is None or driver in (PLAIN, *host.pci_drivers):
+        return True
+    brought = (variant.driver_name for variant in host.variants)
+    return driver.replace("-", "_") in host.vfio_modules or driver in brought
+
+
+def _vfio_drivers(host: HostSnapshot) -> list[str]:
+    """The VFIO drivers that this kernel has or can load; kernels before 5.16 have no aliases."""
+    modules = [name for name in host.vfio_modules or () if name.endswith("_vfio_pci")]
+    variants = [variant.driver_name for variant in host.variants]
+    loaded = [name for name in host.pci_drivers if is_vfio_driver(name)]
+    return list({n.replace("-", "_"): n for n in (*modules, *variants, *loaded, PLAIN)}.values())
 
 
 def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> LoadModule:

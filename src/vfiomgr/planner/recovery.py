@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
+from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import guards
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.pci import DeviceIdentity, PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
+    from vfiomgr.model.vgpu import Vgpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,21 @@ def plan_undo(
         elif is_of_this_boot or _is_where_it_was_put(device, step):
             kept.append(number)
             moving += [device] if device.stuck or device.driver != step.before.driver else []
-    guards.refuse_if_any(guards.undoing(host, moving), allow)
+    made = [vgpu for number in kept if (vgpu := _made_by(host, steps[number])) is not None]
+    held = [objection for vgpu in made for objection in guards.held_by_guest(host, vgpu)]
+    guards.refuse_if_any([*guards.undoing(host, moving), *held], allow)
     return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
+
+
+def _made_by(host: HostSnapshot, step: Step) -> Vgpu | None:
+    """The vGPU that a step made, and that undoing it removes."""
+    match step:
+        case CreateMdev():
+            return host.vgpu(step.uuid)
+        case SetVgpuType() if step.after:
+            return host.vgpu(str(step.device.address))
+        case _:
+            return None
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:

@@ -70,8 +70,9 @@ def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
     if (intent.method or now) != after:
         restored = SetResetMethod(device.identity, before=intent.method or now, after=after)
         steps = (*steps, restored)
+    methods = intent.method or methods_in_words(host, device) or "what the kernel finds"
     return Plan(
-        summary=f"reset {device.address} by {intent.method or now or 'what the kernel finds'}",
+        summary=f"reset {device.address} by {methods}",
         steps=steps,
         locks=(device_lock(device),),
         notes=tuple(_notes(device)),
@@ -82,6 +83,17 @@ def settled(host: HostSnapshot, intent: Reset) -> Reset:
     """The intent with what it must restore, so that it can be finished after a crash."""
     now = " ".join(host.device(intent.address).reset_method)
     return replace(intent, methods_after=intent.methods_after or now)
+
+
+def working(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
+    """The methods of reset_method that would work, in the order in which the kernel tries them."""
+    reasons = unavailable(host, device)
+    return tuple(name for name in device.reset_method if name not in reasons)
+
+
+def methods_in_words(host: HostSnapshot, device: PciDevice) -> str:
+    """The methods that would work, as all commands name them: `flr, pm`."""
+    return ", ".join(working(host, device))
 
 
 def unavailable(host: HostSnapshot, device: PciDevice) -> dict[ResetMethod, str]:
@@ -97,14 +109,14 @@ def method_objections(
 ) -> Iterator[Objection]:
     """What is to be said where a function cannot be reset so, or (None) cannot be at all."""
     reasons = unavailable(host, device)
-    works = [name for name in device.reset_method if name not in reasons]
+    works = working(host, device)
     if method in works or (method is None and (works or not _tells_methods(host))):
         return
-    told = [name for name in ((method,) if method else COMMON_RESETS) if name in reasons]
-    why = "; ".join(f"{name}: {reasons[name]}" for name in told)
+    told = [name for name in COMMON_RESETS if name in reasons]
+    why = reasons[method] if method else "; ".join(f"{name}: {reasons[name]}" for name in told)
     yield Objection(
         f"{device} cannot be reset{f' by {method}' if method else ''}: {why}",
-        f"it has {', '.join(works)}"
+        f"it has {methods_in_words(host, device)}"
         if works
         else "give its whole slot to a guest, which resets it together, or power-cycle the host",
     )

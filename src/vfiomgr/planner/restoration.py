@@ -10,7 +10,14 @@ from vfiomgr.model.intent import SetVirtualFunctions
 from vfiomgr.model.plan import Plan
 from vfiomgr.planner import guards, sriov
 from vfiomgr.planner.definitions import canonical, parent_named
-from vfiomgr.planner.vgpu_start import absence_of, function_target, started, target_of, together
+from vfiomgr.planner.vgpu_start import (
+    absence_of,
+    function_target,
+    missing,
+    started,
+    target_of,
+    together,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,19 +65,25 @@ def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
     return replace(made, notes=(*made.notes, *notes))
 
 
+def settled(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
+    """The intent with those that it makes, so that it can be finished after a crash."""
+    names = (candidate.name for candidate in candidates(host, intent) if candidate.type)
+    return replace(intent, begun=intent.begun or missing(host, names))
+
+
 def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...]:
     """All that starts by itself, GPUs to be prepared before their vGPUs."""
     parent = None if intent.parent is None else canonical(intent.parent)
     leaves_mdevs = intent.boot and host.defined.is_started_by_mdevctl
     mdevs = [
-        _mdev_candidate(host, target_of(definition))
+        _mdev_candidate(host, target_of(definition), intent.begun)
         for definition in host.vgpu_definitions
         if definition.autostart and not leaves_mdevs and parent in (None, definition.parent)
     ]
     functions = [
         candidate
         for definition in host.defined.gpus
-        for candidate in _function_candidates(host, definition, parent)
+        for candidate in _function_candidates(host, definition, parent, intent.begun)
     ]
     return (*functions, *mdevs)
 
@@ -117,28 +130,30 @@ def _wrong_modes(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Obje
         )
 
 
-def _mdev_candidate(host: HostSnapshot, target: Target) -> Candidate:
+def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> Candidate:
     parent = parent_named(host, target.parent)
     known = _candidate(target, parent.gpu if parent else target.parent)
     absence = absence_of(host, target) if host.vgpu(target.name) is None else None
     if absence is not None:
         return replace(known, why_not=absence, is_waiting=True)
-    return _planned(host, known, target)
+    return _planned(host, known, target, begun)
 
 
 def _candidate(target: Target, gpu: str) -> Candidate:
     return Candidate(target.name, target.parent, target.type_name or target.type_id, gpu)
 
 
-def _planned(host: HostSnapshot, known: Candidate, target: Target) -> Candidate:
+def _planned(
+    host: HostSnapshot, known: Candidate, target: Target, begun: tuple[str, ...]
+) -> Candidate:
     try:
-        return replace(known, plan=started(host, target))
+        return replace(known, plan=started(host, target, begun))
     except VfiomgrError as error:
         return replace(known, why_not=f"{error.message}; {error.hint}")
 
 
 def _function_candidates(
-    host: HostSnapshot, definition: GpuDefinition, parent: str | None
+    host: HostSnapshot, definition: GpuDefinition, parent: str | None, begun: tuple[str, ...]
 ) -> list[Candidate]:
     """The vGPUs of a GPU, or what has to come before them."""
     gpu = str(definition.gpu.address)
@@ -161,4 +176,4 @@ def _function_candidates(
     if not first.is_empty:
         whole = Candidate(gpu, gpu, "", gpu, first)
         return [whole, *(replace(c, after=gpu) for c in known)] if known else []
-    return [_planned(host, c, target) for c, target in zip(known, targets, strict=True)]
+    return [_planned(host, c, target, begun) for c, target in zip(known, targets, strict=True)]

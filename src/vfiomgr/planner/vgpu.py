@@ -35,20 +35,21 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
     there = _there_already(host, intent)
     missing = [number for number in range(len(intent.uuids)) if number not in there]
     already = tuple(f"{there[number]} exists already" for number in sorted(there))
-    if not missing:
-        locks = {name for vgpu in there.values() for name in _locks(host, vgpu)}
-        names = tuple(vgpu.name for vgpu in there.values())
-        return Plan(_summary(intent, []), (), tuple(sorted(locks)), already=already, settles=names)
+    # With places, this run finishes another: what is there was made by that one.
+    unmarked = [v for v in there.values() if intent.places and not host.is_own(v)]
     wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
-    choice = _chosen_before(host, intent, missing) or choose(host, wanted)
+    choice = Choice((), ())
+    if missing:
+        choice = _chosen_before(host, intent, missing) or choose(host, wanted)
     steps: list[Step] = []
     made: list[Vgpu] = []
     for place, uuid in zip(choice.places, wanted.uuids, strict=True):
         step, vgpu = _creation(host, place, uuid)
         steps.append(step)
         made.append(vgpu)
-    marks = [ReplaceFile(mark_file(vgpu), None, mark_of(vgpu)) for vgpu in made]
+    marks = [ReplaceFile(mark_file(v), None, mark_of(v)) for v in (*unmarked, *made)]
     locks = {name for place in choice.places for name in _gpu_locks(host, place)}
+    locks |= {name for vgpu in there.values() for name in _locks(host, vgpu)}
     return Plan(
         _summary(intent, choice.places),
         (*steps, *(_fresh(host, mark) for mark in marks)),

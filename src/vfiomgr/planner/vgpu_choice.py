@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.vgpu import VgpuParent, VgpuType
-from vfiomgr.planner.vgpu_room import Gpu, Room, by_number, gpus, in_order, room
+from vfiomgr.planner.vgpu_room import Gpu, Room, by_number, gpus, in_order, room, why_none_is_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -82,13 +82,12 @@ def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
 
 
 def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDevice:
-    try:
-        device = host.device(host.parse_address(name))
-    except (UsageError, UnknownDevice):
+    if ":" not in name:  # as only addresses have
         names = ", ".join(gpu.name for gpu in known)
         message = f"there is no device {name} that makes vGPUs"
         message += f"; these do: {names}" if known else ": no device of this host does"
         return UnknownDevice(message, "vfiomgr vgpu types shows what each can make")
+    device = host.device(host.parse_address(name))
     message = f"{device} makes no vGPUs now"
     if device.sriov_totalvfs and not device.virtual_functions:
         remedy = f"its virtual functions may: vfiomgr sriov set {device.address} N makes them"
@@ -248,12 +247,21 @@ def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | R
     """Nothing serves, whatever there is room for."""
     where = asked[0].name if len(asked) == 1 else "no GPU of this host"
     kinds = {str(kind): kind for gpu in asked for kind in gpu.types}
+    full = [gpu for gpu in asked if gpu.is_divided and not gpu.free]
+    if len(full) == len(asked) and intent.type not in {kind.id for kind in kinds.values()}:
+        why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
+        text = f"there is no room for a vGPU {_request(intent)}: {'; '.join(why)}"
+        return Refusal(text, "remove one with vfiomgr vgpu remove; vfiomgr vgpu list shows all")
     verb = "has no" if len(asked) == 1 else "has a"
     message = f"{where} {verb} vGPU type {_request(intent)}"
     if not kinds:
-        full = [f"{gpu.name}: {_nothing(gpu)}" for gpu in asked]
-        return Refusal(f"{message}: {'; '.join(full)}", "vfiomgr vgpu types --parent, vgpu list")
+        return Refusal(
+            f"{message}: its driver offers none now", "see dmesg, and nvidia-smi vgpu -c"
+        )
     message += f"; there is {', '.join(kinds)}"
+    if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
+        message += ", which go together with the vGPUs that run: the driver names no others now"
+        return Refusal(message, "remove those vGPUs first (vfiomgr vgpu list)")
     names = {
         name: n for k in kinds.values() for name in (k.id, k.name, k.short_name) if (n := name)
     }
@@ -261,13 +269,6 @@ def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | R
     return UnknownDevice(
         message, f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
     )
-
-
-def _nothing(gpu: Gpu) -> str:
-    """Of a GPU that names no type at all now."""
-    if gpu.is_divided and not gpu.free:
-        return "no virtual function is free"
-    return "its driver offers nothing now"
 
 
 def _no_room(

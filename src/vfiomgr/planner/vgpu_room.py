@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.model.pci import PciAddress, PciDevice
-from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,8 +67,9 @@ class Gpu:
 
     @cached_property
     def types(self) -> tuple[VgpuType, ...]:
-        """All types that one of its parents names, in their order."""
-        known = {kind.id: kind for parent in self.parents for kind in parent.types}
+        """All types that one of its parents names, and those of its instances, in their order."""
+        made = {vgpu.type: describe_type(vgpu.type, vgpu.type_name) for vgpu in self.instances}
+        known = made | {kind.id: kind for parent in self.parents for kind in parent.types}
         return tuple(sorted(known.values(), key=by_number))
 
     @cached_property
@@ -144,6 +145,24 @@ def _closed(host: HostSnapshot, parents: Iterable[VgpuParent]) -> Iterable[str]:
             yield parent.name
 
 
+def totals(found: Iterable[Room]) -> tuple[Room, ...]:
+    """What all GPUs together have room for, of the types that several of them have."""
+    alike: dict[tuple[str, str | None], list[Room]] = {}
+    for one in found:
+        alike.setdefault((one.type.id, one.type.name), []).append(one)
+    return tuple(
+        Room(
+            several[0].type,
+            sum(one.more for one in several),
+            all(one.is_certain for one in several),
+            None if any(one.more for one in several) else "no GPU has room",
+            None,
+        )
+        for several in alike.values()
+        if len(several) > 1
+    )
+
+
 def rooms(gpu: Gpu) -> tuple[Room, ...]:
     """What a GPU has room for, of each of its types."""
     return tuple(room(gpu, kind) for kind in gpu.types)
@@ -217,7 +236,7 @@ def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
         if left is not None and left < (kind.framebuffer or 0):
             return f"no memory left: {sum(gpu.sizes)} of {gpu.framebuffer} MiB are taken"
     if gpu.is_divided and not gpu.free:
-        return _why_none_free(gpu)
+        return why_none_is_free(gpu)
     if gpu.mode is not None and gpu.mode.mig:
         return "no GPU instance of this size is free (MIG)"
     if gpu.instances:
@@ -225,7 +244,8 @@ def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
     return "the driver makes none now"
 
 
-def _why_none_free(gpu: Gpu) -> str:
+def why_none_is_free(gpu: Gpu) -> str:
+    """Of a GPU whose virtual functions are all taken, or lost."""
     taken = {vgpu.parent for vgpu in gpu.instances}
     if gpu.asked is not None:
         return f"{gpu.asked} {'is a vGPU already' if gpu.asked in taken else 'has lost its driver'}"

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition import PARAMETERS, Attributes, differing
+from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
+from vfiomgr.model.vgpu_mark import MARKS
 from vfiomgr.planner import guards, vgpu
 from vfiomgr.planner.definitions import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.planner.locks import device_lock
@@ -56,8 +58,20 @@ def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
         Refusal: another vGPU has the name, or there is no room.
 
     """
-    plans = [started(host, _target(host, name, intent.parent)) for name in intent.names]
+    plans = [
+        started(host, _target(host, name, intent.parent), intent.begun) for name in intent.names
+    ]
     return together(f"start vGPU {', '.join(intent.names)}", plans)
+
+
+def settled(host: HostSnapshot, intent: StartVgpu) -> StartVgpu:
+    """The intent with those that it makes, so that it can be finished after a crash."""
+    return replace(intent, begun=intent.begun or missing(host, intent.names))
+
+
+def missing(host: HostSnapshot, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the names that no vGPU has."""
+    return tuple(name for name in names if host.vgpu(name) is None)
 
 
 def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
@@ -74,7 +88,11 @@ def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
     return replace(
         made,
         summary=f"stop vGPU {', '.join(intent.names)}",
-        steps=(*(s for found in active for s in _remembered(host, found)), *made.steps),
+        steps=(
+            *(step for found in active for step in _remembered(host, found)),
+            *made.steps,
+            *_left_marks(host, missing(host, intent.names)),
+        ),
         locks=tuple(sorted({*made.locks, *(_parent_lock(host, t.parent) for t in defined)})),
         notes=(
             *(
@@ -85,6 +103,14 @@ def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
             *made.notes,
         ),
     )
+
+
+def _left_marks(host: HostSnapshot, names: Iterable[str]) -> Iterator[ReplaceFile]:
+    """Marks of vGPUs that are gone: a run that was cut off had not come to them."""
+    files = {MARKS / name for name in names}
+    for mark in host.vgpu_marks:
+        if mark.path in files:
+            yield ReplaceFile(mark.path, mark.text, None)
 
 
 def _parent_lock(host: HostSnapshot, parent: str) -> str:
@@ -143,11 +169,14 @@ def _undefined(host: HostSnapshot, name: str) -> VfiomgrError:
     )
 
 
-def started(host: HostSnapshot, target: Target) -> Plan:
-    """From what there is of a vGPU to all that is defined of it."""
+def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> Plan:
+    """From what there is of a vGPU to all that is defined of it.
+
+    One of those that were `begun` gets the mark of what vfiomgr made; else somebody else made it.
+    """
     active = host.vgpu(target.name)
     if active is not None:
-        return _completed(host, target, active)
+        return _completed(host, target, active, is_own=target.name in begun)
     parent, kind = _place(host, target)
     intent = CreateVgpu((target.name,), places=((parent.name, kind.id),))
     made = vgpu.plan_create(host, intent)
@@ -155,7 +184,7 @@ def started(host: HostSnapshot, target: Target) -> Plan:
     return replace(made, steps=(*made.steps, *steps))
 
 
-def _completed(host: HostSnapshot, target: Target, active: Vgpu) -> Plan:
+def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool) -> Plan:
     """What a start that was cut off had left out, or somebody changed since.
 
     Raises:
@@ -166,19 +195,19 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu) -> Plan:
         message = f"{active} is a {active.type} on {active.parent}, and defined as"
         message += f" {target.type_id} on {target.parent}"
         raise Refusal(message, f"vfiomgr vgpu stop {target.name} first")
-    settled = vgpu.plan_create(
-        host, CreateVgpu((target.name,), places=((active.parent, active.type),))
-    )
+    intent = CreateVgpu((target.name,), places=((active.parent, active.type),))
+    present = vgpu.plan_create(host, intent)
+    marks = present.steps if is_own else ()
     found = dict(host.defined.attributes_of(target.name))
     wrong = differing(target.attributes, found.items())
     users = [o.reason for o in guards.held_by_guest(host, active)] if wrong else []
     if users:
         names = ", ".join(name for name, _ in wrong)
         why = f"{names} is not as defined, and is left so: {'; '.join(users)}"
-        return replace(settled, notes=(why,))
-    steps = tuple(_attribute(target, name, found[name], text) for name, text in wrong)
+        return replace(present, steps=marks, notes=(why,))
+    steps = (*marks, *(_attribute(target, name, found[name], text) for name, text in wrong))
     already = () if steps else (f"{active} is active already",)
-    return replace(settled, steps=steps, already=already)
+    return replace(present, steps=steps, already=already)
 
 
 def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:

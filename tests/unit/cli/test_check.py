@@ -12,6 +12,8 @@ import pytest
 from tests.fakes.hosts import without_iommu
 from tests.fakes.machine import RELEASE
 from tests.unit.host_files import tree_of
+from vfiomgr import api
+from vfiomgr.model.snapshot import write_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
@@ -28,6 +30,9 @@ TREE = f"""
     sys/class/iommu/dmar0/intel-iommu/ecap: f020df
     proc/interrupts: 24:  1  0  IR-PCI-MSI-0000:01:00.0  0-edge  nvidia
     proc/iomem: 0-0 : PCI Bus 0000:00
+    dev/null:
+    etc/security/limits.conf: # nothing
+    sys/kernel/security/lsm: capability
 """
 
 
@@ -95,7 +100,65 @@ def test_a_recording_without_proc_is_told_what_was_not_checked(
     assert answer.status == 0
     assert "blocker: " not in answer.stdout
     assert "warning: " not in answer.stdout
-    assert [line.partition(":")[0] for line in answer.stderr.splitlines()] == ["not checked"] * 5
+    lines = [line.split(": ") for line in answer.stderr.splitlines()]
+    assert {line[0] for line in lines} == {"not checked"}
+    assert [line[1] for line in lines] == [
+        "the kernel command line",
+        "kernel modules",
+        "settings of kernel modules",
+        "whether interrupts are remapped",
+        "the firmware's framebuffer",
+        "the kernel's configuration",
+        "who may open the nodes of VFIO",
+        "limits on locked memory",
+        "lockdown",
+        "Secure Boot",
+        "the distribution, for its own remedies",
+    ]
+
+
+def test_a_tree_without_functions_blocks_and_says_so(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    answer = run("--root", str(tmp_path), "check")
+    assert answer.status == 1
+    assert answer.stdout.startswith("blocker: no PCI function is seen\n")
+    assert "  evidence  /sys/bus/pci/devices: it is empty\n" in answer.stdout
+    groups = run("--root", str(tmp_path), "groups")
+    assert (groups.status, groups.stdout) == (0, "")
+    assert groups.stderr == "this host has no PCI devices\n"
+    assert run("--root", str(tmp_path), "list").stderr == groups.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "list", "groups", "snapshot", "sriov list"])
+@pytest.mark.parametrize("damage", ["absent", "closed"])
+def test_a_tree_whose_functions_cannot_be_listed_is_no_host(
+    run: Run, tmp_path: Path, command: str, damage: str
+) -> None:
+    (tmp_path / "sys/bus/pci").mkdir(parents=True)
+    if damage == "closed":
+        (tmp_path / "sys/bus/pci/devices").write_text("")  # to root, every directory is open
+    answer = run("--root", str(tmp_path), *command.split())
+    why = {"absent": "No such file or directory", "closed": "Not a directory"}[damage]
+    assert (answer.status, answer.stdout) == (2, "")
+    first, second = answer.stderr.splitlines()
+    assert first.endswith(f"holds no host: /sys/bus/pci/devices cannot be listed: {why}")
+    assert second == "  remedy: --root takes a directory that looks like the root of a host"
+
+
+def test_a_machine_that_hides_its_functions_is_told_so(run: Run, kernel: FakeKernel) -> None:
+    shutil.rmtree(Path(kernel.root, "sys/bus/pci/devices"))
+    answer = run("check")
+    assert (answer.status, answer.stdout) == (1, "")
+    assert "/sys/bus/pci/devices cannot be listed: No such file" in answer.stderr
+    assert "remedy: mount sysfs on /sys" in answer.stderr
+
+
+def test_a_snapshot_of_no_host_is_refused(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
+    shutil.rmtree(Path(kernel.root, "sys/bus/pci/devices"))
+    (tmp_path / "host.json").write_text(write_snapshot(api.scan(kernel)))
+    answer = run("--snapshot", str(tmp_path / "host.json"), "check")
+    assert answer.status == 65
+    assert "shows no host: /sys/bus/pci/devices: No such file" in answer.stderr
 
 
 @pytest.mark.parametrize(("declined", "is_painted"), [("", True), ("1", False)])

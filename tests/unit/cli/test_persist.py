@@ -98,6 +98,14 @@ def test_names_of_owners_are_those_of_the_host(run: Run) -> None:
     assert "/etc/passwd knows no user 'nobody-here'" in refused.stderr
 
 
+def test_owners_of_a_snapshot_are_not_looked_up_here(run: Run, kernel: FakeKernel) -> None:
+    file = f"{kernel.root}.json"
+    Path(file).write_text(run("snapshot").stdout)
+    for owner, status in (("qemu:kvm", 2), ("64055:107", 0)):
+        bind = ("bind", "0000:02:00.0", "--owner", owner, "--dry-run")
+        assert run("--snapshot", file, *bind).status == status
+
+
 def test_that_nothing_is_persisted_is_said(run: Run, kernel: FakeKernel) -> None:
     os.unlink(os.path.join(kernel.root, "etc/driverctl.d/0000:01:00.0"))
     assert run("persist", "list").stderr == "nothing is persisted: vfiomgr bind --persist does it\n"

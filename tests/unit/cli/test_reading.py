@@ -68,6 +68,19 @@ def test_a_snapshot_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
         assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
 
 
+def test_a_snapshot_in_yaml_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text(run("snapshot", "--format", "yaml").stdout)
+    for command in (["list", "--all"], ["bind", "02:00.0", "--dry-run"]):
+        assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
+
+
+def test_a_snapshot_in_json_is_read_without_yaml(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    assert "ruamel.yaml" not in imported_by("--snapshot", str(file), "list", "--all")
+
+
 def test_options_come_before_and_after_the_command_and_from_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +164,13 @@ _HEAVY = (
 def test_start_up_imports_nothing_heavy(
     kernel: FakeKernel, arguments: list[str], unneeded: tuple[str, ...]
 ) -> None:
+    imported = imported_by("--root", kernel.root, *arguments)
+    assert "vfiomgr.cli.main" in imported
+    assert not imported & {*_HEAVY, *unneeded}
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a command imports, which prints something."""
     program = (
         "import sys\n"
         "from vfiomgr.cli.main import main\n"
@@ -159,15 +179,10 @@ def test_start_up_imports_nothing_heavy(
         "print(*sys.modules, file=sys.stderr)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program, "--root", kernel.root, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
     assert result.stdout
-    imported = set(result.stderr.split())
-    assert "vfiomgr.cli.main" in imported
-    assert not imported & {*_HEAVY, *unneeded}
+    return set(result.stderr.split())
 
 
 def test_every_command_has_help_with_examples(run: Run) -> None:
@@ -186,6 +201,25 @@ def test_two_hosts_are_one_too_many(run: Run, kernel: FakeKernel, tmp_path: Path
     answer = run("--snapshot", str(file), "--root", kernel.root, "list")
     assert answer.status == 2
     assert "two different hosts" in answer.stderr
+
+
+def test_the_host_that_is_typed_counts_more_than_that_of_the_environment(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / "host.json", without_iommu(tmp_path / "other").root
+    file.write_text(run("snapshot").stdout)
+    here, there = run("list", "--all").stdout, run("--root", other, "list", "--all").stdout
+    monkeypatch.setenv("VFIOMGR_ROOT", other)
+    assert run("list", "--all").stdout == there
+    assert run("--snapshot", str(file), "list", "--all").stdout == here
+    assert run("list", "--all", "--snapshot", str(file)).stdout == here
+    monkeypatch.setenv("VFIOMGR_SNAPSHOT", str(file))
+    answer = run("list")
+    assert answer.status == 2
+    assert "VFIOMGR_SNAPSHOT, VFIOMGR_ROOT" in answer.stderr
+    assert run("list", "--all", "--root", other).stdout == there
+    monkeypatch.delenv("VFIOMGR_ROOT")
+    assert run("list", "--all", "--root", other).stdout == there
 
 
 def test_every_format_is_honoured(run: Run) -> None:
@@ -257,9 +291,20 @@ def test_a_recording_says_what_could_not_be_checked(
     run: Run, kernel: FakeKernel, tmp_path: Path
 ) -> None:
     shutil.copytree(Path(kernel.root, "sys"), tmp_path / "recorded/sys", symlinks=True)
-    answer = run("--root", str(tmp_path / "recorded"), "bind", "0000:02:00.0", "--dry-run")
+    bind = ("--root", str(tmp_path / "recorded"), "bind", "0000:02:00.0", "--dry-run")
+    answer = run(*bind)
     assert answer.status == 0
-    assert [line.partition(":")[0] for line in answer.stderr.splitlines()] == ["not checked"] * 2
+    told = [line.removeprefix("not checked: ") for line in answer.stderr.splitlines()]
+    assert [text.partition(":")[0] for text in told] == [
+        "who holds the devices",
+        "mounted file systems and the default route",
+    ]
+    plan = run(*bind, "--format", "json")
+    assert (plan.status, plan.stderr) == (0, "")
+    assert json.loads(plan.stdout)["not_checked"] == told
+    named = json.loads(run(*bind, "--format", "json", "--driver", "vfio-pci").stdout)
+    assert named["not_checked"][:2] == told
+    assert named["not_checked"][2].startswith("whether there is a driver vfio-pci: ")
 
 
 def test_a_binary_snapshot_exits_65(run: Run, tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_an_open_device_is_reset_only_where_that_is_allowed(run: Run, kernel: Fa
     assert run("reset", "0000:02:00.0", "--allow", "in-use").status == 0
 
 
+def test_all_commands_name_the_same_reset_methods(run: Run, kernel: FakeKernel) -> None:
+    """A bus reset is listed for a GPU whose bus carries its audio function, and would not work."""
+    gpu = kernel.functions.directory("0000:02:00.0")
+    assert gpu is not None
+    kernel.sysfs.put(gpu / "reset_method", "flr pm bus")
+    assert "  reset         flr, pm; bus: its bus" in run("show", "0000:02:00.0").stdout
+    planned = run("reset", "0000:02:00.0", "--dry-run").stdout
+    assert planned.startswith("plan: reset 0000:02:00.0 by flr, pm\n")
+    refused = run("reset", "0000:02:00.0", "--method", "bus", "--dry-run").stderr
+    assert "cannot be reset by bus: its bus carries 0000:02:00.1 too" in refused
+    assert "  remedy: it has flr, pm\n" in refused
+
+
 def test_show_tells_how_a_device_can_be_reset(run: Run) -> None:
     shown = run("show", "0000:02:00.0").stdout
     assert (

@@ -12,9 +12,11 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.executor.test_apply import (
     AUDIO,
+    CREATE,
     GPU,
     INTENTS,
     OPPOSITES,
+    UUID,
     comparable,
     operations_of,
     prepared,
@@ -23,7 +25,7 @@ from vfiomgr import api
 from vfiomgr.errors import InvalidDocument, Refusal, RollbackIncomplete
 from vfiomgr.executor.journal import DIRECTORY, cut_off_runs
 from vfiomgr.host.pci import read_driver_state
-from vfiomgr.model.intent import Bind, Unbind
+from vfiomgr.model.intent import Bind, RemoveVgpu, Unbind
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.path import pci_device
 
@@ -146,6 +148,29 @@ def test_recover_moves_nothing_from_under_a_guest(tmp_path: Path) -> None:
     assert kernel.stuck.names() == []
     kernel.guest_closes(10)
     assert len(api.recover(tree=kernel)) == 1
+
+
+def test_recover_removes_no_vgpu_that_a_guest_has_opened_meanwhile(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    api.apply(CREATE, tree=kernel)
+    api.apply(RemoveVgpu((UUID,)), tree=kernel)  # the directories are there from now on
+    before = len(kernel.operations)
+    api.apply(CREATE, tree=kernel)
+    taken = len(kernel.operations) - before
+    api.apply(RemoveVgpu((UUID,)), tree=kernel)
+    kernel.kill(at=taken - 1, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(CREATE, tree=kernel)
+    kernel.revive()
+    (vgpu,) = api.scan(kernel).vgpus
+    assert vgpu.iommu_group is not None
+    kernel.guest_opens(vgpu.iommu_group)
+    with pytest.raises(Refusal, match=f"vGPU {UUID} is held by qemu-system-x86"):
+        api.recover(tree=kernel)
+    assert kernel.stuck.names() == []
+    kernel.guest_closes(vgpu.iommu_group)
+    assert len(api.recover(tree=kernel)) == 1
+    assert api.scan(kernel).vgpus == ()
 
 
 def operations(kernel: FakeKernel) -> int:

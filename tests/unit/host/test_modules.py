@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.host.modules import driver_of_module, read_variants
+import pytest
+
+from vfiomgr.host.modules import driver_of_module, read_variants, read_vfio_modules
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.variant import VfioVariant
 
@@ -44,6 +46,30 @@ def test_loadable_and_built_in_variants_are_found(tmp_path: Path) -> None:
         ),
         VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pci", None),
     )
+
+
+DEPENDENCIES = """\
+kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/pci/vfio-pci-core.ko.xz
+kernel/drivers/vfio/pci/mlx5/mlx5-vfio-pci.ko.xz: kernel/drivers/net/mlx5_core.ko
+updates/dkms/own_vfio.ko:
+kernel/drivers/vfio/mdev/mdev.ko:
+kernel/drivers/gpu/drm/nouveau.ko.xz:
+"""
+
+
+@pytest.mark.parametrize("library", ["lib/modules", "usr/lib/modules"])
+def test_modules_of_vfio_are_found_by_their_names(tmp_path: Path, library: str) -> None:
+    write_files(tmp_path, RELEASE | {f"{library}/6.12.0/modules.dep": DEPENDENCIES})
+    names = ("mlx5_vfio_pci", "own_vfio", "vfio_pci", "vfio_pci_core")
+    assert read_vfio_modules(HostTree(tmp_path)) == names
+
+
+def test_without_a_list_nobody_knows_the_modules(tmp_path: Path) -> None:
+    assert read_vfio_modules(HostTree(tmp_path)) is None
+    write_files(tmp_path, RELEASE)
+    assert read_vfio_modules(HostTree(tmp_path)) is None
+    write_files(tmp_path, {"lib/modules/6.12.0/modules.dep": ""})
+    assert read_vfio_modules(HostTree(tmp_path)) == ()
 
 
 def test_a_host_that_tells_nothing_has_none(tmp_path: Path) -> None:

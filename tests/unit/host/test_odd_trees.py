@@ -294,6 +294,7 @@ def test_a_host_may_lack_whole_directories(host_root: Path, directory: str) -> N
     shutil.rmtree(host_root / "sys" / directory)
     host = scan(host_root)
     assert bool(host.devices) == (directory == "kernel/iommu_groups")
+    assert (host.pci_unlisted is None) == bool(host.devices)
     assert bool(host.groups) == (directory != "kernel/iommu_groups")
 
 

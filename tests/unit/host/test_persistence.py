@@ -28,6 +28,9 @@ ACCOUNTS = """
         ("qemu", NodeOwner("qemu", 64055)),
         ("qemu:kvm", NodeOwner("qemu:kvm", 64055, 107)),
         ("1000:1001", NodeOwner("1000:1001", 1000, 1001)),
+        ("0:0", NodeOwner("0:0", 0, 0)),
+        ("4294967294", NodeOwner("4294967294", 4294967294)),
+        ("00000000001000", NodeOwner("00000000001000", 1000)),
     ],
 )
 def test_owners_are_found_in_the_hosts_own_tables(
@@ -40,17 +43,33 @@ def test_owners_are_found_in_the_hosts_own_tables(
     ("text", "missing"),
     [
         ("nobody-here", "user 'nobody-here'"),
-        ("", "user ''"),
-        ("qemu:", "group ''"),
+        ("", "names no user"),
+        (":", "names no user"),
+        (":kvm", "names no user"),
+        ("qemu:", "names no group"),
         ("qemu:wheel", "group 'wheel'"),
         ("odd", "user 'odd'"),
-        ("4294967295", "user '4294967295'"),
+        ("4294967295", "4294967295 is no number of a user: they go from 0 to 4294967294"),
+        ("-1", "-1 is no number of a user"),
+        ("qemu:4294967295", "4294967295 is no number of a group"),
+        ("9" * 5000, "is no number of a user"),
     ],
 )
 def test_unknown_owners_are_refused(tmp_path: Path, text: str, missing: str) -> None:
     with pytest.raises(UsageError, match=missing) as caught:
         find_owner(tree_of(tmp_path, ACCOUNTS), text)
     assert caught.value.hint
+
+
+def test_a_host_without_tables_and_a_snapshot_take_numbers_alone(tmp_path: Path) -> None:
+    bare = tree_of(tmp_path, "etc/group: kvm:x:107:")
+    with pytest.raises(UsageError, match=f"/etc/passwd cannot be read below {tmp_path}") as caught:
+        find_owner(bare, "qemu:kvm")
+    assert caught.value.hint == "give the number of the user"
+    assert find_owner(bare, "64055:kvm") == NodeOwner("64055:kvm", 64055, 107)
+    with pytest.raises(UsageError, match=r"a snapshot holds no accounts.*user 'root'"):
+        find_owner(None, "root")
+    assert find_owner(None, "64055:107") == NodeOwner("64055:107", 64055, 107)
 
 
 DEBIAN = """

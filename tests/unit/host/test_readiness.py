@@ -45,7 +45,7 @@ def test_an_empty_recording_says_nothing(tmp_path: Path) -> None:
     )
     assert set(unknown) == {None}
     assert (facts.has_dev, facts.has_acpi_tables) == (False, False)
-    assert (facts.nodes, facts.memlock, facts.module_settings) == ((), (), ())
+    assert (facts.nodes, facts.memlock, facts.module_settings) == ((), None, None)
     assert not facts.config
     assert not facts.iommu_ecaps
 
@@ -86,6 +86,7 @@ def test_modprobe_d_is_read_by_name_and_by_rank(tmp_path: Path) -> None:
         etc/modprobe.d/c.txt: blacklist nouveau
         """,
     )
+    assert facts.module_settings is not None
     assert [str(setting) for setting in facts.module_settings] == [
         "/usr/lib/modprobe.d/a.conf: blacklist nouveau",
         "/etc/modprobe.d/b.conf: options vfio_pci ids=10de:25b6",
@@ -164,6 +165,29 @@ def test_lockdown(tmp_path: Path, text: str, mode: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tree", "fact", "expected"),
+    [
+        ("sys/kernel/security/lsm: capability", "lockdown", "none"),
+        ("sys/kernel/security/lockdown: nonsense", "lockdown", None),
+        ("sys/kernel/x: 1", "lockdown", None),
+        ("sys/firmware/acpi/x: 1", "secure_boot", False),
+        ("sys/firmware/efi/efivars/Boot0000-x: 1", "secure_boot", False),
+        ("sys/firmware/efi/runtime: 1", "secure_boot", None),
+        ("sys/kernel/x: 1", "secure_boot", None),
+    ],
+)
+def test_what_a_kernel_does_not_show_beside_other_entries_is_not_there(
+    tmp_path: Path, tree: str, fact: str, expected: object
+) -> None:
+    class Live(HostTree):
+        is_live = True
+
+    tree_of(tmp_path, tree)
+    assert getattr(read_readiness(Live(tmp_path), None, ()), fact) == expected
+    assert getattr(read_readiness(HostTree(tmp_path), None, ()), fact) is None
+
+
+@pytest.mark.parametrize(
     ("data", "expected"), [(b"\6\0\0\0\1", True), (b"\6\0\0\0\0", False), (b"\6\0\0\0", None)]
 )
 def test_secure_boot(tmp_path: Path, data: bytes, *, expected: bool | None) -> None:
@@ -206,6 +230,7 @@ def test_the_last_limit_of_a_unit_counts_and_users_must_exist(tmp_path: Path) ->
         etc/security/limits.d/q.conf: libvirt-qemu hard memlock 65536\nqemu - memlock 1\n* - core 0
         """,
     )
+    assert facts.memlock is not None
     assert [(x.subject, x.setting, x.is_unlimited) for x in facts.memlock] == [
         ("libvirtd.service", "LimitMEMLOCK=64M", False),
         ("containerd.service", "LimitMEMLOCK=infinity", True),

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import InvalidDocument, UnknownDevice
@@ -19,7 +21,13 @@ from vfiomgr.model.readiness import (
     ModuleSetting,
     Readiness,
 )
-from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, read_snapshot, write_snapshot
+from vfiomgr.model.snapshot import (
+    API_VERSION,
+    DeviceUser,
+    HostSnapshot,
+    read_snapshot,
+    write_snapshot,
+)
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, describe_type
 
 
@@ -73,6 +81,19 @@ def test_a_snapshot_is_read_back_as_it_was_written() -> None:
     assert read_snapshot(write_snapshot(host), "host.json") == host
 
 
+def test_a_snapshot_is_read_back_from_yaml_too() -> None:
+    host = full_host()
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(json.loads(write_snapshot(host)), text)
+    assert read_snapshot(text.getvalue(), "host.yaml") == host
+
+
+def test_a_field_of_yaml_that_does_not_fit_is_named_with_its_place() -> None:
+    text = f"kind: HostSnapshot\napi_version: {API_VERSION}\niommu: {{units: 7}}"
+    with pytest.raises(InvalidDocument, match=r"host\.yaml: kernel_release: Field required"):
+        read_snapshot(text, "host.yaml")
+
+
 def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
     document = json.loads(write_snapshot(full_host()))
     document["devices"][0]["address"] = "zz:00.0"
@@ -105,6 +126,15 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
     ("text", "why"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("", "not a document of kind HostSnapshot"),
+        ("kind: DeviceList", "not a document of kind HostSnapshot"),
+        ("kind: HostSnapshot\napi_version: vfiomgr/v9", "vfiomgr/v9"),
+        ("kind: [", r"not YAML: .*: line 1 column \d+"),
+        ("kind: a\nkind: b", "not YAML: found duplicate key"),
+        ("kind: 2026-02-30", "not YAML: day"),
+        ("kind: !!python/name:os.system", "not YAML: could not determine a constructor"),
+        ("---\nkind: a\n---\nkind: b", "not YAML: but found another document"),
         ("[]", "not a document of kind HostSnapshot"),
         ('{"kind": "DeviceList"}', "not a document of kind HostSnapshot"),
         ('{"kind": "HostSnapshot", "api_version": "vfiomgr/v9"}', "vfiomgr/v9"),

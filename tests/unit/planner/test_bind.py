@@ -219,6 +219,36 @@ def test_only_vfio_drivers_hand_devices_to_guests() -> None:
     assert moved(bind(host_of(GPU), "0000:04:00.0", driver="nvgrace-gpu-vfio-pci"))
 
 
+LISTED = replace(host_of(GPU), vfio_modules=("mlx5_vfio_pci", "vfio", "vfio_pci", "vfio_pci_core"))
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "vfio_pci", "mlx5_vfio_pci", "mlx5-vfio-pci"])
+def test_a_driver_that_the_kernel_has_or_can_load_is_taken(driver: str) -> None:
+    assert moved(bind(LISTED, "0000:04:00.0", driver=driver))
+    registered = replace(LISTED, vfio_modules=(), pci_drivers=(driver,))
+    assert moved(bind(registered, "0000:04:00.0", driver=driver))
+
+
+@pytest.mark.parametrize(
+    ("driver", "near"),
+    [
+        ("xvfiox", "vfio-pci"),
+        ("vfio-pcie", "vfio-pci"),
+        ("mlx_vfio_pci", "mlx5_vfio_pci"),
+        ("nvgrace_vfio", "nvgrace_gpu_vfio_pci"),
+    ],
+)
+def test_a_driver_that_the_kernel_has_not_is_refused_with_the_nearest_names(
+    driver: str, near: str
+) -> None:
+    variant = VfioVariant("vfio_pci:v000010DEd*", "nvgrace_gpu_vfio_pci", None)
+    host = replace(LISTED, variants=(variant,))
+    with pytest.raises(UsageError, match=f"this kernel has no driver {driver}, and") as caught:
+        bind(host, "0000:04:00.0", driver=driver)
+    assert near in caught.value.hint
+    assert moved(bind(replace(host, vfio_modules=None), "0000:04:00.0", driver=driver))
+
+
 @pytest.mark.parametrize("driver", ["../evil", "", "a/b", ".hidden"])
 def test_a_driver_has_a_name(driver: str) -> None:
     with pytest.raises(UsageError, match="no name of a driver"):

@@ -33,7 +33,7 @@ def facts(**known: Any) -> Readiness:
     """A host of which nothing is known but this."""
     nothing = Readiness(
         modules=(),
-        module_settings=(),
+        module_settings=None,
         config_source=None,
         config={},
         has_dev=False,
@@ -45,7 +45,7 @@ def facts(**known: Any) -> Readiness:
         lockdown=None,
         secure_boot=None,
         framebuffers=None,
-        memlock=(),
+        memlock=None,
         distribution=None,
         has_driver_override=None,
     )
@@ -83,7 +83,40 @@ def severity(host: HostSnapshot, rule: str) -> str | None:
 def test_a_host_of_which_little_is_known_has_no_bad_finding() -> None:
     report = check(host(readiness=facts()))
     assert {f.severity for f in report.findings if f.id != "d3cold"} <= {"ok", "info"}
-    assert len(report.not_checked) == 5
+    assert len(report.not_checked) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"header_type": None}, "whether devices answer"),
+        ({"reset_method": ()}, "how GPUs are reset"),
+    ],
+)
+def test_attributes_that_no_function_has_are_not_checked(
+    changes: dict[str, Any], words: str
+) -> None:
+    one, other = device(**changes), device("0000:05:00.0", iommu_group=5)
+    assert any(text.startswith(words) for text in check(host(one)).not_checked)
+    assert not any(text.startswith(words) for text in check(host(one, other)).not_checked)
+
+
+def test_what_was_looked_at_is_not_told_as_not_checked() -> None:
+    known = facts(
+        modules=(KernelModule("vfio", "loaded"),),
+        module_settings=(),
+        config_source="/proc/config.gz",
+        has_dev=True,
+        interrupt_chips=(),
+        lockdown="none",
+        secure_boot=False,
+        framebuffers=(),
+        memlock=(),
+        distribution=DEBIAN,
+    )
+    assert check(host(readiness=known)).not_checked == ()
+    without = host(readiness=known, kernel_command_line=None)
+    assert check(without).not_checked == ("the kernel command line: there is no /proc/cmdline",)
 
 
 def test_a_snapshot_without_these_facts_says_so() -> None:
@@ -92,9 +125,11 @@ def test_a_snapshot_without_these_facts_says_so() -> None:
 
 
 def test_no_devices_no_verdict_about_the_iommu() -> None:
-    empty = host_of()
-    assert check(empty).findings == ()
-    assert check(empty).not_checked[0].startswith("devices")
+    (finding,) = check(host_of()).findings
+    assert (finding.id, finding.severity) == ("no-devices", "blocker")
+    assert finding.evidence == ("/sys/bus/pci/devices: it is empty",)
+    closed = dataclasses.replace(host_of(), pci_unlisted="Permission denied")
+    assert check(closed).findings[0].evidence == ("/sys/bus/pci/devices: Permission denied",)
 
 
 def test_an_iommu_that_is_off_blocks_whatever_the_command_line_says() -> None:
@@ -240,6 +275,34 @@ def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: s
     assert severity(plain, "vfio-pci") == expected
     registered = dataclasses.replace(plain, pci_drivers=("vfio-pci",))
     assert severity(registered, "vfio-pci") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("identifier", "tool", "release", "command"),
+    [
+        ("debian", "apt-get", "6.1.0-18-cloud-amd64", "apt-get install linux-image-amd64"),
+        ("debian", "apt-get", "6.8.12-4-pve", "apt-get install proxmox-default-kernel"),
+        ("ubuntu", "apt-get", "6.8.0-31-x", "apt-get install linux-modules-extra-6.8.0-31-x"),
+        ("fedora", "dnf", "6.8.5.fc40.x86_64", "dnf install kernel-modules-6.8.5.fc40.x86_64"),
+        ("opensuse-leap", "zypper", "6.4.0-150600.21-default", "zypper install kernel-default"),
+        ("arch", "pacman", "6.9.1-arch1-1", "pacman -S linux"),
+        ("fedora", "rpm-ostree", "6.8.5.fc40.x86_64", None),
+        ("gentoo", "emerge", "6.6.30-gentoo", None),
+        ("debian", "apt-get", None, None),
+    ],
+)
+def test_the_package_of_missing_modules_is_named_where_it_is_known(
+    identifier: str, tool: str, release: str | None, command: str | None
+) -> None:
+    known = facts(
+        modules=(KernelModule("vfio_pci", "missing"),),
+        distribution=Distribution(identifier, identifier, (tool,)),
+    )
+    bare = host(readiness=known, pci_drivers=(), kernel_release=release)
+    finding = found(bare, "vfio-pci")
+    assert finding is not None
+    told = "install the package of this kernel's further modules, or a generic kernel"
+    assert finding.remedy == (f"{told}: {command}" if command else told)
 
 
 def test_something_must_map_a_guests_memory() -> None:

@@ -12,7 +12,7 @@ from vfiomgr.model.reset import Offer, ResetCapabilities, ResetMethod
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.model.step import RequireAnswer, ResetFunction, SetResetMethod
 from vfiomgr.planner import plan
-from vfiomgr.planner.reset import unavailable
+from vfiomgr.planner.reset import unavailable, working
 
 if TYPE_CHECKING:
     from vfiomgr.model.pci import PciDevice
@@ -99,10 +99,22 @@ def test_what_was_not_read_is_not_guessed() -> None:
 def test_a_bus_with_other_functions_is_not_reset_though_it_is_listed() -> None:
     host = host_of(GPU, AUDIO)
     assert unavailable(host, GPU)["bus"] == "its bus carries 0000:04:00.1 too"
-    with pytest.raises(Refusal, match=r"by bus: bus: its bus carries 0000:04:00\.1 too") as caught:
+    with pytest.raises(Refusal, match=r"by bus: its bus carries 0000:04:00\.1 too") as caught:
         reset(host, "bus")
     assert caught.value.hint == "it has flr"
     assert reset(host) == (ResetFunction(GPU.identity, None),)
+
+
+def test_the_plan_and_the_refusal_name_the_same_methods() -> None:
+    gpu = replace(GPU, reset_method=("flr", "pm", "bus"))
+    host = host_of(gpu, AUDIO)
+    assert working(host, gpu) == ("flr", "pm")
+    assert plan(host, Reset(GPU.address)).summary == "reset 0000:04:00.0 by flr, pm"
+    with pytest.raises(Refusal) as caught:
+        reset(host, "bus")
+    assert caught.value.hint == "it has flr, pm"
+    old = host_of(replace(GPU, reset_method=()))
+    assert plan(old, Reset(GPU.address)).summary.endswith("by what the kernel finds")
 
 
 def test_a_device_elsewhere_is_no_neighbour() -> None:

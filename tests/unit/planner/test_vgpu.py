@@ -190,6 +190,8 @@ def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> Non
     half = plan(vendor_host(1148), intent)
     assert [s.device.address.function for s in half.steps if isinstance(s, SetVgpuType)] == [1]
     assert half.already == ("vGPU 0000:01:01.0 exists already",)
+    marked = [step.path.rpartition("/")[2] for step in half.steps if isinstance(step, ReplaceFile)]
+    assert marked == ["0000:01:01.0", "0000:01:01.1"]
 
 
 def test_a_place_that_was_taken_meanwhile_cannot_be_finished() -> None:

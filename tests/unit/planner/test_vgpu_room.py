@@ -8,7 +8,7 @@ import pytest
 from tests.unit.devices import host_of
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
-from vfiomgr.planner.vgpu_room import Room, gpus, room, rooms
+from vfiomgr.planner.vgpu_room import Room, gpus, room, rooms, totals
 
 if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
@@ -91,6 +91,24 @@ def test_a_function_that_nothing_can_be_made_of_does_not_count(change: dict[str,
     broken = replace(host.devices[1], **change)  # type: ignore[arg-type]
     devices = tuple(broken if d.address == broken.address else d for d in host.devices)
     assert found(replace(host, devices=devices), a40_type(1)).more == 1
+
+
+def test_all_gpus_together_have_what_each_has() -> None:
+    host = vgpu_host((), (a40_type(24),), (a40_type(2),))
+    found = totals(room for gpu in gpus(host) for room in rooms(gpu))
+    assert {one.type.short_name: one.more for one in found if one.more} == {
+        "A40-1Q": 32,
+        "A40-2Q": 24 + 23,
+        "A40-3Q": 16,
+        "A40-4Q": 12,
+        "A40-6Q": 8,
+        "A40-8Q": 6,
+        "A40-12Q": 4,
+        "A40-16Q": 3,
+        "A40-24Q": 2 + 1,
+        "A40-48Q": 1,
+    }
+    assert totals(rooms(gpus(vgpu_host(()))[0])) == ()
 
 
 def undivided(available: tuple[int | None, ...], *made: VgpuType) -> HostSnapshot:

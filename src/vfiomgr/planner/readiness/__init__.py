@@ -13,10 +13,12 @@ from vfiomgr.planner.readiness import devices, drivers, groups, limits, modules,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.readiness import Finding, Readiness
     from vfiomgr.model.snapshot import HostSnapshot
 
 _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Finding]], ...] = (
+    devices.none,
     devices.silence,
     groups.without_group,
     groups.shared_with_gpu,
@@ -58,19 +60,36 @@ def check(host: HostSnapshot) -> Report:
 
 def _not_checked(host: HostSnapshot) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
-    facts = host.readiness
-    if not host.devices:
-        yield "devices: this host shows no PCI function"
-    if facts is None:
+    if host.devices:
+        yield from _unseen_of_devices(host.devices)
+    if host.kernel_command_line is None:
+        yield "the kernel command line: there is no /proc/cmdline"
+    if host.readiness is None:
         yield "modules, interrupts, firmware, limits: the snapshot was made without them"
-        return
+    else:
+        yield from _unseen(host.readiness)
+
+
+def _unseen_of_devices(devices: Iterable[PciDevice]) -> Iterator[str]:
+    if all(device.header_type is None for device in devices):
+        yield "whether devices answer: no configuration space can be read"
+    if not any(device.reset_method for device in devices):
+        yield "how GPUs are reset: no function has a reset_method"
+
+
+def _unseen(facts: Readiness) -> Iterator[str]:
     if all(module.state is None for module in facts.modules):
         yield "kernel modules: neither /sys/module nor the lists of /lib/modules are there"
-    if facts.interrupt_chips is None:
-        yield "whether interrupts are remapped: there is no /proc/interrupts"
-    if facts.framebuffers is None:
-        yield "the firmware's framebuffer: there is no /proc/iomem"
-    if facts.config_source is None:
-        yield "the kernel's configuration: no /boot/config-RELEASE, no /proc/config.gz"
-    if facts.distribution is None:
-        yield "the distribution, for its own remedies: there is no /etc/os-release"
+    for fact, text in (
+        (facts.module_settings, "settings of kernel modules: there is no modprobe.d"),
+        (facts.interrupt_chips, "whether interrupts are remapped: there is no /proc/interrupts"),
+        (facts.framebuffers, "the firmware's framebuffer: there is no /proc/iomem"),
+        (facts.config_source, "the kernel's configuration: no /boot/config-RELEASE, no config.gz"),
+        (facts.has_dev or None, "who may open the nodes of VFIO: there is no /dev"),
+        (facts.memlock, "limits on locked memory: no units of systemd, no limits.conf"),
+        (facts.lockdown, "lockdown: /sys/kernel/security is empty or absent"),
+        (facts.secure_boot, "Secure Boot: /sys/firmware/efi/efivars does not tell"),
+        (facts.distribution, "the distribution, for its own remedies: there is no os-release"),
+    ):
+        if fact is None:
+            yield text

@@ -22,6 +22,19 @@ _WEAK = frozenset({"bus", "pm"})
 _DEVICES = "/sys/bus/pci/devices"
 
 
+def none(host: HostSnapshot) -> Iterator[Finding]:
+    """A host without PCI functions, e.g. a container's or a recording's empty tree."""
+    if not host.devices:
+        yield Finding(
+            "no-devices",
+            "blocker",
+            "no PCI function is seen",
+            (f"{_DEVICES}: {host.pci_unlisted or 'it is empty'}",),
+            "there is nothing that could go to a guest",
+            "run vfiomgr where the host's own /sys is seen; in a virtual machine, give it a device",
+        )
+
+
 def silence(host: HostSnapshot) -> Iterator[Finding]:
     """A function that fell off the bus."""
     for device in host.devices:

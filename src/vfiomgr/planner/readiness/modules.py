@@ -29,7 +29,7 @@ def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
         yield Finding("vfio-pci", "ok", "vfio-pci is there", evidence, why)
     elif lacking := tuple(_lacking_vfio_pci(host, facts)):
         title = "this kernel has no vfio-pci"
-        fix = remedy.install_modules(facts)
+        fix = remedy.install_modules(host, facts)
         yield Finding("vfio-pci", "blocker", title, lacking, why, fix)
     elif stopped := [s for s in facts.settings("install", "vfio_pci") if _is_stopped(s.arguments)]:
         title = "modprobe is told not to load vfio-pci"
@@ -85,7 +85,7 @@ def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
         "VFIO cannot map a guest's memory",
         tuple(_missing(name, host) for name in names),
         "one of the two must translate the addresses of a guest's device",
-        remedy.install_modules(facts),
+        remedy.install_modules(host, facts),
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vfiomgr.model.readiness import Distribution, Readiness
+    from vfiomgr.model.snapshot import HostSnapshot
 
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
 _COMMAND_LINE = {  # the first that is there
@@ -23,13 +24,27 @@ _INITRAMFS = {
     "dracut": "dracut --force --regenerate-all",
     "mkinitcpio": "mkinitcpio -P",
 }
+_FEDORA = "dnf install kernel-modules-{release}"
+_SUSE = "zypper install kernel-{flavour}"
 _PACKAGES = {
-    "apt-get": "apt-get install",
-    "rpm-ostree": "rpm-ostree install",
-    "dnf": "dnf install",
-    "zypper": "zypper install",
-    "pacman": "pacman -S",
+    "debian": "apt-get install linux-image-{flavour}",
+    "ubuntu": "apt-get install linux-modules-extra-{release}",
+    "fedora": _FEDORA,
+    "rhel": _FEDORA,
+    "centos": _FEDORA,
+    "rocky": _FEDORA,
+    "almalinux": _FEDORA,
+    "sles": _SUSE,
+    "opensuse-leap": _SUSE,
+    "opensuse-tumbleweed": _SUSE,
+    "arch": "pacman -S linux",
 }
+"""What holds all modules of a kernel, by ID of os-release; small kernels lack some of them.
+
+The flavour is the last part of a release: 6.1.0-18-cloud-amd64, 6.4.0-150600.21-default.
+"""
+_PROXMOX_RELEASE = "-pve"
+_PROXMOX_PACKAGE = "apt-get install proxmox-default-kernel"
 _PROXMOX = {"proxmox-boot-tool", "/etc/kernel/cmdline"}
 
 
@@ -55,12 +70,23 @@ def rebuild_initramfs(facts: Readiness) -> str:
     return f"run {command}" if command else "make the initramfs anew"
 
 
-def install_modules(facts: Readiness) -> str:
+def install_modules(host: HostSnapshot, facts: Readiness) -> str:
     """How modules come that the running kernel's packages lack."""
-    distribution = facts.distribution
-    command = _first(_PACKAGES, distribution) if distribution else None
-    by = f" ({command} …)" if command else ""
+    command = _package(facts.distribution, host.kernel_release or "")
+    by = f": {command}" if command else ""
     return f"install the package of this kernel's further modules, or a generic kernel{by}"
+
+
+def _package(distribution: Distribution | None, release: str) -> str | None:
+    """The command that installs it; None where nobody knows the package, or its tool is absent."""
+    if distribution is None or not release:
+        return None
+    command = _PACKAGES.get(distribution.id, "")
+    if distribution.id == "debian" and release.endswith(_PROXMOX_RELEASE):
+        command = _PROXMOX_PACKAGE
+    if command.partition(" ")[0] not in distribution.tools:
+        return None
+    return command.format(release=release, flavour=release.rpartition("-")[2])
 
 
 def _first(table: dict[str, str], distribution: Distribution) -> str | None:

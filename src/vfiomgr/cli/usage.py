@@ -1,0 +1,176 @@
+"""Mistakes in a command line: each told with what was typed, what is wanted and an example."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from vfiomgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_OF_OPTIONS = (click.BadParameter, click.BadOptionUsage, click.NoSuchOption)
+_NEGATIVE_NUMBER = re.compile(r"-\d+")
+_WIDE_GAP = re.compile(r"\s{2,}")
+"""What stands between an example and its explanation."""
+_SAMPLES = {
+    "--format": "json",
+    "--root": "/srv/recorded-host",
+    "--snapshot": "host.json",
+    "--deadline": "120",
+    "--driver": "vfio-pci",
+    "--uuid": "f715f63c-0d00-4007-9c5a-b07b0c6c05de",
+}
+"""Values for options that neither an example of the command nor the option itself shows."""
+
+
+def forbid_together(one: str, other: str, why: str) -> NoReturn:
+    """Refuse two options that cannot both be meant.
+
+    Raises:
+        UsageError: always.
+
+    """
+    message = f"{one} and {other} contradict each other: {why}"
+    raise UsageError(message, f"pass {one} or {other}")
+
+
+def forbid_alone(option: str, without: str, why: str) -> NoReturn:
+    """Refuse an option that does nothing without another one.
+
+    Raises:
+        UsageError: always.
+
+    """
+    message = f"{option} does nothing without {without}: {why}"
+    raise UsageError(message, f"pass {without} too, or leave out {option}")
+
+
+def explained(error: click.UsageError, root: click.Group, arguments: Sequence[str]) -> UsageError:
+    """What click found wrong; `root` and `arguments` tell the command where click does not."""
+    context = error.ctx or _context(root, arguments)
+    return UsageError(_cause(error, context), _remedy(error, context))
+
+
+def _cause(error: click.UsageError, context: click.Context) -> str:
+    command = context.command_path
+    match error:
+        case click.MissingParameter():
+            return f"{command} wants {_name(error.param)}"
+        case click.BadParameter():
+            return f"{_source(context, error.param)}: {_what_is_wrong(error)}"
+        case click.NoSuchOption() if _NEGATIVE_NUMBER.fullmatch(error.option_name):
+            return f"{command} has no option {error.option_name}, and takes no negative number"
+        case click.NoSuchOption():
+            meant = " or ".join(error.possibilities or ())
+            guess = f"; did you mean {meant}?" if meant else ""
+            return f"{command} has no option {error.option_name}{guess}"
+    text = error.message
+    return f"{command}: {text[:1].lower()}{text[1:].rstrip('.')}{_meant(error, context)}"
+
+
+def _meant(error: click.UsageError, context: click.Context) -> str:
+    """A command whose name is nearly the one that was typed, as click tells it since 8.4."""
+    typed = getattr(error, "command_name", None)
+    if typed is None or not isinstance(context.command, click.Group):
+        return ""
+    near = difflib.get_close_matches(typed, context.command.list_commands(context), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _name(parameter: click.Parameter | None) -> str:
+    """`--type TYPE`, `ADDRESS`."""
+    if parameter is None:
+        return "another argument"
+    if isinstance(parameter, click.Option):
+        return f"{_longest(parameter)} {parameter.metavar or ''}".rstrip()
+    return (parameter.metavar or parameter.human_readable_name).rstrip(".")
+
+
+def _longest(parameter: click.Parameter) -> str:
+    return max(parameter.opts, key=len)
+
+
+def _is_from_environment(context: click.Context, parameter: click.Parameter) -> bool:
+    source = context.get_parameter_source(str(parameter.name))
+    return source is click.core.ParameterSource.ENVIRONMENT
+
+
+def _source(context: click.Context, parameter: click.Parameter | None) -> str:
+    """The option or argument; the variable where the value came from there."""
+    if parameter is None:
+        return context.command_path
+    if _is_from_environment(context, parameter):
+        return str(parameter.envvar)
+    return _longest(parameter) if isinstance(parameter, click.Option) else _name(parameter)
+
+
+def _what_is_wrong(error: click.BadParameter) -> str:
+    """As the type says it; a flag has a value in the environment alone."""
+    if isinstance(error.param, click.Option) and error.param.is_flag:
+        return f"{os.environ.get(str(error.param.envvar), '')!r} is neither 1 nor 0"
+    return error.message.rstrip(".")
+
+
+def _remedy(error: click.UsageError, context: click.Context) -> str:
+    help_option = f"{context.command_path} --help tells more"
+    if isinstance(context.command, click.Group) and not isinstance(error, _OF_OPTIONS):
+        return f"it has {', '.join(context.command.list_commands(context))}; {help_option}"
+    example = _example(context, _parameter(error, context))
+    return f"e.g. {example}; {help_option}" if example else help_option
+
+
+def _parameter(error: click.UsageError, context: click.Context) -> click.Parameter | None:
+    if isinstance(error, click.BadOptionUsage):
+        own = context.command.params
+        return next((option for option in own if error.option_name in option.opts), None)
+    return error.param if isinstance(error, click.BadParameter) else None
+
+
+def _example(context: click.Context, parameter: click.Parameter | None) -> str:
+    """An example of the command's help; one with the option in question, or that alone."""
+    examples = list(_examples(context.command))
+    if not isinstance(parameter, click.Option):
+        return examples[0] if examples else ""
+    name = _longest(parameter)
+    if _is_from_environment(context, parameter):
+        return f"{parameter.envvar}={_sample(parameter) or 1}"
+    with_it = (text for text in examples if name in text.split())
+    return next(with_it, f"{name} {_sample(parameter)}".rstrip())
+
+
+def _examples(command: click.Command) -> Iterator[str]:
+    """The lines below `Examples:` of its help, without what they are for."""
+    _, _, text = (command.help or "").partition("Examples:\n")
+    for line in text.splitlines():
+        if not line.strip():
+            return
+        yield _WIDE_GAP.split(line.strip())[0]
+
+
+def _sample(option: click.Option) -> str:
+    """A value that an option takes; none for a flag."""
+    name = _longest(option)
+    if option.is_flag or option.count:
+        return ""
+    if name in _SAMPLES:
+        return _SAMPLES[name]
+    if isinstance(option.type, click.Choice):
+        return str(option.type.choices[-1])
+    return str(option.default)
+
+
+def _context(root: click.Group, arguments: Sequence[str]) -> click.Context:
+    """That of the command which the arguments name."""
+    context = click.Context(root, info_name="vfiomgr")
+    for argument in arguments:
+        command = context.command
+        found = command.get_command(context, argument) if isinstance(command, click.Group) else None
+        if found is not None:
+            context = click.Context(found, info_name=argument, parent=context)
+    return context

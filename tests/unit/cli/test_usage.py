@@ -1,0 +1,132 @@
+"""Mistakes in a command line: two lines, which name what was typed, what is wanted, an example."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from vfiomgr.cli.main import cli
+from vfiomgr.cli.usage import explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.cli.conftest import Run
+
+BIND = "e.g. vfiomgr bind 0000:04:00.0; vfiomgr bind --help tells more"
+DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "remedy"),
+    [
+        ("sriov set 05:00.0 x", "COUNT: 'x' is no whole number from 0 up", "sriov set 0000:05"),
+        ("sriov set 05:00.0 -1", "no option -1, and takes no negative number", "sriov set 0000:05"),
+        ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "8"),
+        ("list --deadline nan", f"--deadline: 'nan' {DEADLINE}", "e.g. --deadline 120"),
+        ("list --deadline inf", f"--deadline: 'inf' {DEADLINE}", "e.g. --deadline 120"),
+        ("list --deadline 0", f"--deadline: '0' {DEADLINE}", "e.g. --deadline 120"),
+        ("list --deadline -1", f"--deadline: '-1' {DEADLINE}", "e.g. --deadline 120"),
+        ("list --deadline 1e99", f"--deadline: '1e99' {DEADLINE}", "e.g. --deadline 120"),
+        ("--format xml list", "--format: 'xml' is not one of 'table', 'json'", "--format json"),
+        ("bind", "vfiomgr bind wants ADDRESSES", BIND),
+        ("bind 01:00.0 --allow x", "--allow: 'x' is not one of 'boot-display'", "--allow default"),
+        ("bind 01:00.0 --reset-method x", "--reset-method: 'x'", "--reset-method flr"),
+        ("bind --driver", "option '--driver' requires an argument", "e.g. --driver vfio-pci"),
+        ("reset --method", "option '--method' requires an argument", "reset 04:00.0 --method flr"),
+        ("vgpu create --type x", "vgpu create wants --parent DEVICE", "--parent 0000:08:00.4"),
+        ("libvirt hostdev", "vfiomgr libvirt hostdev wants ADDRESS|UUID", "hostdev 0000:04:00.0"),
+        ("show 01:00.0 b", "unexpected extra argument (b)", "e.g. vfiomgr show 0000:04:00.0"),
+        ("list --dry-run=x", "'--dry-run' does not take a value", "e.g. --dry-run"),
+        ("bind --alow x", "no option --alow; did you mean", BIND),
+        ("--nix list", "vfiomgr has no option --nix", "e.g. vfiomgr list"),
+        ("lst", "no such command 'lst'", "it has list, show, groups, check, bind"),
+        ("vgpu nix", "vfiomgr vgpu: no such command 'nix'", "it has create, list, remove, types"),
+    ],
+)
+def test_a_mistake_is_told_with_an_example(run: Run, line: str, cause: str, remedy: str) -> None:
+    answer = run(*line.split())
+    assert (answer.status, answer.stdout) == (2, "")
+    first, second = answer.stderr.splitlines()
+    assert first.startswith("vfiomgr: error: ")
+    assert cause in first
+    assert second.startswith("  remedy: ")
+    assert remedy in second
+
+
+@pytest.mark.parametrize(
+    ("setting", "cause", "example"),
+    [
+        ("VFIOMGR_FORMAT=xml", "'xml' is not one of", "VFIOMGR_FORMAT=json"),
+        ("VFIOMGR_DRY_RUN=maybe", "'maybe' is neither 1 nor 0", "VFIOMGR_DRY_RUN=1"),
+        ("VFIOMGR_DEADLINE=inf", f"'inf' {DEADLINE}", "VFIOMGR_DEADLINE=120"),
+        ("VFIOMGR_VERBOSE=x", "'x' is no whole number from 0 up", "VFIOMGR_VERBOSE=1"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(
+    run: Run, monkeypatch: pytest.MonkeyPatch, setting: str, cause: str, example: str
+) -> None:
+    name, _, value = setting.partition("=")
+    monkeypatch.setenv(name, value)
+    answer = run("list")
+    assert answer.status == 2
+    first, second = answer.stderr.splitlines()
+    assert first.startswith(f"vfiomgr: error: {name}: {cause}")
+    assert second.startswith(f"  remedy: e.g. {example}; ")
+
+
+def test_a_group_without_a_command_shows_its_help(run: Run) -> None:
+    answer = run("vgpu")
+    assert answer.status == 2
+    assert answer.stderr.startswith("Usage: vfiomgr vgpu [OPTIONS] COMMAND")
+
+
+def commands(context: click.Context) -> Iterator[click.Context]:
+    """The context of each command, however deep."""
+    if not isinstance(context.command, click.Group):
+        yield context
+        return
+    for name in context.command.list_commands(context):
+        found = context.command.get_command(context, name)
+        assert found is not None
+        yield from commands(click.Context(found, info_name=name, parent=context))
+
+
+def test_every_option_of_every_command_has_an_example_with_a_value() -> None:
+    options = 0
+    for context in commands(click.Context(cli, info_name="vfiomgr")):
+        for option in context.command.params:
+            if not isinstance(option, click.Option) or option.is_flag or option.count:
+                continue
+            options += 1
+            name = max(option.opts, key=len)
+            mistake = click.BadParameter("no", ctx=context, param=option)
+            _, _, example = explained(mistake, cli, ()).hint.partition(f"{name} ")
+            value = example.split(";")[0].split()[0]
+            option.type.convert(value, option, context)
+            assert value not in (option.metavar, "None", "Sentinel.UNSET"), name
+    assert options > 40
+
+
+CONTRADICTIONS = [
+    ("bind 01:00.0 --only --with-group", "--only and --with-group contradict"),
+    ("unbind 01:00.0 --only --with-group", "--only and --with-group contradict"),
+    ("bind 01:00.0 --update-initramfs", "--update-initramfs does nothing without --persist"),
+    ("unbind 01:00.0 --update-initramfs", "--update-initramfs does nothing without --forget"),
+    ("recover --undo --finish", "--undo and --finish contradict"),
+    ("recover --finish --allow in-use", "--finish and --allow contradict"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), CONTRADICTIONS)
+@pytest.mark.parametrize("dry", [True, False])
+def test_options_that_contradict_each_other_are_refused(
+    run: Run, line: str, words: str, *, dry: bool
+) -> None:
+    answer = run(*line.split(), *(["--dry-run"] if dry else []))
+    assert (answer.status, answer.stdout) == (2, "")
+    first, second = answer.stderr.splitlines()
+    assert words in first
+    assert second.startswith("  remedy: pass ")
