@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
 from vfiomgr.executor import by_id, pins, reset, sriov, vgpu
+from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.files import configure
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
 from vfiomgr.host import modules, origins, pci
 from vfiomgr.model import path
+from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import (
@@ -61,6 +63,8 @@ def perform(step: Step, tree: HostTree) -> None:
             _await_vfio_node(tree, step)
         case CreateMdev() | RemoveMdev() | SetVgpuType():
             vgpu.perform(tree, step)
+        case SetVgpuAttribute():
+            set_attribute(tree, step)
         case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
         case ReplaceFile() | RebuildInitramfs() | SetNodeAccess():

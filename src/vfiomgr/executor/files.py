@@ -10,6 +10,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.executor.access import set_node_access
 from vfiomgr.host import uevents
 from vfiomgr.host.persistence import has_systemd
+from vfiomgr.model import vgpu_service
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.persistence import RULES
@@ -92,3 +93,6 @@ def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Ca
         yield partial(systemctl, "daemon-reload")
         if is_there:
             yield partial(systemctl, "--no-block", "start", UNIT.name)
+    elif target in vgpu_service.FILES and has_systemd(tree):
+        # what they start is for the next boot
+        yield partial(tree.call, "systemctl", "daemon-reload", limit=_PATIENCE)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import config, modules, nvidia, persistence, users, uses, vgpu_marks
+from vfiomgr.host import (
+    config,
+    definitions,
+    modules,
+    nvidia,
+    persistence,
+    users,
+    uses,
+    vgpu_marks,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -37,6 +46,7 @@ def with_surroundings(
         initramfs=persistence.read_initramfs(tree),
         has_systemd=persistence.has_systemd(tree),
         vgpu_marks=vgpu_marks.read_marks(tree),
+        definitions=definitions.read_definitions(tree, host.vgpus),
     )
 
 

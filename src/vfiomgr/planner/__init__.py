@@ -7,15 +7,29 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.model.intent import (
     Bind,
     CreateVgpu,
+    DefineVgpu,
     ForgetPersisted,
     ImportDriverctl,
     Intent,
     RemoveVgpu,
     Reset,
+    RestoreVgpus,
     SetVirtualFunctions,
+    StartVgpu,
+    StopVgpu,
     Unbind,
+    UndefineVgpu,
 )
-from vfiomgr.planner import passthrough, persistence, reset, sriov, vgpu
+from vfiomgr.planner import (
+    definitions,
+    passthrough,
+    persistence,
+    reset,
+    restoration,
+    sriov,
+    vgpu,
+    vgpu_start,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
@@ -31,6 +45,10 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
             return reset.settled(host, intent)
         case CreateVgpu():
             return vgpu.settled(host, intent)
+        case StartVgpu():
+            return vgpu_start.settled(host, intent)
+        case RestoreVgpus():
+            return restoration.settled(host, intent)
         case _:
             return intent
 
@@ -52,6 +70,8 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_create(host, intent)
         case RemoveVgpu():
             made = vgpu.plan_remove(host, intent)
+        case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
+            made = _plan_definition(host, intent)
         case SetVirtualFunctions():
             made = sriov.plan_set(host, intent)
         case Reset():
@@ -63,3 +83,21 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
         case _ as never:
             assert_never(never)
     return made
+
+
+def _plan_definition(
+    host: HostSnapshot,
+    intent: DefineVgpu | UndefineVgpu | StartVgpu | StopVgpu | RestoreVgpus,
+) -> Plan:
+    """What vGPUs are to be, and bringing them about."""
+    match intent:
+        case DefineVgpu():
+            return definitions.plan_define(host, intent)
+        case UndefineVgpu():
+            return definitions.plan_undefine(host, intent)
+        case StartVgpu():
+            return vgpu_start.plan_start(host, intent)
+        case StopVgpu():
+            return vgpu_start.plan_stop(host, intent)
+        case RestoreVgpus():
+            return restoration.plan_restore(host, intent)
