@@ -193,7 +193,7 @@ def test_a_fault_hits_a_creation_as_any_write(kernel: FakeKernel) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_creation_that_dies_anywhere_can_be_taken_back(tmp_path: Path, late: bool) -> None:  # noqa: FBT001
     counted = a40_host(tmp_path / "count", total_vfs=2)
-    intent = CreateVgpu(ONE, "nvidia-558", uuid(1))
+    intent = CreateVgpu((uuid(1),), type="nvidia-558", parent=ONE)
     api.apply(intent, tree=counted)
     for at in range(1, len(counted.operations) + 1):
         kernel = a40_host(tmp_path / str(at), total_vfs=2)

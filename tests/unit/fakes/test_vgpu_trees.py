@@ -25,7 +25,7 @@ def test_a_scan_finds_all_of_it(tmp_path: Path) -> None:
     assert len(host.vgpu_parents) == 10
     assert {len(parent.types) for parent in host.vgpu_parents} == {3}
     assert host.vgpu_parents[-1].name == LAST
-    assert {t.available_instances for p in host.vgpu_parents for t in p.types} == {1}
+    assert {number for parent in host.vgpu_parents for number in parent.available} == {1}
     assert str(host.vgpu_parents[0].types[0].name) == "NVIDIA A40-1B"
 
 
