@@ -5,7 +5,8 @@
     kernel.add_pci("0000:00:01.0", vendor="1234", device="1111", group=1, driver="bochs-drm")
     kernel.fail(at=2, errno=errno.EBUSY)
 
-Operations are counted from 1: each `write`, `replace`, `remove`, `make_directory`, `load_module`.
+Operations are counted from 1: each `write`, `replace`, `remove`, `make_directory`, `load_module`,
+and each program that is run and changes something.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import stat
 from typing import TYPE_CHECKING
 
 from tests.fakes.attributes import Attributes
-from tests.fakes.drivers import Driver, Drivers, PciId
+from tests.fakes.drivers import Driver, Drivers
 from tests.fakes.faults import Stuck, sleep_while_anybody_cares
-from tests.fakes.faulty import FaultyTree, modprobe_failed
-from tests.fakes.functions import Functions, Groups, PciFunction
+from tests.fakes.faulty import modprobe_failed
+from tests.fakes.functions import Functions, Groups
+from tests.fakes.hardware import Hardware
+from tests.fakes.intel_vfs import IntelVfs
 from tests.fakes.machine import lay_out_machine
-from tests.fakes.mdev_budgets import Pool
-from tests.fakes.mdevs import UUID, MdevParent, Mdevs, MdevType
+from tests.fakes.mdevs import UUID, Mdevs
 from tests.fakes.nvidia.driver import NvidiaDriver
-from tests.fakes.nvidia.gpus import DRIVER, Gpu
 from tests.fakes.programs import Programs
 from tests.fakes.reactions import Reactions
 from tests.fakes.sriov import Sriov
@@ -35,7 +36,7 @@ from vfiomgr.model.path import HostPath
 from vfiomgr.model.reset import CONFIG_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.fakes.programs import Program, Said
 
@@ -49,7 +50,7 @@ _MODULES = re.compile(
 )
 
 
-class FakeKernel(FaultyTree):
+class FakeKernel(Hardware):
     """One host with a kernel that reacts; `<root>.kernel` beside its root is its memory."""
 
     def __init__(
@@ -100,6 +101,10 @@ class FakeKernel(FaultyTree):
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
         }
         self.nvidia.join(self._reactions)
+        self.intel = IntelVfs(self.sysfs, self.sriov)
+        self.intel.join(self._reactions)
+        self.drivers.when_bound.append(self.intel.bound)
+        self.drivers.when_leaving.append(self.intel.leaving)
         self.programs = Programs(self.sysfs)
         self.nvidia.bring(self.programs, self.stuck)
         self.sysfs.make("/var/lib")
@@ -182,161 +187,6 @@ class FakeKernel(FaultyTree):
         if not self._reactions.act(where, text):
             self.sysfs.put(where, text.removesuffix("\n"))
 
-    # ---- what a host is made of; `reboot` makes it so again
-
-    def add_driver(  # noqa: PLR0913 - each is a fact of its own, with a default
-        self,
-        name: str,
-        *,
-        module: str | None = "",
-        ids: Iterable[PciId] = (),
-        loaded: bool = True,
-        is_vfio: bool = False,
-        manages_dma: bool = False,
-        configures_sriov: bool | None = None,
-    ) -> FakeKernel:
-        """A driver; its module has its name unless told, and None is built in.
-
-        An id is (vendor, device) or (vendor, device, start of class), with `*` for any.
-        """
-        driver = Driver(
-            name=name,
-            module=name if module == "" else module,
-            ids=tuple(ids),
-            is_vfio=is_vfio,
-            manages_dma=manages_dma,
-            configures_sriov=not is_vfio if configures_sriov is None else configures_sriov,
-        )
-
-        def boot() -> None:
-            driver.holds.clear()
-            driver.dynamic_ids.clear()
-            self.drivers.known[name] = driver
-            if loaded:
-                self.drivers.register(driver)
-
-        return self._declare(boot)
-
-    def add_pci(  # noqa: PLR0913 - each is a fact of its own, with a default
-        self,
-        address: str,
-        *,
-        vendor: str,
-        device: str,
-        class_code: str = "038000",
-        group: int | None = None,
-        driver: str | None = None,
-        driver_override: str | None = None,
-        bridge: str | None = None,
-        subsystem: str = "1af4:1100",
-        header_type: int = 0,
-        boot_vga: bool | None = None,
-        numa_node: int = -1,
-        reset_methods: str = "flr bus",
-        gives: Iterable[tuple[str, str]] = (),
-        total_vfs: int = 0,
-        vf_device: str = "",
-        vf_offset: int = 0x80,
-        vf_stride: int = 4,
-    ) -> FakeKernel:
-        """A function, after its bridge and on `driver`, which is added before; None has none.
-
-        `gives` are (class, path below the function) that a native driver makes: ("drm",
-        "drm/card1"), ("net", "net/eth0"), ("block", "nvme/nvme0/nvme0n1").
-        """
-        function = PciFunction(
-            address=address,
-            vendor=vendor,
-            device=device,
-            class_code=class_code,
-            group=group if self._has_iommu else None,
-            bridge=bridge,
-            subsystem=subsystem,
-            header_type=header_type,
-            boot_vga=boot_vga,
-            numa_node=numa_node,
-            reset_methods=reset_methods,
-            gives=tuple(gives),
-            total_vfs=total_vfs,
-            vf_device=vf_device or device,
-            vf_offset=vf_offset,
-            vf_stride=vf_stride,
-        )
-
-        def boot() -> None:
-            directory = self.functions.add(function)
-            if driver_override:
-                self.drivers.set_override(directory, driver_override)
-            if driver:
-                self.drivers.attach(driver, address)
-
-        return self._declare(boot)
-
-    def add_mdev_parent(  # noqa: PLR0913 - each is a fact of its own, with a default
-        self,
-        place: str,
-        *,
-        types: Iterable[MdevType],
-        pool: int,
-        driver: str = "",
-        mdev_driver: str = "vfio_mdev",
-        same_cost_only: bool = False,
-        full: int = errno.ENOSPC,
-    ) -> FakeKernel:
-        """A parent whose types draw on one pool: a function while `driver` has it, or virtual.
-
-        `place` is an address, or a path such as /sys/devices/virtual/mbochs/mbochs.
-        """
-        budget = Pool(pool, same_cost_only, full)
-        return self.add_parent(MdevParent(place, driver, mdev_driver, tuple(types), budget))
-
-    def add_parent(self, parent: MdevParent) -> FakeKernel:
-        """A parent of mediated devices, of any manners."""
-
-        def boot() -> None:
-            self.mdevs.parents[parent.place] = parent
-            if not parent.is_pci or self.drivers.driver_of(parent.place) == parent.driver:
-                self.mdevs.register(parent)
-
-        return self._declare(boot)
-
-    def add_gpu(
-        self, gpu: Gpu, *, group: int, bridge: str | None = None, numa_node: int = 0
-    ) -> FakeKernel:
-        """A GPU that makes vGPUs, on the driver nvidia, which is added before."""
-        self._declare(lambda: self.nvidia.add(gpu))
-        return self.add_pci(
-            gpu.address,
-            vendor="10de",
-            device=gpu.card.device,
-            class_code="030200",
-            subsystem="10de:0001",
-            group=group,
-            driver=DRIVER,
-            bridge=bridge,
-            numa_node=numa_node,
-            total_vfs=gpu.total_vfs,
-            vf_offset=4,
-            vf_stride=1,
-        )
-
-    def mount(self, node: str, where: str) -> FakeKernel:
-        """A mounted file system: ("/dev/nvme0n1p2", "/")."""
-        return self._declare(lambda: self._append("/proc/mounts", f"{node} {where} ext4 rw 0 0"))
-
-    def default_route(self, interface: str) -> FakeKernel:
-        """An interface that carries the default route."""
-        row = f"{interface}\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
-        return self._declare(lambda: self._append("/proc/net/route", row))
-
-    def _append(self, path: str, line: str) -> None:
-        self.sysfs.put(path, f"{self.sysfs.get(path)}\n{line}".lstrip("\n"))
-
-    def _declare(self, boot: Callable[[], None]) -> FakeKernel:
-        self._declared.append(boot)
-        boot()
-        return self
-
     # ---- what happens to a host
 
     def reboot(self) -> None:
@@ -356,6 +206,7 @@ class FakeKernel(FaultyTree):
         self.drivers.known.clear()
         self.mdevs.parents.clear()
         self.nvidia.reboot()
+        self.intel.known.clear()
         for name in self.stuck.names():
             self.stuck.forget(name)
         for directory in _VOLATILE:

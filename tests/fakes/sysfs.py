@@ -71,9 +71,11 @@ class Sysfs:
         os.makedirs(self.real(path), exist_ok=True)
 
     def link(self, path: str, target: str) -> None:
-        """A relative link, as all links of sysfs are."""
+        """A relative link that ends with the target's name, as all links of sysfs do."""
         self.make(os.path.dirname(path))
-        os.symlink(os.path.relpath(target, os.path.dirname(path)), self.real(path))
+        above = os.path.relpath(os.path.dirname(target), os.path.dirname(path))
+        name = os.path.basename(target)
+        os.symlink(name if above == "." else f"{above}/{name}", self.real(path))
 
     def link_absolute(self, path: str, target: str) -> None:
         """A link as /proc has them."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes import samples
 from tests.fakes.gvtg import gvtg
+from tests.fakes.intel_vfs import IntelGpu
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.nvidia.cards import A40, A100, L40S, T4
 from tests.fakes.nvidia.driver import NVIDIA_SMI, SRIOV_MANAGE
@@ -13,6 +14,7 @@ from tests.fakes.nvidia.gpus import DRIVER, SHIPPED, Gpu
 from vfiomgr.model.path import PCI_DEVICES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tests.fakes.nvidia.cards import Card
@@ -78,17 +80,7 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
         kernel.programs.install(program)
     count = card.total_vfs if total_vfs is None else total_vfs
     for index, address in enumerate(GPUS[:gpus]):
-        port = f"0000:00:{index + 1:02x}.0"
-        kernel.add_pci(
-            port,
-            vendor="8086",
-            device="347a",
-            class_code="060400",
-            header_type=1,
-            group=2 * index,
-            driver="pcieport",
-            reset_methods="",
-        )
+        port = _add_port(kernel, index)
         gpu = Gpu(address, card, family, total_vfs=count if card.total_vfs else 0, manners=manners)
         kernel.add_gpu(gpu, group=2 * index + 1, bridge=port, numa_node=index % 2)
         if is_enabled and gpu.total_vfs:
@@ -165,3 +157,69 @@ def mig_host(
         is_enabled=is_enabled,
         has_cdev=True,
     )
+
+
+def xe_host(  # noqa: PLR0913 - each is a fact of its own, with a default
+    tmp_path: Path,
+    *,
+    gpus: int = 1,
+    total_vfs: int = 7,
+    vfs: int = 0,
+    vram: int = 24 << 30,
+    has_vram_quota: bool = True,
+    firmware_refuses: Iterable[str] = (),
+) -> FakeKernel:
+    """Arc Pro GPUs on xe with `vfs` virtual functions of `total_vfs`, which xe has too."""
+    kernel = _intel_host(tmp_path, "xe")
+    for index, address in enumerate(GPUS[:gpus]):
+        gpu = IntelGpu(
+            address,
+            total_vfs=total_vfs,
+            vram=vram,
+            has_vram_quota=has_vram_quota,
+            firmware_refuses=frozenset(firmware_refuses),
+        )
+        _add_intel(kernel, gpu, index, device="e211", vfs=vfs)
+    return kernel
+
+
+def i915_host(
+    tmp_path: Path, *, gpus: int = 1, total_vfs: int = 7, vfs: int = 0, tiles: int = 1
+) -> FakeKernel:
+    """Flex 170 GPUs (or, with two tiles, Max 1550) on Intel's own i915."""
+    kernel = _intel_host(tmp_path, "i915")
+    for index, address in enumerate(GPUS[:gpus]):
+        gpu = IntelGpu(address, "i915", total_vfs=total_vfs, vram=16 << 30, tiles=tiles)
+        device = "56c0" if tiles == 1 else "0bd5"
+        _add_intel(kernel, gpu, index, device=device, vfs=vfs)
+    return kernel
+
+
+def _intel_host(tmp_path: Path, driver: str) -> FakeKernel:
+    kernel = FakeKernel(tmp_path / "host", has_cdev=True)
+    kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
+    kernel.add_driver(driver, ids=[("8086", "*", "03")])
+    return kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+
+
+def _add_intel(kernel: FakeKernel, gpu: IntelGpu, index: int, *, device: str, vfs: int) -> None:
+    port = _add_port(kernel, index)
+    kernel.add_intel_gpu(gpu, device=device, group=2 * index + 1, bridge=port)
+    if vfs:
+        kernel.sriov.set_number(PCI_DEVICES / gpu.address, str(vfs))
+
+
+def _add_port(kernel: FakeKernel, index: int) -> str:
+    """The root port of the `index`-th GPU; tells its address."""
+    address = f"0000:00:{index + 1:02x}.0"
+    kernel.add_pci(
+        address,
+        vendor="8086",
+        device="347a",
+        class_code="060400",
+        header_type=1,
+        group=2 * index,
+        driver="pcieport",
+        reset_methods="",
+    )
+    return address

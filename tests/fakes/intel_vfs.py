@@ -1,0 +1,274 @@
+"""Intel's virtual functions: quotas that are set on the physical one before they are made.
+
+xe: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov, drivers/gpu/drm/xe/xe_sriov_pf_sysfs.c.
+i915 with SR-IOV never came to Linux itself; its files are those that Intel's XPU Manager writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tests.fakes.sysfs import (
+    READ_ONLY,
+    READ_WRITE,
+    UNASSIGNED,
+    WRITE_ONLY,
+    Sysfs,
+    first_line,
+    reject,
+    unsigned,
+)
+from vfiomgr.model.path import PCI_DEVICES, HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fakes.drivers import Driver
+    from tests.fakes.reactions import Reactions
+    from tests.fakes.sriov import Sriov
+
+_ADMIN = re.compile(r"(/sys/devices/.+)/sriov_admin/(pf|vf\d+|\.bulk_profile)/(?:profile/)?(\w+)")
+_IOV = re.compile(r"(/sys/devices/.+)/drm/card\d+/iov/(pf|vf\d+)/gt\d*/(\w+)")
+_VFS = re.compile(r"vf[1-9]\d*")
+_BOOL = re.compile(r"[yYtT1nNfF0]|[oO][nNfF]")
+_PRIORITIES = ("low", "normal", "high")
+_RESOURCES = ("ggtt_quota", "lmem_quota", "contexts_quota", "doorbells_quota")
+_SCHEDULING = ("exec_quantum_ms", "preempt_timeout_us")
+_ALIGNMENT = 2 << 20
+
+
+@dataclass(frozen=True)
+class IntelGpu:
+    """A GPU on xe or i915; `vram` in bytes is what its virtual functions share.
+
+    `has_vram_quota` as of Linux 7.0, `firmware_refuses` are attributes that answer EIO, and those
+    that the hardware has not answer EPERM: `not_applicable`.
+    """
+
+    address: str
+    driver: Literal["xe", "i915"] = "xe"
+    total_vfs: int = 24
+    vram: int = 24 << 30
+    tiles: int = 1
+    has_vram_quota: bool = True
+    firmware_refuses: frozenset[str] = frozenset()
+    not_applicable: frozenset[str] = frozenset()
+
+    @property
+    def quota(self) -> str:
+        """What its share of memory is called."""
+        return "vram_quota" if self.driver == "xe" else "lmem_quota"
+
+
+class IntelVfs:
+    """The attributes of all such GPUs of a host; which there are is `known`."""
+
+    def __init__(self, sysfs: Sysfs, sriov: Sriov) -> None:
+        self._sysfs = sysfs
+        self._sriov = sriov
+        self.known: dict[str, IntelGpu] = {}
+        sriov.when_made.append(self._made)
+        sriov.when_gone.append(self._gone)
+
+    def join(self, reactions: Reactions) -> None:
+        """Say what acts on its attributes."""
+        reactions.others += [(_ADMIN, self._write_admin), (_IOV, self._write_iov)]
+
+    # ---- what is there
+
+    def bound(self, driver: Driver, address: str) -> None:
+        """The driver shows a directory for each function that there can be."""
+        gpu, directory = self._of(driver, address)
+        if gpu is None or directory is None:
+            return
+        for path, text, mode in self._admin(gpu) if gpu.driver == "xe" else self._iov(gpu):
+            self._sysfs.put(self._root(gpu, directory) / path, text, mode)
+        self._sysfs.link(self._root(gpu, directory) / "pf/device", directory)
+
+    def leaving(self, driver: Driver, address: str) -> None:
+        """The driver takes the functions away, and all that; a DRM device goes by itself."""
+        gpu, directory = self._of(driver, address)
+        if gpu is not None and directory is not None:
+            self._sriov.disable(directory)
+            self._sysfs.drop(directory / "sriov_admin")
+
+    def _of(self, driver: Driver, address: str) -> tuple[IntelGpu | None, HostPath | None]:
+        gpu = self.known.get(address)
+        if gpu is None or gpu.driver != driver.name:
+            return None, None
+        return gpu, self._sysfs.target(PCI_DEVICES / address)
+
+    def _root(self, gpu: IntelGpu, directory: HostPath) -> HostPath:
+        if gpu.driver == "xe":
+            return directory / "sriov_admin"
+        card = next(n for n in self._sysfs.names(directory / "drm") if n.startswith("card"))
+        return directory / "drm" / card / "iov"
+
+    def _admin(self, gpu: IntelGpu) -> Iterator[tuple[str, str, int]]:
+        for name in (*_SCHEDULING, "sched_priority", *self._quota_of(gpu)):
+            yield f".bulk_profile/{name}", "", WRITE_ONLY
+        for name in _SCHEDULING:
+            yield f"pf/profile/{name}", "0", READ_WRITE
+        yield "pf/profile/sched_priority", _choice("low", _PRIORITIES), READ_WRITE
+        for number in range(1, gpu.total_vfs + 1):
+            for name in (*_SCHEDULING, *self._quota_of(gpu)):
+                yield f"vf{number}/profile/{name}", "0", READ_WRITE
+            # GuC lets only the physical function's priority be changed alone.
+            priority = _choice("low", _PRIORITIES[:2])
+            yield f"vf{number}/profile/sched_priority", priority, READ_ONLY
+            yield f"vf{number}/stop", "", WRITE_ONLY
+
+    @staticmethod
+    def _quota_of(gpu: IntelGpu) -> tuple[str, ...]:
+        return ("vram_quota",) if gpu.has_vram_quota else ()
+
+    @staticmethod
+    def _iov(gpu: IntelGpu) -> Iterator[tuple[str, str, int]]:
+        yield "pf/auto_provisioning", "1", READ_WRITE
+        for tile in _tiles(gpu):
+            yield f"pf/{tile}/available/lmem_free", str(gpu.vram // gpu.tiles), READ_ONLY
+            for name in _SCHEDULING:
+                yield f"pf/{tile}/{name}", "0", READ_WRITE
+            for number in range(1, gpu.total_vfs + 1):
+                for name in (*_RESOURCES, *_SCHEDULING):
+                    yield f"vf{number}/{tile}/{name}", "0", READ_WRITE
+
+    # ---- writes
+
+    def _write_admin(self, match: re.Match[str], text: str) -> None:
+        directory, function, name = HostPath(match[1]), match[2], match[3]
+        gpu = self.known[directory.name]
+        root = self._root(gpu, directory)
+        if name == "stop":
+            _expect_bool(text)
+            return
+        value = self._checked(gpu, name, text, is_physical=function == "pf")
+        every = [n for n in self._sysfs.names(root) if n == "pf" or _VFS.fullmatch(n)]
+        quotas = [n for n in every if n != "pf"]
+        chosen = [function]
+        if function == ".bulk_profile":
+            chosen = quotas if name == gpu.quota else every
+        paths = [f"{root}/{n}/profile/{name}" for n in chosen]
+        self._set(gpu, root, name, paths, value)
+
+    def _write_iov(self, match: re.Match[str], text: str) -> None:
+        directory, function, name = HostPath(match[1]), match[2], match[3]
+        gpu = self.known[directory.name]
+        value = self._checked(gpu, name, text, is_physical=function == "pf")
+        if name in _RESOURCES and self._is_enabled(directory, function):
+            reject(errno.EPERM)
+        self._set(gpu, self._root(gpu, directory), name, [match[0]], value)
+
+    def _checked(self, gpu: IntelGpu, name: str, text: str, *, is_physical: bool) -> str:
+        """What a write means.
+
+        Raises:
+            OSError: EINVAL or ERANGE for what it cannot be, EPERM and EIO where the GPU is so.
+
+        """
+        if name in gpu.not_applicable:
+            reject(errno.EPERM)
+        if name in gpu.firmware_refuses:
+            reject(errno.EIO)
+        if name == "sched_priority":
+            words = _PRIORITIES if is_physical else _PRIORITIES[:2]
+            if first_line(text) not in words:
+                reject(errno.EINVAL)
+            return first_line(text)
+        return str(unsigned(text, bits=64 if name in (*_RESOURCES, "vram_quota") else 32))
+
+    def _set(self, gpu: IntelGpu, root: HostPath, name: str, paths: list[str], value: str) -> None:
+        if name == gpu.quota:
+            value = str(-(-int(value) // _ALIGNMENT) * _ALIGNMENT)
+            self._refuse_too_much(gpu, root, paths, int(value))
+        if name in _RESOURCES and int(value):
+            self._sysfs.put(root / "pf/auto_provisioning", "0")
+        for path in paths:
+            words = _PRIORITIES if "/pf/" in path else _PRIORITIES[:2]
+            is_priority = name == "sched_priority"
+            mode = READ_ONLY if is_priority and "/pf/" not in path else READ_WRITE
+            self._sysfs.put(path, _choice(value, words) if is_priority else value, mode)
+
+    def _refuse_too_much(self, gpu: IntelGpu, root: HostPath, paths: list[str], value: int) -> None:
+        """EIO where the functions would have more than the GPU."""
+        others = set(self._quotas(gpu, root)) - set(paths)
+        tile = gpu.vram // gpu.tiles
+        same_tile = [p for p in others if gpu.driver == "xe" or _tile(p) == _tile(paths[0])]
+        used = sum(int(self._sysfs.get(path)) for path in same_tile)
+        if used + value * len(paths) > tile:
+            reject(errno.EIO)
+
+    def _quotas(self, gpu: IntelGpu, root: HostPath) -> list[str]:
+        """The paths of the memory quotas of all virtual functions."""
+        functions = [name for name in self._sysfs.names(root) if _VFS.fullmatch(name)]
+        places = ["profile"] if gpu.driver == "xe" else _tiles(gpu)
+        paths = [f"{root}/{f}/{place}/{gpu.quota}" for f in functions for place in places]
+        return [path for path in paths if self._sysfs.exists(path)]
+
+    def _is_enabled(self, directory: HostPath, function: str) -> bool:
+        number = int(self._sysfs.get(directory / "sriov_numvfs") or "0")
+        return function != "pf" and int(function.removeprefix("vf")) <= number
+
+    # ---- functions come and go
+
+    def _made(self, address: str) -> None:
+        """Links to the new ones; where nobody gave them memory, each gets a fair share."""
+        gpu, directory = self.known.get(address), self._sysfs.target(PCI_DEVICES / address)
+        if gpu is None or directory is None:
+            return
+        root = self._root(gpu, directory)
+        number = int(self._sysfs.get(directory / "sriov_numvfs"))
+        for index in range(number):
+            virtual = self._sysfs.target(directory / f"virtfn{index}")
+            self._sysfs.link(root / f"vf{index + 1}" / "device", virtual or directory)
+        quotas = self._quotas(gpu, root)
+        if not self._shares(gpu, root, quotas):
+            return
+        share = gpu.vram // gpu.tiles // number // _ALIGNMENT * _ALIGNMENT
+        for path in quotas:
+            if int(path.removeprefix(f"{root}/vf").split("/")[0]) <= number:
+                self._sysfs.put(path, str(share))
+
+    def _shares(self, gpu: IntelGpu, root: HostPath, quotas: list[str]) -> bool:
+        """Whether the driver itself gives memory to functions."""
+        if gpu.driver == "i915":
+            return self._sysfs.get(root / "pf/auto_provisioning") == "1"
+        return not any(int(self._sysfs.get(path)) for path in quotas)
+
+    def _gone(self, address: str) -> None:
+        """No links any more; xe gives all memory back, i915 what it had shared out itself."""
+        gpu, directory = self.known.get(address), self._sysfs.target(PCI_DEVICES / address)
+        if gpu is None or directory is None or not self._sysfs.exists(directory / "driver"):
+            return
+        root = self._root(gpu, directory)
+        for name in self._sysfs.names(root):
+            if _VFS.fullmatch(name):
+                self._sysfs.drop(root / name / "device")
+        quotas = self._quotas(gpu, root)
+        for path in quotas if gpu.driver == "xe" or self._shares(gpu, root, quotas) else ():
+            self._sysfs.put(path, "0")
+
+    def make_inconsistent(self, address: str, path: str) -> None:
+        """Reading a value that differs between tiles is EUCLEAN; `path` is below its directory."""
+        place = PCI_DEVICES / address / path
+        self._sysfs.put(place, "", READ_WRITE | UNASSIGNED)
+
+
+def _choice(chosen: str, words: tuple[str, ...]) -> str:
+    return " ".join(f"[{word}]" if word == chosen else word for word in words)
+
+
+def _tiles(gpu: IntelGpu) -> list[str]:
+    return ["gt"] if gpu.tiles == 1 else [f"gt{tile}" for tile in range(gpu.tiles)]
+
+
+def _tile(path: str) -> str:
+    return path.split("/")[-2]
+
+
+def _expect_bool(text: str) -> None:
+    if not _BOOL.match(text):
+        reject(errno.EINVAL)
