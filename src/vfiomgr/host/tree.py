@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.path import HostPath
 
@@ -40,6 +40,11 @@ class HostTree:
     def is_live(self) -> bool:
         """Whether a kernel acts on what is written here: /sys is mounted, not recorded."""
         return os.path.ismount(f"{self._prefix}/sys")
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether programs can be run: they act on the machine itself, and on no other root."""
+        return not self._prefix
 
     @property
     def can_hang(self) -> bool:
@@ -304,7 +309,7 @@ class HostTree:
         """Run a program of this machine, and wait for its end.
 
         Raises:
-            HostError: with what the program said.
+            ProgramFailed: with what the program said.
 
         """
         import subprocess  # noqa: PLC0415 - reading needs none
@@ -316,11 +321,13 @@ class HostTree:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             message = f"{shown} did not work: {error}"
-            raise HostError(message, "run it by hand to see why") from error
+            remedy = "run it by hand to see why"
+            raise ProgramFailed(message, remedy, status=None, said="") from error
         if result.returncode:
             said = (result.stderr or result.stdout).strip()
             message = f"{shown} ended with {result.returncode}: {said}"
-            raise HostError(message, "run it by hand to see why")
+            remedy = "run it by hand to see why"
+            raise ProgramFailed(message, remedy, status=result.returncode, said=said)
 
     def load_module(self, name: str) -> None:
         """Load a kernel module by name.
