@@ -25,6 +25,7 @@ from vfiomgr.executor.schedule import Schedule
 from vfiomgr.executor.worker import Crew, Result
 from vfiomgr.host import stuck, uevents
 from vfiomgr.host.iommu import group_number
+from vfiomgr.model.gpu_step import RunSriovManage
 from vfiomgr.model.host_step import RebuildInitramfs
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
@@ -42,6 +43,9 @@ DEADLINE = 60.0
 """Seconds for one step; a GPU's driver may take many to let go, or to start."""
 IMAGE_DEADLINE = 900.0
 """Seconds to make the initramfs: an image for each installed kernel, each compressed."""
+DIVIDING_DEADLINE = 300.0
+"""Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
+of them is set up."""
 _MOST_WORKERS = 8
 
 
@@ -137,6 +141,13 @@ def _do_inverse(step: Step, tree: HostTree) -> None:
         perform(inverse, tree)
 
 
+def _own_deadline(step: Step) -> float | None:
+    """Seconds for a step that takes longer than others; None for the deadline of all."""
+    if isinstance(step, RebuildInitramfs):
+        return IMAGE_DEADLINE
+    return DIVIDING_DEADLINE if isinstance(step, RunSriovManage) else None
+
+
 class _Work:
     """One run: its steps, and those that were begun."""
 
@@ -157,8 +168,7 @@ class _Work:
                 self.begun.append(number)
                 schedule.begin(number)
                 on_step(self._steps[number])
-                is_slow = isinstance(self._steps[number], RebuildInitramfs)
-                self._crew.start(number, IMAGE_DEADLINE if is_slow else None)
+                self._crew.start(number, _own_deadline(self._steps[number]))
             result = self._crew.wait_a_moment()
             if result is None:
                 continue
@@ -205,7 +215,7 @@ class _Work:
             if inverse is None or (left and isinstance(inverse, ForgetOrigin)):
                 continue  # a function that is not back yet still needs its record
             _note(self._journal, "undo-begin", step=number)
-            self._crew.start(len(self._steps) + number)
+            self._crew.start(len(self._steps) + number, _own_deadline(inverse))
             failed = self._failed_undo(number, inverse, self._crew.wait())
             left += [failed] if failed else []
             if not failed:

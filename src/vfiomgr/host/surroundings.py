@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import config, modules, nvidia, persistence, users, uses, vgpu_marks
+from vfiomgr.model.path import SRIOV_MANAGE
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -13,15 +14,17 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot, HostUse
 
 
-def with_surroundings(
+def with_surroundings(  # noqa: PLR0913 - each is a question of its own
     host: HostSnapshot,
     tree: HostTree,
     *,
     with_users: bool,
     with_readiness: bool,
     with_resets: bool,
+    with_gpu_modes: bool,
 ) -> HostSnapshot:
     """The devices of a host, and what `vfiomgr.host.scan.scan` was asked for besides."""
+    host = _with_gpu_modes(host, tree) if with_gpu_modes else host
     return replace(
         host,
         host_uses=_host_uses(host, tree, with_users=with_users),
@@ -37,7 +40,16 @@ def with_surroundings(
         initramfs=persistence.read_initramfs(tree),
         has_systemd=persistence.has_systemd(tree),
         vgpu_marks=vgpu_marks.read_marks(tree),
+        has_sriov_manage=tree.exists(SRIOV_MANAGE),
     )
+
+
+def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
+    from vfiomgr.host.nvidia_modes import read_modes, with_known_types  # noqa: PLC0415 - as above
+
+    parents, vgpus = with_known_types(tree, host.devices, host.vgpu_parents, host.vgpus)
+    modes = read_modes(tree, host.devices)
+    return replace(host, gpu_modes=modes, vgpu_parents=parents, vgpus=vgpus)
 
 
 def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:

@@ -106,6 +106,8 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    has_sriov_manage: bool = False
+    """Whether NVIDIA's program that makes virtual functions is installed."""
     vfio_modules: tuple[str, ...] | None = None
     """Modules with `vfio` in their names that this kernel has; read together with the users.
 
@@ -244,6 +246,11 @@ class HostSnapshot:
 
         file, text = mark_file(vgpu), mark_of(vgpu)
         return any((mark.path, mark.text) == (file, text) for mark in self.vgpu_marks)
+
+    def gpu_mode(self, device: PciDevice) -> GpuMode | None:
+        """How a GPU divides its memory, where somebody asked and its driver answered."""
+        name = str(device.address)
+        return next((mode for mode in self.gpu_modes if mode.gpu == name), None)
 
     def group(self, number: int | None) -> IommuGroup | None:
         """The IOMMU group of a number."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.model import path
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import DeviceIdentity
@@ -308,6 +309,10 @@ Step = (
     | SetVgpuType
     | SetAutoprobe
     | SetVfCount
+    | RunSriovManage
+    | SetHeterogeneous
+    | SetMig
+    | SetPersistence
     | SetResetMethod
     | ResetFunction
     | RequireAnswer

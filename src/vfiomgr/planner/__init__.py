@@ -12,10 +12,12 @@ from vfiomgr.model.intent import (
     Intent,
     RemoveVgpu,
     Reset,
+    SetGpuMode,
     SetVirtualFunctions,
+    SwitchGpu,
     Unbind,
 )
-from vfiomgr.planner import passthrough, persistence, reset, sriov, vgpu
+from vfiomgr.planner import gpu_mode, passthrough, persistence, reset, sriov, switch, vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
@@ -27,6 +29,10 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
     match intent:
         case SetVirtualFunctions():
             return sriov.settled(host, intent)
+        case SetGpuMode():
+            return gpu_mode.settled(host, intent)
+        case SwitchGpu():
+            return switch.settled(host, intent)
         case Reset():
             return reset.settled(host, intent)
         case CreateVgpu():
@@ -52,8 +58,8 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_create(host, intent)
         case RemoveVgpu():
             made = vgpu.plan_remove(host, intent)
-        case SetVirtualFunctions():
-            made = sriov.plan_set(host, intent)
+        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
+            made = _plan_division(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
         case ForgetPersisted():
@@ -63,3 +69,16 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
         case _ as never:
             assert_never(never)
     return made
+
+
+def _plan_division(
+    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+) -> Plan:
+    """How a device is divided, or that it is not."""
+    match intent:
+        case SetVirtualFunctions():
+            return sriov.plan_set(host, intent)
+        case SetGpuMode():
+            return gpu_mode.plan_mode(host, intent)
+        case SwitchGpu():
+            return switch.plan_switch(host, intent)
