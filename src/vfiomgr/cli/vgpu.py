@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
+from vfiomgr.cli.gpu_modes import mode, switch
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import UsageError
@@ -34,6 +35,10 @@ def vgpu() -> None:
     """vGPUs: what a GPU can make, what it has made, create and remove."""
 
 
+vgpu.add_command(mode)
+vgpu.add_command(switch)
+
+
 @vgpu.command("types")
 @click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
 @session_options()
@@ -50,7 +55,7 @@ def types(session: Session, parent: str | None) -> None:
       vfiomgr vgpu types
       vfiomgr vgpu types --parent 0000:08:00.0 --format json
     """
-    host = session.host()
+    host = session.host(with_gpu_modes=True)
     found = gpus(host) if parent is None else tuple(find_parents(host, parent))
     items = [(gpu, room) for gpu in found for room in rooms(gpu)]
     together = totals(room for _, room in items)
