@@ -16,7 +16,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner.vgpu_choice import find_parents
-from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, rooms, totals
+from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, lost_functions, rooms, totals
 
 if TYPE_CHECKING:
     from vfiomgr import api
@@ -73,6 +73,7 @@ def types(session: Session, parent: str | None) -> None:
         note(f"no driver offers a type now: {', '.join(gpu.name for gpu in found)}")
     else:
         note("no device of this host makes vGPUs")
+    _tell_of_lost(host)
     _tell_of_idle(host)
 
 
@@ -120,6 +121,21 @@ def _type_row(gpu: str, room: Room) -> tuple[str, ...]:
         or_dash(room.stranded),
         room.why_not or or_dash(kind.resolution),
     )
+
+
+def _tell_of_lost(host: HostSnapshot) -> None:
+    """Virtual functions that are left out, and what brings them back."""
+    wedged = {one.name: one.why for one in host.wedged}
+    for gpu in gpus(host):
+        known = lost_functions(host, gpu.parents)
+        reasons = {p.name: known.get(p.name) or wedged.get(p.name) for p in gpu.parents}
+        told = [f"{name} {why}" for name, why in reasons.items() if why]
+        if told:
+            count = gpu.device.sriov_numvfs if gpu.device is not None else None
+            note(
+                f"left out: {', '.join(told)}; once {gpu.name} has no vGPU, making its virtual "
+                f"functions anew brings them back: vfiomgr sriov set {gpu.name} 0, then {count}"
+            )
 
 
 def _tell_of_idle(host: HostSnapshot) -> None:

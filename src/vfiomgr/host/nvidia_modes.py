@@ -38,6 +38,22 @@ def read_modes(tree: HostTree, devices: Sequence[PciDevice]) -> tuple[GpuMode, .
     return tuple(_modes(ask(tree, devices, "-q") or ""))
 
 
+def with_memory(modes: tuple[GpuMode, ...], parents: Sequence[VgpuParent]) -> tuple[GpuMode, ...]:
+    """With the memory that vGPUs share: that of as many of a type as there can be.
+
+    What nvidia-smi calls the total is less, by what the driver keeps for itself.
+    """
+    known: dict[str, int] = {}
+    for parent in parents:
+        sizes = (
+            (kind.framebuffer or 0) * (kind.max_instances or 0)
+            for kind in parent.types
+            if kind.instance_profile is None
+        )
+        known[parent.gpu] = max(known.get(parent.gpu, 0), *sizes, 0)
+    return tuple(replace(mode, framebuffer=known.get(mode.gpu) or None) for mode in modes)
+
+
 def read_mode(tree: HostTree, address: PciAddress) -> GpuMode | None:
     """The modes of one GPU, asked by whoever has just set them."""
     text = tree.run(("nvidia-smi", "-q", "-i", str(address))) or ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import config, modules, nvidia, persistence, users, uses, vgpu_marks
+from vfiomgr.host import config, modules, nvidia, persistence, users, uses, vgpu_marks, wedged
 from vfiomgr.model.path import SRIOV_MANAGE
 
 if TYPE_CHECKING:
@@ -40,15 +40,16 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         initramfs=persistence.read_initramfs(tree),
         has_systemd=persistence.has_systemd(tree),
         vgpu_marks=vgpu_marks.read_marks(tree),
+        wedged=wedged.read_wedged(tree),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
     )
 
 
 def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
-    from vfiomgr.host.nvidia_modes import read_modes, with_known_types  # noqa: PLC0415 - as above
+    from vfiomgr.host import nvidia_modes as smi  # noqa: PLC0415 - few callers need it
 
-    parents, vgpus = with_known_types(tree, host.devices, host.vgpu_parents, host.vgpus)
-    modes = read_modes(tree, host.devices)
+    parents, vgpus = smi.with_known_types(tree, host.devices, host.vgpu_parents, host.vgpus)
+    modes = smi.with_memory(smi.read_modes(tree, host.devices), parents)
     return replace(host, gpu_modes=modes, vgpu_parents=parents, vgpus=vgpus)
 
 

@@ -14,7 +14,7 @@ from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.model.variant import VfioVariant
-from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,6 +106,8 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    wedged: tuple[WedgedFunction, ...] = ()
+    """Virtual functions that become no vGPU until all of their GPU are made anew."""
     has_sriov_manage: bool = False
     """Whether NVIDIA's program that makes virtual functions is installed."""
     vfio_modules: tuple[str, ...] | None = None
@@ -305,6 +307,7 @@ _PARTS: tuple[Any, ...] = (
     VgpuType,
     Vgpu,
     GpuMode,
+    WedgedFunction,
     VfioVariant,
     VfioState,
     NodeFact,

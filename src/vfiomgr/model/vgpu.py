@@ -154,6 +154,14 @@ class GpuMode:
 
 
 @dataclass(frozen=True, slots=True)
+class WedgedFunction:
+    """A virtual function that rejected a type which its driver went on offering."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Vgpu:
     """One active instance; a mediated device has a UUID, a virtual function its address alone."""
 
