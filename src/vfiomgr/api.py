@@ -31,7 +31,7 @@ from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.run import undo as undo_steps
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import Bind, named_functions, wants_resets
+from vfiomgr.model.intent import Bind, named_functions, wants_gpu_modes, wants_resets
 from vfiomgr.model.path import PCI_DRIVERS_PROBE
 from vfiomgr.model.pci import UNKNOWN_CALL
 from vfiomgr.model.step import Step
@@ -63,12 +63,14 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     with_users: bool = False,
     with_readiness: bool = False,
     with_resets: bool = False,
+    with_gpu_modes: bool = False,
     serials_of: Iterable[PciAddress] = (),
 ) -> HostSnapshot:
     """The facts of a host; names of hardware come from `machine` where `tree` has none.
 
     `with_users` adds who holds devices, `with_readiness` what `check` judges, `with_resets` what
-    configuration spaces say of resets; serial numbers are read in the slots of `serials_of`.
+    configuration spaces say of resets, `with_gpu_modes` what nvidia-smi tells of vGPUs; serial
+    numbers are read in the slots of `serials_of`.
     """
     return _scan(
         tree,
@@ -76,6 +78,7 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
         with_users=with_users,
         with_readiness=with_readiness,
         with_resets=with_resets,
+        with_gpu_modes=with_gpu_modes,
         serials_of=frozenset(address.slot for address in serials_of),
     )
 
@@ -191,16 +194,15 @@ class _Work:
     on_step: Callable[[Step], None]
     deadline: float
 
-    def scan(
-        self, addresses: Iterable[PciAddress] = (), *, with_resets: bool = False
-    ) -> HostSnapshot:
+    def scan(self, intent: Intent | None = None) -> HostSnapshot:
         """The host with all that a change must know."""
         host = scan(
             self.tree,
             self.machine,
             with_users=True,
-            with_resets=with_resets,
-            serials_of=addresses,
+            with_resets=intent is not None and wants_resets(intent),
+            with_gpu_modes=intent is not None and wants_gpu_modes(intent),
+            serials_of=() if intent is None else named_functions(intent),
         )
         if host.users is None:
             message = "who holds devices cannot be seen: /proc hides the files of some process"
@@ -232,13 +234,12 @@ def _plan_patiently(intent: Intent, host: HostSnapshot, work: _Work) -> Plan:
             if all(device.stuck != UNKNOWN_CALL for device in host.devices):
                 raise
         time.sleep(1)
-        host = work.scan(named_functions(intent), with_resets=wants_resets(intent))
+        host = work.scan(intent)
     return plan(host, intent)
 
 
 def _apply(intent: Intent, work: _Work) -> Outcome:
-    addresses = named_functions(intent)
-    host = work.scan(addresses, with_resets=wants_resets(intent))
+    host = work.scan(intent)
     lost = cut_off_runs(work.tree, host.boot_id)
     for run in lost:
         work.on_note(
@@ -258,7 +259,7 @@ def _apply(intent: Intent, work: _Work) -> Outcome:
 
 def _apply_locked(intent: Intent, first: Plan, work: _Work) -> Outcome:
     """Plan again, since the host may have changed while waiting for the locks, and run."""
-    host = work.scan(named_functions(intent), with_resets=wants_resets(intent))
+    host = work.scan(intent)
     current = plan(host, intent)
     if current.is_empty:
         return Outcome(current, is_changed=False)
@@ -296,7 +297,7 @@ def _undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> None:
 
 def _plan_undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> tuple[Unfinished, Undoing]:
     left = read_unfinished(work.tree, run.name)
-    host = work.scan(named_functions(left.intent))
+    host = work.scan(left.intent)
     is_of_this_boot = run.is_of_this_boot
     undoing = plan_undo(host, left.steps, left.begun, allow, is_of_this_boot=is_of_this_boot)
     return left, undoing
@@ -305,7 +306,7 @@ def _plan_undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> tuple[U
 def _finish(run: CutOff, work: _Work) -> None:
     """Do what the run was to do, with the devices that it was to do it with."""
     left = read_unfinished(work.tree, run.name)
-    refuse_other_devices(work.scan(named_functions(left.intent)), left.steps)
+    refuse_other_devices(work.scan(left.intent), left.steps)
     _apply(left.intent, work)
     if run in cut_off_runs(work.tree, work.scan().boot_id):
         supersede(work.tree, run)

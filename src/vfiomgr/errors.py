@@ -7,6 +7,7 @@ VfiomgrError
 ├── Refusal                4   a guard refuses; the hint names what would lift it
 ├── HostError              1   the host did not do what was asked
 │   ├── WriteFailed        1   a kernel attribute rejected a write
+│   ├── ProgramFailed      1   a program of the host ended with an error
 │   └── NeedsRoot          1   the right to change the host is missing
 ├── RolledBack             1   a run failed; everything is as it was before
 └── RollbackIncomplete     5   a run failed, and so did part of undoing it
@@ -80,6 +81,15 @@ class WriteFailed(HostError):
         self.path = path
         self.text = text
         self.errno = errno
+
+
+class ProgramFailed(HostError):
+    """A program of the host failed; `status` is its exit status, None where it did not end."""
+
+    def __init__(self, message: str, hint: str, *, status: int | None, said: str) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        self.said = said
 
 
 class RolledBack(VfiomgrError):

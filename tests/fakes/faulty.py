@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from tests.fakes.programs import HANGS, Said
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.host.tree import HostTree, write_failed
 from vfiomgr.model.access import ROOT_ONLY, NodeAccess
 from vfiomgr.model.path import HostPath
@@ -44,6 +44,11 @@ class FaultyTree(HostTree, ABC):
     @abstractmethod
     def modprobe(self, name: str) -> None:
         """What loading a module does; HostError where it fails."""
+
+    @property
+    def runs_programs(self) -> bool:
+        """This host's own programs run in its own root."""
+        return True
 
     @abstractmethod
     def program(self, name: str) -> Program | None:
@@ -124,7 +129,7 @@ class FaultyTree(HostTree, ABC):
         """As the real tree, of this host's own programs.
 
         Raises:
-            HostError: with what the program said.
+            ProgramFailed: with what the program said.
 
         """
         shown = " ".join(command)
@@ -132,17 +137,17 @@ class FaultyTree(HostTree, ABC):
             said = self._said(command)
         except OSError as error:
             message = f"{shown} did not work: {error}"
-            raise HostError(message, _BY_HAND) from error
+            raise ProgramFailed(message, _BY_HAND, status=None, said="") from error
         except _NotRun as error:
             message = f"{shown} ended with 1: {error}"
-            raise HostError(message, _BY_HAND) from error
+            raise ProgramFailed(message, _BY_HAND, status=1, said=str(error)) from error
         if said == HANGS:
             message = f"{shown} did not work: it timed out"
-            raise HostError(message, _BY_HAND)
+            raise ProgramFailed(message, _BY_HAND, status=None, said="")
         if said.code:
             words = (said.error or said.output).strip()
             message = f"{shown} ended with {said.code}: {words}"
-            raise HostError(message, _BY_HAND)
+            raise ProgramFailed(message, _BY_HAND, status=said.code, said=words)
 
     def _said(self, command: Sequence[str]) -> Said:
         """Run a program; what it changes is one operation.

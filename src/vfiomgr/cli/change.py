@@ -12,7 +12,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model.intent import Bind, wants_resets
+from vfiomgr.model.intent import Bind, wants_gpu_modes, wants_resets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,11 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     """Print the plan of an intent with --dry-run (and return None); apply it otherwise."""
     if session.dry_run:
         session.tell_of_cut_off_runs()
-        host = session.host(with_users=True, with_resets=wants_resets(intent))
+        host = session.host(
+            with_users=True,
+            with_resets=wants_resets(intent),
+            with_gpu_modes=wants_gpu_modes(intent),
+        )
         _print_plan(session, api.plan(host, intent), tuple(_not_checked(host, intent)))
         return None
     if session.snapshot is not None:

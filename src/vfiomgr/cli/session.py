@@ -76,6 +76,7 @@ class Session:
         with_users: bool = False,
         with_readiness: bool = False,
         with_resets: bool = False,
+        with_gpu_modes: bool = False,
     ) -> HostSnapshot:
         """The facts to answer from: of a snapshot file, or of the tree as it is now."""
         from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
@@ -88,6 +89,7 @@ class Session:
             with_users=with_users,
             with_readiness=with_readiness,
             with_resets=with_resets,
+            with_gpu_modes=with_gpu_modes,
         )
         return self._required(host)
 

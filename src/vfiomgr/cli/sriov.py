@@ -12,6 +12,7 @@ from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.host.iommu import group_number
 from vfiomgr.host.pci import read_driver_state, read_virtual_functions
+from vfiomgr.model.gpu_step import RunSriovManage
 from vfiomgr.model.intent import SetVirtualFunctions
 from vfiomgr.model.path import pci_device
 from vfiomgr.model.step import SetVfCount
@@ -127,7 +128,8 @@ def _made(session: Session, address: PciAddress) -> dict[str, object]:
 
 
 def _tell_undo(session: Session, outcome: Outcome) -> None:
-    counts = [step for step in outcome.plan.steps if isinstance(step, SetVfCount)]
+    steps = outcome.plan.steps
+    counts = [step for step in steps if isinstance(step, SetVfCount | RunSriovManage)]
     if counts and session.format == "table":
         first = counts[0]
         note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
+from vfiomgr.cli.gpu_modes import mode, switch
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, session_options
@@ -18,7 +19,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner.vgpu_choice import find_parents
-from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, rooms, totals
+from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, lost_functions, rooms, totals
 
 if TYPE_CHECKING:
     from vfiomgr import api
@@ -40,6 +41,10 @@ def vgpu() -> None:
 add_commands(vgpu)
 
 
+vgpu.add_command(mode)
+vgpu.add_command(switch)
+
+
 @vgpu.command("types")
 @click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
 @session_options()
@@ -56,7 +61,7 @@ def types(session: Session, parent: str | None) -> None:
       vfiomgr vgpu types
       vfiomgr vgpu types --parent 0000:08:00.0 --format json
     """
-    host = session.host()
+    host = session.host(with_gpu_modes=True)
     found = gpus(host) if parent is None else tuple(find_parents(host, parent))
     items = [(gpu, room) for gpu in found for room in rooms(gpu)]
     together = totals(room for _, room in items)
@@ -74,6 +79,7 @@ def types(session: Session, parent: str | None) -> None:
         note(f"no driver offers a type now: {', '.join(gpu.name for gpu in found)}")
     else:
         note("no device of this host makes vGPUs")
+    _tell_of_lost(host)
     _tell_of_idle(host)
 
 
@@ -121,6 +127,21 @@ def _type_row(gpu: str, room: Room) -> tuple[str, ...]:
         or_dash(room.stranded),
         room.why_not or or_dash(kind.resolution),
     )
+
+
+def _tell_of_lost(host: HostSnapshot) -> None:
+    """Virtual functions that are left out, and what brings them back."""
+    wedged = {one.name: one.why for one in host.wedged}
+    for gpu in gpus(host):
+        known = lost_functions(host, gpu.parents)
+        reasons = {p.name: known.get(p.name) or wedged.get(p.name) for p in gpu.parents}
+        told = [f"{name} {why}" for name, why in reasons.items() if why]
+        if told:
+            count = gpu.device.sriov_numvfs if gpu.device is not None else None
+            note(
+                f"left out: {', '.join(told)}; once {gpu.name} has no vGPU, making its virtual "
+                f"functions anew brings them back: vfiomgr sriov set {gpu.name} 0, then {count}"
+            )
 
 
 def _tell_of_idle(host: HostSnapshot) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
-from vfiomgr.executor import by_id, pins, reset, sriov, vgpu
+from vfiomgr.executor import by_id, gpu_mode, pins, reset, sriov, sriov_manage, vgpu
 from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.files import configure
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
@@ -17,6 +17,7 @@ from vfiomgr.executor.writing import becomes_true, explaining, require_same_devi
 from vfiomgr.host import modules, origins, pci
 from vfiomgr.model import path
 from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import (
@@ -39,6 +40,7 @@ from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 if TYPE_CHECKING:
     from vfiomgr.executor.causes import Operation
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.gpu_step import ModeStep
     from vfiomgr.model.origin import DriverState
     from vfiomgr.model.pci import DeviceIdentity, PciAddress
 
@@ -61,10 +63,10 @@ def perform(step: Step, tree: HostTree) -> None:
             _release_driver(tree, step)
         case AwaitVfioNode():
             _await_vfio_node(tree, step)
-        case CreateMdev() | RemoveMdev() | SetVgpuType():
-            vgpu.perform(tree, step)
-        case SetVgpuAttribute():
-            set_attribute(tree, step)
+        case CreateMdev() | RemoveMdev() | SetVgpuType() | SetVgpuAttribute():
+            _perform_on_vgpu(step, tree)
+        case RunSriovManage() | SetHeterogeneous() | SetMig() | SetPersistence():
+            _perform_on_gpu(step, tree)
         case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
         case ReplaceFile() | RebuildInitramfs() | SetNodeAccess():
@@ -78,6 +80,23 @@ def _keep_origin(tree: HostTree, step: RememberOrigin | ForgetOrigin) -> None:
         origins.write_origin(tree, step.origin)
     else:
         origins.remove_origin(tree, step.origin)
+
+
+def _perform_on_vgpu(
+    step: CreateMdev | RemoveMdev | SetVgpuType | SetVgpuAttribute, tree: HostTree
+) -> None:
+    if isinstance(step, SetVgpuAttribute):
+        set_attribute(tree, step)
+    else:
+        vgpu.perform(tree, step)
+
+
+def _perform_on_gpu(step: RunSriovManage | ModeStep, tree: HostTree) -> None:
+    """Steps that NVIDIA's own programs carry out."""
+    if isinstance(step, RunSriovManage):
+        sriov_manage.run_sriov_manage(tree, step)
+    else:
+        gpu_mode.set_mode(tree, step)
 
 
 def _perform_on_function(

@@ -40,6 +40,7 @@ Operation = Literal[
     "attribute",
     "autoprobe",
     "vf-count",
+    "nvidia-vf-count",
     "reset-method",
     "reset",
     "d3cold",
@@ -51,6 +52,10 @@ _GONE = "the device vanished meanwhile; vfiomgr list --all shows what is there"
 _NO_ROOM = (
     "the firmware left too few bus numbers or too little address space (MMIO) for so many",
     "ask for fewer; boot with pci=realloc, or pci=assign-busses where dmesg tells of bus numbers",
+)
+_VENDOR_MAKES_THEM = (
+    "NVIDIA's driver does not make virtual functions so",
+    "install NVIDIA's vGPU host driver, which brings /usr/lib/nvidia/sriov-manage; vfiomgr uses it",
 )
 _ALONE = "a bus reset needs the function to be alone on its bus, since it hits all that is there"
 
@@ -186,6 +191,9 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
         "the driver refuses: its virtual functions are in use, or its present mode forbids it",
         "see dmesg; take the virtual functions out of use, then run the command again",
     ),
+    ("nvidia-vf-count", EPERM): _VENDOR_MAKES_THEM,
+    ("nvidia-vf-count", EINVAL): _VENDOR_MAKES_THEM,
+    ("nvidia-vf-count", ENOENT): _VENDOR_MAKES_THEM,
     ("vf-count", EOPNOTSUPP): (
         "SR-IOV is switched off in the device's own firmware",
         "switch it on with the vendor's tool, then power-cycle the host",
@@ -219,6 +227,9 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
 
 def explained(error: WriteFailed, operation: Operation, subject: str) -> WriteFailed:
     """The error with its cause and remedy, where the errno of this write is known."""
-    cause, remedy = _CAUSES.get((operation, error.errno), ("", "see dmesg for the driver's words"))
+    known = _CAUSES.get((operation, error.errno))
+    if known is None and operation == "nvidia-vf-count":
+        known = _CAUSES.get(("vf-count", error.errno))
+    cause, remedy = known or ("", "see dmesg for the driver's words")
     message = f"{subject}: {cause}: {error.message}" if cause else f"{subject}: {error.message}"
     return WriteFailed(error.path, error.text, error.errno, message, remedy)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
 
 DIRECTORY = STATE / "journal"
-_SETTINGS = frozenset({"set-autoprobe", "set-reset-method"})
+_SETTINGS = frozenset({"set-autoprobe", "set-heterogeneous", "set-reset-method"})
 """Steps that change what a later step of the same run restores."""
 _KEPT = 100
 """Runs to keep; older ones are removed."""

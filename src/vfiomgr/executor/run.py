@@ -25,6 +25,7 @@ from vfiomgr.executor.schedule import Schedule
 from vfiomgr.executor.worker import Crew, Result
 from vfiomgr.host import stuck, uevents
 from vfiomgr.host.iommu import group_number
+from vfiomgr.model.gpu_step import RunSriovManage
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
@@ -42,6 +43,9 @@ DEADLINE = 60.0
 """Seconds for one step; a GPU's driver may take many to let go, or to start."""
 IMAGE_DEADLINE = 900.0
 """Seconds to make the initramfs: an image for each installed kernel, each compressed."""
+DIVIDING_DEADLINE = 300.0
+"""Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
+of them is set up."""
 _MOST_WORKERS = 8
 
 
@@ -255,6 +259,8 @@ def _seconds(step: Step) -> float | None:
             return IMAGE_DEADLINE
         case ReplaceFile():
             return DEADLINE  # its readers have their own, which is shorter
+        case RunSriovManage():
+            return DIVIDING_DEADLINE
         case _:
             return None
 

@@ -11,6 +11,7 @@ from vfiomgr.host.iommu import group_number
 from vfiomgr.model.path import pci_device
 
 if TYPE_CHECKING:
+    from vfiomgr.executor.causes import Operation
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.step import SetAutoprobe, SetVfCount
@@ -47,33 +48,43 @@ def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
     """
     require_same_device(tree, step.device)
     address = step.device.address
-    present = _count(tree, address)
+    present = virtual_function_count(tree, address)
     if present != step.after:
         if present and step.after:
             _write_count(tree, address, 0)
         _write_count(tree, address, step.after)
     made = pci.read_virtual_functions(tree, address)
-    if _count(tree, address) != step.after or len(made) != step.after:
+    if virtual_function_count(tree, address) != step.after or len(made) != step.after:
         message = (
             f"{address} has {len(made)} virtual functions (sriov_numvfs "
-            f"{_count(tree, address)}), not {step.after}"
+            f"{virtual_function_count(tree, address)}), not {step.after}"
         )
         raise HostError(message, "ask for fewer; see dmesg for the driver's words")
     if group_number(tree, pci_device(address)) is not None:
-        _await_groups(tree, made)
+        await_groups(tree, made)
 
 
-def _count(tree: HostTree, address: PciAddress) -> int:
+def virtual_function_count(tree: HostTree, address: PciAddress) -> int:
+    """How many virtual functions there are; 0 of a function that makes none."""
     text = tree.read(pci_device(address) / "sriov_numvfs")
     return int(text) if text and text.isdecimal() else 0
 
 
 def _write_count(tree: HostTree, address: PciAddress, count: int) -> None:
-    with explaining("vf-count", f"sriov_numvfs of {address} to {count}"):
+    driver = tree.link_name(pci_device(address) / "driver")
+    operation: Operation = "nvidia-vf-count" if driver == "nvidia" else "vf-count"
+    with explaining(operation, f"sriov_numvfs of {address} to {count}"):
         tree.write(pci_device(address) / "sriov_numvfs", str(count))
 
 
-def _await_groups(tree: HostTree, functions: tuple[PciAddress, ...]) -> None:
+def await_groups(tree: HostTree, functions: tuple[PciAddress, ...]) -> None:
+    """Wait until each function has its IOMMU group.
+
+    Raises:
+        HostError: some have none in time; they are named.
+
+    """
+
     def missing() -> list[PciAddress]:
         return [vf for vf in functions if group_number(tree, pci_device(vf)) is None]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from errno import EINVAL, EIO
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
-from vfiomgr.host import mdev, vendor_vgpu
+from vfiomgr.host import mdev, vendor_vgpu, wedged
 from vfiomgr.model import path
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 
@@ -75,9 +77,25 @@ def _set_type(tree: HostTree, step: SetVgpuType) -> None:
         message = f"{step.device.address} became a vGPU of type {current} meanwhile"
         raise HostError(message, "run the command again; vfiomgr vgpu list shows all")
     if int(current) != step.after:
-        with explaining("vgpu-type", str(step.device.address)):
-            tree.write(directory / vendor_vgpu.DIRECTORY / vendor_vgpu.CURRENT, str(step.after))
+        _write_type(tree, step)
     found = vendor_vgpu.read_current(tree, directory)
     if found != str(step.after):
         message = f"{step.device.address} says type {found} after {step.after} was written"
         raise HostError(message, "see dmesg for the driver's words")
+    if step.after:
+        wedged.unmark(tree, step.device.address)
+
+
+def _write_type(tree: HostTree, step: SetVgpuType) -> None:
+    """Write it; a function that rejects what is offered even then is left alone from now on."""
+    directory = path.pci_device(step.device.address)
+    try:
+        with explaining("vgpu-type", str(step.device.address)):
+            tree.write(directory / vendor_vgpu.DIRECTORY / vendor_vgpu.CURRENT, str(step.after))
+    except WriteFailed as error:
+        offered = {kind.id for kind in vendor_vgpu.creatable_types(tree, directory)}
+        if error.errno in (EIO, EINVAL) and str(step.after) in offered:
+            with suppress(OSError):  # a full /run must not hide what the driver said
+                wedged.mark(tree, step.device.address, f"rejected type {step.after}")
+            error.hint += "; vfiomgr takes another virtual function next time: vfiomgr vgpu types"
+        raise

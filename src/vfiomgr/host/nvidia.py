@@ -14,18 +14,23 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.pci import PciDevice
 
-_QUERY = ("nvidia-smi", "--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
+_QUERY = ("--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
 
 
-def persistence_uses(tree: HostTree, devices: Sequence[PciDevice]) -> Iterator[HostUse]:
-    """GPUs in persistence mode: the driver keeps a use count for them that no open file shows.
+def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | None:
+    """What nvidia-smi says; None where it is absent, or could not answer for long.
 
     A GPU that is stuck in the kernel would make nvidia-smi hang too; it is not asked then.
     """
     gpus = [device for device in devices if device.driver == "nvidia"]
     if not gpus or any(device.stuck for device in devices):
-        return
-    for line in (tree.run(_QUERY) or "").splitlines():
+        return None
+    return tree.run(("nvidia-smi", *question))
+
+
+def persistence_uses(tree: HostTree, devices: Sequence[PciDevice]) -> Iterator[HostUse]:
+    """GPUs in persistence mode: the driver keeps a use count for them that no open file shows."""
+    for line in (ask(tree, devices, *_QUERY) or "").splitlines():
         name, _, mode = line.partition(",")
         if mode.strip() != "Enabled":
             continue

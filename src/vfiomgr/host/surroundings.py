@@ -14,7 +14,9 @@ from vfiomgr.host import (
     users,
     uses,
     vgpu_marks,
+    wedged,
 )
+from vfiomgr.model.path import SRIOV_MANAGE
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -22,15 +24,17 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot, HostUse
 
 
-def with_surroundings(
+def with_surroundings(  # noqa: PLR0913 - each is a question of its own
     host: HostSnapshot,
     tree: HostTree,
     *,
     with_users: bool,
     with_readiness: bool,
     with_resets: bool,
+    with_gpu_modes: bool,
 ) -> HostSnapshot:
     """The devices of a host, and what `vfiomgr.host.scan.scan` was asked for besides."""
+    host = _with_gpu_modes(host, tree) if with_gpu_modes else host
     return replace(
         host,
         host_uses=_host_uses(host, tree, with_users=with_users),
@@ -47,7 +51,17 @@ def with_surroundings(
         has_systemd=persistence.has_systemd(tree),
         vgpu_marks=vgpu_marks.read_marks(tree),
         definitions=definitions.read_definitions(tree, host.vgpus),
+        wedged=wedged.read_wedged(tree),
+        has_sriov_manage=tree.exists(SRIOV_MANAGE),
     )
+
+
+def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
+    from vfiomgr.host import nvidia_modes as smi  # noqa: PLC0415 - few callers need it
+
+    parents, vgpus = smi.with_known_types(tree, host.devices, host.vgpu_parents, host.vgpus)
+    modes = smi.with_memory(smi.read_modes(tree, host.devices), parents)
+    return replace(host, gpu_modes=modes, vgpu_parents=parents, vgpus=vgpus)
 
 
 def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:

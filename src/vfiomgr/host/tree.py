@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.path import HostPath
 
@@ -47,6 +47,11 @@ class HostTree:
     def is_machine(self) -> bool:
         """Whether it is the root of the machine that vfiomgr runs on, where programs act."""
         return self.root == "/"
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether programs can be run: they act on the machine itself, and on no other root."""
+        return self.is_machine
 
     @property
     def can_hang(self) -> bool:
@@ -313,7 +318,7 @@ class HostTree:
         It writes into a file, and so outlives this process where that is ended: no pipe breaks.
 
         Raises:
-            HostError: with what the program said.
+            ProgramFailed: with what the program said.
 
         """
         import subprocess  # noqa: PLC0415 - reading needs none
@@ -332,15 +337,15 @@ class HostTree:
                 ).returncode
             except subprocess.TimeoutExpired:
                 message = f"{shown} has not ended within {limit:g} seconds, and was ended"
-                raise HostError(message, remedy) from None
+                raise ProgramFailed(message, remedy, status=None, said="") from None
             except OSError as error:
                 message = f"{shown} cannot be run: {error.strerror}"
-                raise HostError(message, remedy) from error
+                raise ProgramFailed(message, remedy, status=None, said="") from error
             output.seek(0)
             said = " ".join(output.read().split())[-_SAID:]
         if status:
             message = f"{shown} ended with {status}: {said}"
-            raise HostError(message, remedy)
+            raise ProgramFailed(message, remedy, status=status, said=said)
 
     def load_module(self, name: str) -> None:
         """Load a kernel module by name.

@@ -34,6 +34,7 @@ def read_vendor_vgpus(
     tree: HostTree, devices: Iterable[PciDevice]
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
     """The virtual functions that can be vGPUs, and those that are."""
+    devices = tuple(devices)
     parents: list[VgpuParent] = []
     vgpus: list[Vgpu] = []
     for device in devices:
@@ -45,7 +46,26 @@ def read_vendor_vgpus(
         parents.append(_parent(tree, device))
         if current != _EMPTY:
             vgpus.append(_vgpu(device, current))
+    parents += _lost(tree, devices, parents)
     return tuple(parents), tuple(_named(vgpus, parents))
+
+
+def _lost(
+    tree: HostTree, devices: Iterable[PciDevice], parents: Iterable[VgpuParent]
+) -> Iterator[VgpuParent]:
+    """Virtual functions beside these that the driver does not serve, or not now."""
+    gpus = {parent.gpu for parent in parents}
+    named = {parent.name for parent in parents}
+    for device in devices:
+        gpu, name = str(device.physical_function), str(device.address)
+        if gpu in gpus and name not in named:
+            place = tree.resolve(path.PCI_DEVICES / name) or path.PCI_DEVICES / name
+            yield VgpuParent(name, place, "vendor-vfio", device.driver, gpu, (), ())
+
+
+def creatable_types(tree: HostTree, directory: HostPath) -> tuple[VgpuType, ...]:
+    """What the driver would make of a virtual function now."""
+    return tuple(_creatable(tree, directory))
 
 
 def read_current(tree: HostTree, directory: HostPath) -> str | None:

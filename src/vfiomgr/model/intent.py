@@ -16,6 +16,9 @@ Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route"]
 Strategy = Literal["pack", "spread"]
 """Fill one GPU after the other, or give each the same number of vGPUs."""
 
+GpuUse = Literal["host", "passthrough", "vgpu"]
+"""Who has a GPU: its host driver, one guest, or guests that share it."""
+
 ALLOWANCES: tuple[Allowance, ...] = get_args(Allowance)
 
 
@@ -183,7 +186,38 @@ class SetVirtualFunctions:
     """Let the host's drivers take the new ones."""
     autoprobe_after: bool | None = None
     """None: as it is; else what a run that was cut off had found."""
+    heterogeneous_after: bool | None = None
+    """As `autoprobe_after`: whether vGPUs of different sizes may be on the new ones."""
     kind: Literal["set-virtual-functions"] = "set-virtual-functions"
+
+
+@dataclass(frozen=True, slots=True)
+class SetGpuMode:
+    """Let a GPU divide its memory otherwise; None of a mode means: as it is."""
+
+    address: PciAddress
+    heterogeneous: bool | None = None
+    mig: bool | None = None
+    functions_after: int | None = None
+    """None: as many virtual functions as there are; else what a run that was cut off had found."""
+    kind: Literal["set-gpu-mode"] = "set-gpu-mode"
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchGpu:
+    """Give a GPU, whole, to the host or to a guest, or make it ready to be divided into vGPUs."""
+
+    address: PciAddress
+    to: GpuUse
+    functions: int | None = None
+    """For vGPUs: so many virtual functions; None for as many as it makes."""
+    heterogeneous: bool | None = None
+    allow: frozenset[Allowance] = frozenset()
+    vgpus: tuple[str, ...] = ()
+    """The vGPUs that a run which was cut off was to remove."""
+    autoprobe_after: bool | None = None
+    """None: as it is; else what a run that was cut off had found."""
+    kind: Literal["switch-gpu"] = "switch-gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +237,7 @@ def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
     match intent:
         case Bind() | Unbind():
             return intent.addresses
-        case SetVirtualFunctions() | Reset():
+        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu() | Reset():
             return (intent.address,)
         case _:
             return ()
@@ -213,6 +247,14 @@ def wants_resets(intent: Intent) -> bool:
     """Whether it may have to be told why a function cannot be reset in some way."""
     return isinstance(intent, Reset) or (
         isinstance(intent, Bind) and intent.reset_method is not None
+    )
+
+
+def wants_gpu_modes(intent: Intent) -> bool:
+    """Whether nvidia-smi has to be asked how GPUs divide their memory."""
+    return isinstance(
+        intent,
+        CreateVgpu | StartVgpu | RestoreVgpus | SetVirtualFunctions | SetGpuMode | SwitchGpu,
     )
 
 
@@ -227,6 +269,8 @@ Intent = (
     | StopVgpu
     | RestoreVgpus
     | SetVirtualFunctions
+    | SetGpuMode
+    | SwitchGpu
     | Reset
     | ForgetPersisted
     | ImportDriverctl

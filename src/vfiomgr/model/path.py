@@ -49,6 +49,7 @@ VFIO_NODES = HostPath("/dev/vfio")
 VFIO_CDEVS = HostPath("/dev/vfio/devices")
 STATE = HostPath("/var/lib/vfiomgr")
 RUNTIME = HostPath("/run/vfiomgr")
+SRIOV_MANAGE = HostPath("/usr/lib/nvidia/sriov-manage")
 
 
 def pci_device(address: PciAddress) -> HostPath:

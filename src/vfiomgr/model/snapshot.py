@@ -14,7 +14,7 @@ from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.model.variant import VfioVariant
-from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,6 +108,10 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    wedged: tuple[WedgedFunction, ...] = ()
+    """Virtual functions that become no vGPU until all of their GPU are made anew."""
+    has_sriov_manage: bool = False
+    """Whether NVIDIA's program that makes virtual functions is installed."""
     vfio_modules: tuple[str, ...] | None = None
     """Modules with `vfio` in their names that this kernel has; read together with the users.
 
@@ -266,6 +270,11 @@ class HostSnapshot:
         file, text = mark_file(vgpu), mark_of(vgpu)
         return any((mark.path, mark.text) == (file, text) for mark in self.vgpu_marks)
 
+    def gpu_mode(self, device: PciDevice) -> GpuMode | None:
+        """How a GPU divides its memory, where somebody asked and its driver answered."""
+        name = str(device.address)
+        return next((mode for mode in self.gpu_modes if mode.gpu == name), None)
+
     def group(self, number: int | None) -> IommuGroup | None:
         """The IOMMU group of a number."""
         return None if number is None else self._groups_by_number.get(number)
@@ -319,6 +328,7 @@ _PARTS: tuple[Any, ...] = (
     VgpuType,
     Vgpu,
     GpuMode,
+    WedgedFunction,
     VfioVariant,
     VfioState,
     NodeFact,

@@ -11,6 +11,7 @@ from typing import Literal
 
 from vfiomgr.model import path
 from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import DeviceIdentity
@@ -310,6 +311,10 @@ Step = (
     | SetVgpuAttribute
     | SetAutoprobe
     | SetVfCount
+    | RunSriovManage
+    | SetHeterogeneous
+    | SetMig
+    | SetPersistence
     | SetResetMethod
     | ResetFunction
     | RequireAnswer

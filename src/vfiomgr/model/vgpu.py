@@ -45,6 +45,8 @@ class VgpuType:
     resolution: str | None
     max_instances: int | None
     """How many a whole GPU carries."""
+    instance_profile: int | None = None
+    """With MIG: the number of the profile of the GPU instances that it lives in."""
 
     @property
     def short_name(self) -> str | None:
@@ -145,6 +147,18 @@ class GpuMode:
     mig: bool | None
     framebuffer: int | None
     """MiB of the whole GPU."""
+    mixes_sizes: bool | None = None
+    """Whether it can be heterogeneous."""
+    pending_mig: bool | None = None
+    """What MIG will be after a reset of the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class WedgedFunction:
+    """A virtual function that rejected a type which its driver went on offering."""
+
+    name: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

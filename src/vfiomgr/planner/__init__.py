@@ -14,19 +14,23 @@ from vfiomgr.model.intent import (
     RemoveVgpu,
     Reset,
     RestoreVgpus,
+    SetGpuMode,
     SetVirtualFunctions,
     StartVgpu,
     StopVgpu,
+    SwitchGpu,
     Unbind,
     UndefineVgpu,
 )
 from vfiomgr.planner import (
     definitions,
+    gpu_mode,
     passthrough,
     persistence,
     reset,
     restoration,
     sriov,
+    switch,
     vgpu,
     vgpu_start,
 )
@@ -40,17 +44,22 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
     """The intent as a journal needs it: with all that only the host as it is can tell."""
     match intent:
         case SetVirtualFunctions():
-            return sriov.settled(host, intent)
+            whole: Intent = sriov.settled(host, intent)
+        case SetGpuMode():
+            whole = gpu_mode.settled(host, intent)
+        case SwitchGpu():
+            whole = switch.settled(host, intent)
         case Reset():
-            return reset.settled(host, intent)
+            whole = reset.settled(host, intent)
         case CreateVgpu():
-            return vgpu.settled(host, intent)
+            whole = vgpu.settled(host, intent)
         case StartVgpu():
-            return vgpu_start.settled(host, intent)
+            whole = vgpu_start.settled(host, intent)
         case RestoreVgpus():
-            return restoration.settled(host, intent)
+            whole = restoration.settled(host, intent)
         case _:
-            return intent
+            whole = intent
+    return whole
 
 
 def plan(host: HostSnapshot, intent: Intent) -> Plan:
@@ -72,8 +81,8 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_remove(host, intent)
         case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
             made = _plan_definition(host, intent)
-        case SetVirtualFunctions():
-            made = sriov.plan_set(host, intent)
+        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
+            made = _plan_division(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
         case ForgetPersisted():
@@ -101,3 +110,16 @@ def _plan_definition(
             return vgpu_start.plan_stop(host, intent)
         case RestoreVgpus():
             return restoration.plan_restore(host, intent)
+
+
+def _plan_division(
+    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+) -> Plan:
+    """How a device is divided, or that it is not."""
+    match intent:
+        case SetVirtualFunctions():
+            return sriov.plan_set(host, intent)
+        case SetGpuMode():
+            return gpu_mode.plan_mode(host, intent)
+        case SwitchGpu():
+            return switch.plan_switch(host, intent)

@@ -149,8 +149,6 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
         f"remove {_counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
     )
     sriov = f"vfiomgr sriov set {device.address} 0"
-    if device.driver == "nvidia":  # whose functions come and go by its own program alone
-        sriov = f"/usr/lib/nvidia/sriov-manage -d {device.address}"
     yield Objection(
         f"{device} has {_counted(count, 'active virtual function')}"
         + (f" that carry {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.model.gpu_step import RunSriovManage, SetMig
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
@@ -40,8 +41,8 @@ def plan_undo(
     """Which of the begun steps to undo on the host as it is.
 
     A function that is gone, or another one by now, is left alone; but not a virtual function that
-    undoing makes again. After a reboot there is nothing to undo but files, and that a function is
-    on a VFIO driver since a rule of the run put it there.
+    undoing makes again. After a reboot there is nothing to undo but files, MIG, and that a function
+    is on a VFIO driver since a rule of the run put it there.
 
     Raises:
         Refusal: the kernel has still not returned, or somebody holds what would be moved.
@@ -51,12 +52,12 @@ def plan_undo(
     notes: list[str] = []
     moving: list[PciDevice] = []
     begun = tuple(begun)
-    made_again = (step for n in begun if isinstance(step := steps[n], SetVfCount) and step.before)
-    comes_back = is_of_this_boot and any(made_again)
+    comes_back = is_of_this_boot and any(_makes_again(steps[number]) for number in begun)
     for number in begun:
         step = steps[number]
         if not isinstance(step, ChangeDriver | ReleaseDriver | RememberOrigin):
-            kept += [number] if is_of_this_boot or isinstance(step, ReplaceFile) else []
+            outlasts_reboot = isinstance(step, ReplaceFile | SetMig)
+            kept += [number] if is_of_this_boot or outlasts_reboot else []
             continue
         device = _present(host, step)
         if device is None and comes_back:
@@ -97,6 +98,11 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
             found = _present(host, step)
             if isinstance(found, str):
                 raise Refusal(found, "vfiomgr recover --undo closes the run without touching it")
+
+
+def _makes_again(step: Step) -> bool:
+    """Whether undoing a step makes virtual functions."""
+    return isinstance(step, SetVfCount | RunSriovManage) and step.before > 0
 
 
 def _identity(step: ChangeDriver | ReleaseDriver | RememberOrigin) -> DeviceIdentity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetAutoprobe, SetVfCount
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.step import Step
 
 _CLASS_NETWORK = "02"
-_TOOL_DRIVERS = {"nvidia": "/usr/lib/nvidia/sriov-manage"}
-"""Drivers whose virtual functions a program of the vendor makes, since it also sets them up."""
+_NVIDIA = "nvidia"
+"""Whose virtual functions a program of the vendor makes, since it also sets them up."""
 
 
 def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
@@ -37,44 +38,62 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     present = _virtual_functions(host, device)
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {intent.count}"
-    guards.refuse_if_any(_impossible(device, intent.count), frozenset())
+    guards.refuse_if_any(_impossible(host, device, intent.count), frozenset())
     if device.sriov_numvfs == intent.count:
         already = (
             f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
         )
-        return Plan(summary, tuple(_changes(device, intent)), locks, already=(already,))
+        return Plan(summary, tuple(_changes(host, device, intent)), locks, already=(already,))
     guards.refuse_if_any(
         [
             *guards.stuck(host, device),
-            *_no_maker(device, intent.count),
+            *_no_maker(device),
             *(o for vf in present for o in _in_use(host, vf)),
         ],
         frozenset(),
     )
     return Plan(
         summary,
-        (*_departures(host, present), *_changes(device, intent)),
+        (*_departures(host, device, present), *_changes(host, device, intent)),
         locks,
-        notes=tuple(_notes(device, intent)),
+        notes=tuple(_notes(host, device, intent)),
     )
 
 
 def settled(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
     """The intent with what it must restore, so that it can be finished after a crash."""
-    if intent.autoprobe_after is not None:
-        return intent
-    found = host.device(intent.address).sriov_drivers_autoprobe
-    return replace(intent, autoprobe_after=found)
+    device = host.device(intent.address)
+    if intent.autoprobe_after is None:
+        intent = replace(intent, autoprobe_after=device.sriov_drivers_autoprobe)
+    if intent.heterogeneous_after is None and makes_by_program(host, device):
+        intent = replace(intent, heterogeneous_after=_is_heterogeneous(host, device))
+    return intent
+
+
+def makes_by_program(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether NVIDIA's sriov-manage makes the virtual functions of a device."""
+    return device.driver == _NVIDIA and host.has_sriov_manage
+
+
+def _is_heterogeneous(host: HostSnapshot, device: PciDevice) -> bool:
+    mode = host.gpu_mode(device)
+    return mode is not None and mode.heterogeneous is True
 
 
 def _virtual_functions(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
     return [d for d in host.devices if d.address in device.virtual_functions]
 
 
-def _departures(host: HostSnapshot, present: list[PciDevice]) -> Iterator[Step]:
-    """Each function leaves its driver by itself, so that a roll-back gives it back to that one."""
+def _departures(
+    host: HostSnapshot, physical: PciDevice, present: list[PciDevice]
+) -> Iterator[Step]:
+    """Each function leaves its driver by itself, so that a roll-back gives it back to that one.
+
+    sriov-manage puts all on NVIDIA's driver; those that were there need nothing.
+    """
+    comes_by_itself = _NVIDIA if makes_by_program(host, physical) else None
     for device in present:
-        if device.driver is not None:
+        if device.driver not in (None, comes_by_itself):
             before = DriverState(device.driver, device.driver_override, device.power_control)
             after = DriverState(None, device.driver_override)
             yield ChangeDriver(device.identity, before, after)
@@ -83,7 +102,32 @@ def _departures(host: HostSnapshot, present: list[PciDevice]) -> Iterator[Step]:
             yield ForgetOrigin(origin)
 
 
-def _changes(device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
+def _changes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
+    if makes_by_program(host, device):
+        return _changes_by_program(host, device, intent)
+    return _changes_by_kernel(device, intent)
+
+
+def _changes_by_program(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[Step]:
+    """sriov-manage, and heterogeneous mode, which it clears without a word."""
+    identity, present = device.identity, device.sriov_numvfs or 0
+    mixed = _is_heterogeneous(host, device)
+    wanted = mixed if intent.heterogeneous_after is None else intent.heterogeneous_after
+    if present not in (0, intent.count):
+        if mixed:
+            yield SetHeterogeneous(identity, before=True, after=False)
+        yield RunSriovManage(identity, before=present, after=0)
+        present, mixed = 0, False
+    if present != intent.count:
+        yield RunSriovManage(identity, before=0, after=intent.count)
+        mixed = False
+    if intent.count and mixed is not wanted:
+        yield SetHeterogeneous(identity, before=mixed, after=wanted)
+
+
+def _changes_by_kernel(device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
     """The numbers, and autoprobe as each of them wants it.
 
     It is off also while functions are removed: a roll-back makes them again, and no host driver
@@ -104,7 +148,7 @@ def _changes(device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
         yield SetAutoprobe(identity, before=autoprobe, after=restored)
 
 
-def _impossible(device: PciDevice, count: int) -> Iterator[Objection]:
+def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
     """What no state of the host would change."""
     if device.physical_function is not None:
         yield Objection(
@@ -122,9 +166,18 @@ def _impossible(device: PciDevice, count: int) -> Iterator[Objection]:
             f"{device} makes at most {device.sriov_totalvfs} virtual functions, not {count}",
             "ask for fewer; the device's own firmware settings may raise the limit",
         )
+    elif makes_by_program(host, device) and count not in (
+        *(0, device.sriov_totalvfs),
+        device.sriov_numvfs,
+    ):
+        yield Objection(
+            f"{device} makes all of its {device.sriov_totalvfs} virtual functions or none, not "
+            f"{count}: NVIDIA's sriov-manage knows no other number",
+            f"ask for {device.sriov_totalvfs} or 0; one that is no vGPU takes no memory of the GPU",
+        )
 
 
-def _no_maker(device: PciDevice, count: int) -> Iterator[Objection]:
+def _no_maker(device: PciDevice) -> Iterator[Objection]:
     """The driver of the physical function makes the virtual ones (sriov_configure)."""
     if device.driver is None:
         yield Objection(
@@ -135,12 +188,6 @@ def _no_maker(device: PciDevice, count: int) -> Iterator[Objection]:
         yield Objection(
             f"{device} is on {device.driver}, which makes no virtual functions (ENOENT)",
             f"give it back first: vfiomgr unbind {device.address}",
-        )
-    elif device.driver in _TOOL_DRIVERS:
-        option = "-e" if count else "-d"
-        yield Objection(
-            f"{device} is on {device.driver}, which sets its virtual functions up in its own way",
-            f"run {_TOOL_DRIVERS[device.driver]} {option} {device.address}",
         )
 
 
@@ -154,7 +201,12 @@ def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
             yield replace(objection, remedy=remedy, allowance=None)
 
 
-def _notes(device: PciDevice, intent: SetVirtualFunctions) -> Iterator[str]:
+def _notes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[str]:
+    if makes_by_program(host, device):
+        users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
+        if users:
+            yield f"sriov-manage waits a few seconds for these to let go of {device}: {users}"
+        return
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the present virtual functions are lost"
     if not intent.count:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vfiomgr.model.vgpu import Family
 
 
+_VENDOR_DRIVER = "nvidia"
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a GPU has room for, of one type."""
@@ -43,6 +46,8 @@ class Gpu:
     mode: GpuMode | None
     closed: frozenset[str] = frozenset()
     """Virtual functions that something else keeps from becoming a vGPU."""
+    wedged: frozenset[str] = frozenset()
+    """Virtual functions that rejected a type before: they are used only where they are named."""
     asked: str | None = None
     """The one parent that may be used, where one was named."""
 
@@ -80,6 +85,7 @@ class Gpu:
             parent
             for parent in self.parents
             if parent.name not in self.closed
+            and (parent.name not in self.wedged or parent.name == self.asked)
             and self.asked in (None, parent.name)
             and not (parent.is_virtual_function and parent.name in taken)
         )
@@ -98,7 +104,7 @@ class Gpu:
     def lock(self) -> int | None:
         """MiB that all instances of an NVIDIA GPU have, since its first one has."""
         is_nvidia = any(kind.series for kind in self.types)
-        is_free = self.mode is not None and self.mode.heterogeneous
+        is_free = self.mode is not None and (self.mode.heterogeneous or self.mode.mig)
         return self.sizes[0] if self.sizes and is_nvidia and not is_free else None
 
     @cached_property
@@ -129,20 +135,34 @@ def gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
             parents=tuple(sorted(parents, key=lambda parent: in_order(parent.name))),
             instances=tuple(v for parent in parents for v in host.vgpus_of(parent.name)),
             mode=modes.get(name),
-            closed=frozenset(_closed(host, parents)),
+            closed=frozenset(lost_functions(host, parents)),
+            wedged=frozenset(one.name for one in host.wedged),
         )
         for name, parents in sorted(by_gpu.items(), key=lambda item: in_order(item[0]))
     )
 
 
-def _closed(host: HostSnapshot, parents: Iterable[VgpuParent]) -> Iterable[str]:
-    """Virtual functions without their driver, stuck in the kernel, or silent on the bus."""
+def lost_functions(host: HostSnapshot, parents: Iterable[VgpuParent]) -> dict[str, str]:
+    """Virtual functions that cannot become a vGPU, and why."""
+    found: dict[str, str] = {}
     for parent in parents:
         device = host.device_named(parent.name)
-        if device is not None and (
-            device.driver is None or device.stuck or not device.is_responsive
-        ):
-            yield parent.name
+        why = None if device is None else _why_lost(parent, device)
+        if why is not None:
+            found[parent.name] = why
+    return found
+
+
+def _why_lost(parent: VgpuParent, device: PciDevice) -> str | None:
+    if device.stuck:
+        return f"is stuck in the kernel: {device.stuck}"
+    if not device.is_responsive:
+        return "does not answer on the bus"
+    if device.driver is None:
+        return "has lost its driver"
+    if parent.family == "vendor-vfio" and device.driver != _VENDOR_DRIVER:
+        return f"is on {device.driver}"
+    return None
 
 
 def totals(found: Iterable[Room]) -> tuple[Room, ...]:
@@ -237,11 +257,26 @@ def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
             return f"no memory left: {sum(gpu.sizes)} of {gpu.framebuffer} MiB are taken"
     if gpu.is_divided and not gpu.free:
         return why_none_is_free(gpu)
-    if gpu.mode is not None and gpu.mode.mig:
-        return "no GPU instance of this size is free (MIG)"
+    instance = _why_no_instance(gpu, kind)
+    if instance is not None:
+        return instance
     if gpu.instances:
         return f"the driver makes no more beside its {_counted(len(gpu.instances), 'vGPU')}"
     return "the driver makes none now"
+
+
+def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
+    """What is missing of MIG for a type, or is too much of it."""
+    profile = kind.instance_profile
+    if gpu.mode is not None and gpu.mode.mig:
+        if profile is not None:
+            command = f"nvidia-smi mig -cgi {profile} -C -i {gpu.name}"
+            return f"no GPU instance of profile {profile} is free (MIG): {command} makes one"
+        return "no GPU instance of this size is free (MIG)"
+    if profile is not None:
+        command = f"vfiomgr vgpu mode {gpu.name} --mig"
+        return f"it lives in a GPU instance, of profile {profile}, and MIG is off: {command}"
+    return None
 
 
 def why_none_is_free(gpu: Gpu) -> str:
@@ -249,9 +284,9 @@ def why_none_is_free(gpu: Gpu) -> str:
     taken = {vgpu.parent for vgpu in gpu.instances}
     if gpu.asked is not None:
         return f"{gpu.asked} {'is a vGPU already' if gpu.asked in taken else 'has lost its driver'}"
-    lost = len(gpu.closed - taken)
+    lost = len((gpu.closed | gpu.wedged) & {parent.name for parent in gpu.parents} - taken)
     return f"no free virtual function: {len(taken)} of {len(gpu.parents)} are vGPUs" + (
-        f", {lost} have lost their driver" if lost else ""
+        f", {lost} have lost their driver or are wedged" if lost else ""
     )
 
 

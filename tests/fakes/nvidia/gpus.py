@@ -98,6 +98,11 @@ class NvidiaGpus:
         physical = self._sysfs.target_name(PCI_DEVICES / address / "physfn")
         return self.known.get(physical or address)
 
+    def is_persistent(self, gpu: Gpu) -> bool:
+        """Whether the driver stays initialised while nobody uses the GPU."""
+        found = self.memory.is_persistent(gpu.address)
+        return gpu.is_persistent if found is None else found
+
     def virtual(self, gpu: Gpu) -> list[str]:
         """The addresses of its virtual functions, in their order."""
         directory = PCI_DEVICES / gpu.address

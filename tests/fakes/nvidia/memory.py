@@ -43,6 +43,14 @@ class GpuMemory:
         """Set the GPU to something else."""
         self._write(address, modes=asdict(modes))
 
+    def is_persistent(self, address: str) -> bool | None:
+        """Whether somebody has set persistence mode; None where nobody did."""
+        return self._read(address).get("is_persistent")
+
+    def set_persistent(self, address: str, *, is_on: bool) -> None:
+        """Keep the driver initialised, or not."""
+        self._write(address, is_persistent=is_on)
+
     def seats(self, address: str) -> _Seats:
         """By the vGPU's name its GPU instance and placement."""
         return {name: (i, p) for name, (i, p) in self._read(address).get("seats", {}).items()}

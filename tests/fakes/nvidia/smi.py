@@ -12,12 +12,12 @@ from vfiomgr.errors import UsageError
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.fakes.nvidia.gpus import Gpu, NvidiaGpus
 
-_CHANGING = {"-shm", "-mig", "-cgi", "-dgi", "-dci"}
-_WITH_VALUE = {"-i", "-shm", "-mig", "-cgi", "-gi"}
+_CHANGING = {"-shm", "-mig", "-pm", "-cgi", "-dgi", "-dci"}
+_WITH_VALUE = {"-i", "-shm", "-mig", "-pm", "-cgi", "-gi"}
 _NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
     "the latest NVIDIA driver is installed and running.\n"
@@ -83,6 +83,10 @@ class NvidiaSmi:
             address = ""
         return [gpu for gpu in visible if wanted == gpu.uuid or address == gpu.address]
 
+    def _log_of(self, gpu: Gpu) -> Iterator[str]:
+        is_persistent = self._gpus.is_persistent(gpu)
+        return text.log_of(gpu, self._modes.modes(gpu), is_persistent=is_persistent)
+
     def _index(self, gpu: Gpu) -> int:
         return self._gpus.visible().index(gpu)
 
@@ -91,8 +95,10 @@ class NvidiaSmi:
             return self._query(gpus, options)
         if "-mig" in options:
             return self._set_mig(gpus, options["-mig"])
+        if "-pm" in options:
+            return self._set_persistence(gpus, options["-pm"])
         if "-q" in options:
-            rows = [row for gpu in gpus for row in text.log_of(gpu, self._modes.modes(gpu))]
+            rows = [row for gpu in gpus for row in self._log_of(gpu)]
             return Said(0, text.lines([*text.log_head(len(gpus)), *rows]))
         rows = [f"GPU {self._index(g)}: {g.card.name} (UUID: {g.uuid})" for g in gpus]
         return Said(0, text.lines(rows))
@@ -134,7 +140,7 @@ class NvidiaSmi:
             "pci.bus_id": text.bus_id(gpu),
             "gpu_bus_id": text.bus_id(gpu),
             "driver_version": text.VERSION,
-            "persistence_mode": text.enabled(gpu.is_persistent),
+            "persistence_mode": text.enabled(self._gpus.is_persistent(gpu)),
             "mig.mode.current": mig,
             "mig.mode.pending": mig,
             "vgpu_driver_capability.heterogenous_multivGPU": text.supported(value=True),
@@ -156,6 +162,15 @@ class NvidiaSmi:
 
         said = self._each(gpus, value in ("0", "1"), act, f"Unable to {word.lower()}e MIG Mode")
         return Said(said.code, said.output + "All done.\n" * (not said.code), said.error)
+
+    def _set_persistence(self, gpus: list[Gpu], value: str) -> Said:
+        def act(gpu: Gpu) -> list[str]:
+            self._gpus.memory.set_persistent(gpu.address, is_on=value == "1")
+            return [
+                f"{'Enabled' if value == '1' else 'Disabled'} persistence mode for {gpu.address}."
+            ]
+
+        return self._each(gpus, value in ("0", "1"), act, "Unable to set persistence mode")
 
     def _set_heterogeneous(self, gpus: list[Gpu], value: str) -> Said:
         def act(gpu: Gpu) -> list[str]:

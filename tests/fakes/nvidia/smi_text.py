@@ -64,13 +64,13 @@ def log_head(count: int) -> Iterator[str]:
     yield line(0, "Attached GPUs", count)
 
 
-def log_of(gpu: Gpu, modes: Modes) -> Iterator[str]:
+def log_of(gpu: Gpu, modes: Modes, *, is_persistent: bool) -> Iterator[str]:
     """One GPU of `nvidia-smi -q`, as far as it matters here."""
     card = gpu.card
     yield f"GPU {bus_id(gpu)}"
     yield line(1, "Product Name", card.name)
     yield line(1, "Product Architecture", card.architecture)
-    yield line(1, "Persistence Mode", enabled(gpu.is_persistent))
+    yield line(1, "Persistence Mode", enabled(is_persistent))
     yield line(1, "vGPU Device Capability")
     yield line(2, "Fractional Multi-vGPU", supported(value=True))
     yield line(2, "Heterogeneous Time-Slice Profiles", supported(value=True))

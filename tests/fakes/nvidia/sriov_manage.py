@@ -95,6 +95,7 @@ class SriovManage:
         try:
             for address in (gpu.address, *made):
                 self._drivers.bind(DRIVER, address)
+            self._gpus.memory.set_persistent(gpu.address, is_on=True)  # nvidia-smi -pm 1
         except OSError as error:
             return Said(1, output, f"sriov-manage: line 100: echo: write error: {error.strerror}\n")
         return Said(0, output)

@@ -133,13 +133,6 @@ def test_functions_in_use_stay_and_their_users_are_named(
         ({"sriov_totalvfs": None}, 1, "it has no SR-IOV", "vfiomgr sriov list"),
         ({"driver": None}, 1, "has no driver", "load its host driver"),
         ({"driver": "vfio-pci"}, 1, r"vfio-pci, which makes no .* \(ENOENT\)", "vfiomgr unbind"),
-        ({"driver": "nvidia"}, 1, "sets its virtual functions up", "sriov-manage -e 0000:05:00.0"),
-        (
-            {"driver": "nvidia", "sriov_numvfs": 4},
-            0,
-            "sets its virtual functions up",
-            "sriov-manage -d 0000:05:00.0",
-        ),
         (
             {"physical_function": VF.address},
             1,

@@ -1,0 +1,92 @@
+"""A host as it will be once a part of a plan is done: what the next part is planned on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.vgpu import GpuMode
+from vfiomgr.model.vgpu_mark import mark_file
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
+
+
+def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
+    """Once vGPUs are removed."""
+    files = {mark_file(vgpu) for vgpu in vgpus}
+    return replace(
+        host,
+        vgpus=tuple(vgpu for vgpu in host.vgpus if vgpu not in vgpus),
+        vgpu_marks=tuple(mark for mark in host.vgpu_marks if mark.path not in files),
+    )
+
+
+def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSnapshot:
+    """Once a function has so many virtual ones; of new ones nothing is known yet."""
+    gone = set(device.virtual_functions)
+    names = {str(address) for address in gone}
+    host = with_mode(host, replace(_mode(host, device), heterogeneous=False))
+    return replace(
+        with_devices(host, [replace(device, virtual_functions=(), sriov_numvfs=count)], gone),
+        vgpu_parents=tuple(p for p in host.vgpu_parents if p.name not in names),
+        origins=tuple(o for o in host.origins if o.device.address not in gone),
+    )
+
+
+def with_mode(host: HostSnapshot, mode: GpuMode) -> HostSnapshot:
+    """Once a GPU is in a mode."""
+    others = (other for other in host.gpu_modes if other.gpu != mode.gpu)
+    return replace(host, gpu_modes=(*others, mode))
+
+
+def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
+    """Once a GPU's driver is not kept initialised any more."""
+    if host.host_uses is None:
+        return host
+    staying = (
+        use
+        for use in host.host_uses
+        if (use.address, use.kind) != (device.address, "persistence-mode")
+    )
+    return replace(host, host_uses=tuple(staying))
+
+
+def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot:
+    """Once functions are with the drivers that they had at first; others stay where they are."""
+    changed: list[PciDevice] = []
+    for device in devices:
+        origin = host.origin(device)
+        if origin is not None:
+            state = origin.state
+            changed.append(
+                replace(
+                    device,
+                    driver=state.driver,
+                    driver_override=state.driver_override,
+                    driver_module=origin.driver_module,
+                    vfio_device=None,
+                    vfio_cdev=False,
+                )
+            )
+    moved = {device.address for device in changed}
+    origins = tuple(o for o in host.origins if o.device.address not in moved)
+    return replace(with_devices(host, changed), origins=origins)
+
+
+def with_devices(
+    host: HostSnapshot, changed: Iterable[PciDevice], gone: Collection[object] = ()
+) -> HostSnapshot:
+    """With some functions otherwise, and without some."""
+    new = {device.address: device for device in changed}
+    kept = (new.get(d.address, d) for d in host.devices if d.address not in gone)
+    return replace(host, devices=tuple(kept))
+
+
+def _mode(host: HostSnapshot, device: PciDevice) -> GpuMode:
+    unknown = GpuMode(str(device.address), heterogeneous=None, mig=None, framebuffer=None)
+    return host.gpu_mode(device) or unknown

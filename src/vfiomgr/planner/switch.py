@@ -1,0 +1,241 @@
+"""A GPU from one use to another: the host's, one guest's, or vGPUs'; as one plan.
+
+Each part is planned on the host as the parts before it will leave it, so that what would be refused
+in the end is refused before anything is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, assert_never
+
+from vfiomgr.model.gpu_step import RunSriovManage, SetPersistence
+from vfiomgr.model.host_step import ReplaceFile
+from vfiomgr.model.intent import (
+    Bind,
+    RemoveVgpu,
+    SetGpuMode,
+    SetVirtualFunctions,
+    SwitchGpu,
+    Unbind,
+)
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.model.vgpu_mark import MARKS
+from vfiomgr.planner import future, gpu_mode, guards, passthrough, sriov, vgpu
+from vfiomgr.planner.guards import Objection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.step import Step
+    from vfiomgr.model.vgpu import Vgpu
+
+_NVIDIA = "nvidia"
+_USES = {
+    "host": "give {} to its host driver, whole",
+    "passthrough": "hand {} to a guest, whole",
+    "vgpu": "make {} ready for vGPUs",
+}
+
+
+@dataclass
+class _Course:
+    """The parts of a plan so far, and the host as they will leave it."""
+
+    host: HostSnapshot
+    intent: SwitchGpu
+    parts: list[Plan] = field(default_factory=list)
+
+    @property
+    def device(self) -> PciDevice:
+        """The GPU as it will be."""
+        return self.host.device(self.intent.address)
+
+    def add(self, part: Plan, host: HostSnapshot) -> None:
+        """Go on."""
+        self.parts.append(part)
+        self.host = host
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All of them in their order."""
+        return tuple(step for part in self.parts for step in part.steps)
+
+
+def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
+    """Bring a GPU to a use, from whichever it has.
+
+    Raises:
+        Refusal: a guard forbids some part of it; nothing was changed.
+        UnknownDevice: the address names nothing.
+
+    """
+    device = host.device(intent.address)
+    guards.refuse_if_any([*guards.stuck(host, device), *_no_gpu(device)], frozenset())
+    course = _Course(host, intent)
+    match intent.to:
+        case "host":
+            _to_host(course)
+        case "passthrough":
+            _to_passthrough(course)
+        case "vgpu":
+            _to_vgpu(course)
+        case _ as never:
+            assert_never(never)
+    course.add(Plan("", tuple(_forgotten_marks(course))), course.host)
+    return _joined(course)
+
+
+def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
+    """The intent with what only the host before it can tell."""
+    device = host.device(intent.address)
+    functions, mixed = intent.functions, intent.heterogeneous
+    mode = host.gpu_mode(device)
+    if intent.to == "vgpu" and device.sriov_totalvfs:
+        functions = device.sriov_totalvfs if functions is None else functions
+        mixed = (mode is not None and mode.heterogeneous is True) if mixed is None else mixed
+    vgpus = tuple(vgpu.name for vgpu in gpu_mode.vgpus_on(host, device) if host.is_own(vgpu))
+    autoprobe = device.sriov_drivers_autoprobe
+    return replace(
+        intent,
+        functions=functions,
+        heterogeneous=mixed,
+        vgpus=tuple(dict.fromkeys((*intent.vgpus, *vgpus))),
+        autoprobe_after=autoprobe if intent.autoprobe_after is None else intent.autoprobe_after,
+    )
+
+
+def _to_host(course: _Course) -> None:
+    _give_back(course)
+    _clear(course)
+
+
+def _to_passthrough(course: _Course) -> None:
+    if not course.device.is_on_vfio:
+        _clear(course)
+        _end_persistence(course)
+    bind = Bind((course.intent.address,), allow=course.intent.allow)
+    course.add(passthrough.plan_bind(course.host, bind), course.host)
+
+
+def _to_vgpu(course: _Course) -> None:
+    _give_back(course)
+    device, intent = course.device, course.intent
+    wanted = device.sriov_totalvfs if intent.functions is None else intent.functions
+    if wanted is None and not intent.heterogeneous:
+        return  # its vGPUs are made of the GPU itself
+    if intent.heterogeneous:
+        mode = course.host.gpu_mode(device)
+        guards.refuse_if_any(gpu_mode.unmixable(device, mode), frozenset())
+    if wanted != device.sriov_numvfs:
+        _remove_vgpus(course)
+        _set_functions(course, wanted or 0)
+    elif intent.heterogeneous is not None and device.driver == _NVIDIA:
+        mode_intent = SetGpuMode(device.address, heterogeneous=intent.heterogeneous)
+        course.add(gpu_mode.plan_mode(course.host, mode_intent), course.host)
+
+
+def _give_back(course: _Course) -> None:
+    """Off VFIO, to the driver that it had; what was begun before is brought to its end."""
+    device, intent = course.device, course.intent
+    slot = course.host.slot(device)
+    if not any(d.is_on_vfio or course.host.origin(d) is not None for d in slot):
+        return
+    guards.refuse_if_any(_unknown_driver(course.host, device), frozenset())
+    unbind = Unbind((device.address,), allow=intent.allow)
+    part = passthrough.plan_unbind(course.host, unbind)
+    course.add(part, future.given_back(course.host, slot))
+
+
+def _clear(course: _Course) -> None:
+    """No vGPU and no virtual function."""
+    _remove_vgpus(course)
+    if course.device.sriov_numvfs:
+        _set_functions(course, 0)
+
+
+def _remove_vgpus(course: _Course) -> None:
+    here = gpu_mode.vgpus_on(course.host, course.device)
+    guards.refuse_if_any(_foreign(course.host, course.device, here), frozenset())
+    if here:
+        removal = RemoveVgpu(tuple(v.name for v in here), allow=course.intent.allow & {"in-use"})
+        part = vgpu.plan_remove(course.host, removal)
+        course.add(part, future.without_vgpus(course.host, here))
+
+
+def _set_functions(course: _Course, count: int) -> None:
+    device, intent = course.device, course.intent
+    wanted = SetVirtualFunctions(
+        device.address,
+        count,
+        autoprobe=device.driver == _NVIDIA,
+        autoprobe_after=intent.autoprobe_after,
+        heterogeneous_after=intent.heterogeneous if count else None,
+    )
+    part = sriov.plan_set(course.host, wanted)
+    course.add(part, future.with_functions(course.host, device, count))
+
+
+def _end_persistence(course: _Course) -> None:
+    """NVIDIA's driver keeps a GPU that is in persistence mode, which sriov-manage switches on."""
+    device = course.device
+    uses = course.host.host_uses or ()
+    is_on = any((u.address, u.kind) == (device.address, "persistence-mode") for u in uses)
+    if is_on or any(isinstance(step, RunSriovManage) for step in course.steps):
+        step = SetPersistence(device.identity, before=True, after=False)
+        course.add(Plan("", (step,)), future.without_persistence(course.host, device))
+
+
+def _forgotten_marks(course: _Course) -> Iterator[Step]:
+    """Of vGPUs that a run which was cut off has removed."""
+    there = {vgpu.name for vgpu in course.host.vgpus}
+    taken = {step.path for step in course.steps if isinstance(step, ReplaceFile)}
+    files = {MARKS / name for name in course.intent.vgpus if name not in there} - taken
+    for mark in course.host.vgpu_marks:
+        if mark.path in files:
+            yield ReplaceFile(mark.path, mark.text, None)
+
+
+def _no_gpu(device: PciDevice) -> Iterator[Objection]:
+    if device.physical_function is not None:
+        yield Objection(
+            f"{device} is a virtual function",
+            f"name its GPU, {device.physical_function}; vfiomgr bind takes a virtual function",
+        )
+    elif device.is_bridge:
+        yield Objection(f"{device} is a bridge", "name a GPU; vfiomgr list shows them")
+
+
+def _unknown_driver(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    if device.is_on_vfio and host.origin(device) is None:
+        yield Objection(
+            f"nobody recorded which driver {device} had before {device.driver}",
+            f"give it back first, and see where it goes: vfiomgr unbind {device.address}",
+        )
+
+
+def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
+    foreign = [vgpu.name for vgpu in here if not host.is_own(vgpu)]
+    if foreign:
+        yield Objection(
+            f"{device} carries vGPUs that vfiomgr did not make: {', '.join(foreign)}",
+            f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(foreign)}",
+        )
+
+
+def _joined(course: _Course) -> Plan:
+    parts, intent = course.parts, course.intent
+    is_empty = not course.steps
+    already = tuple(text for part in parts for text in part.already) if is_empty else ()
+    return Plan(
+        summary=_USES[intent.to].format(intent.address),
+        steps=course.steps,
+        locks=tuple(sorted({name for part in parts for name in part.locks})),
+        notes=tuple(dict.fromkeys(text for part in parts for text in part.notes)),
+        already=already or ((f"{course.device} is in this use already",) if is_empty else ()),
+        settles=tuple(
+            dict.fromkeys([str(intent.address), *(name for part in parts for name in part.settles)])
+        ),
+    )

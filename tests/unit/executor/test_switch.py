@@ -1,0 +1,305 @@
+"""A GPU between host, guest and vGPUs on the fake kernel; with a fault at every operation."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host
+from vfiomgr import api
+from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.executor import sriov_manage
+from vfiomgr.executor.journal import cut_off_runs
+from vfiomgr.host.nvidia_modes import read_mode
+from vfiomgr.host.pci import read_virtual_functions
+from vfiomgr.model.intent import (
+    Bind,
+    CreateVgpu,
+    GpuUse,
+    Intent,
+    SetGpuMode,
+    SetVirtualFunctions,
+    SwitchGpu,
+)
+from vfiomgr.model.path import SRIOV_MANAGE, pci_device
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+
+GPU = PciAddress.parse(GPUS[0])
+UUIDS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sriov_manage, "PAUSE", 0.0)
+
+
+def l40s(tmp_path: Path, *, enabled: bool = True) -> FakeKernel:
+    return l40s_host(tmp_path, total_vfs=2, is_enabled=enabled)
+
+
+def apply(kernel: FakeKernel, intent: Intent) -> api.Outcome:
+    return api.apply(intent, tree=kernel)
+
+
+def switch(kernel: FakeKernel, to: GpuUse, *, mixed: bool | None = None) -> api.Outcome:
+    return apply(kernel, SwitchGpu(GPU, to, heterogeneous=mixed))
+
+
+def functions(kernel: FakeKernel) -> tuple[PciAddress, ...]:
+    return read_virtual_functions(kernel, GPU)
+
+
+def is_mixed(kernel: FakeKernel) -> bool | None:
+    mode = read_mode(kernel, GPU)
+    return None if mode is None else mode.heterogeneous
+
+
+def kept(kernel: FakeKernel) -> dict[str, str]:
+    """The state of a kernel and of its GPU without the numbers that it counts up."""
+    passing = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio", "/sys/devices/virtual")
+    state = {
+        path: text
+        for path, text in kernel.state(modules=False).items()
+        if not any(part in path or part in text for part in passing)
+    }
+    host = api.scan(kernel, with_gpu_modes=True)
+    modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
+    marks = {mark.path: mark.text for mark in host.vgpu_marks}
+    origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}
+    return state | modes | marks | origins
+
+
+def test_all_uses_one_after_the_other(tmp_path: Path) -> None:
+    kernel = l40s(tmp_path, enabled=False)
+    assert switch(kernel, "vgpu", mixed=True).is_changed
+    assert [kernel.driver_of(str(vf)) for vf in functions(kernel)] == ["nvidia", "nvidia"]
+    assert is_mixed(kernel) is True
+    apply(kernel, CreateVgpu(UUIDS, type="L40S-4Q"))
+    assert len(api.scan(kernel).vgpus) == 2
+    assert switch(kernel, "passthrough").is_changed
+    assert (kernel.driver_of(str(GPU)), functions(kernel)) == ("vfio-pci", ())
+    assert api.scan(kernel).vgpu_marks == ()
+    assert not switch(kernel, "passthrough").is_changed
+    assert switch(kernel, "vgpu").is_changed
+    assert len(functions(kernel)) == 2
+    assert is_mixed(kernel) is False
+    assert switch(kernel, "host").is_changed
+    assert (kernel.driver_of(str(GPU)), functions(kernel)) == ("nvidia", ())
+    assert not switch(kernel, "host").is_changed
+
+
+def test_mediated_devices_go_too(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, total_vfs=2)
+    apply(kernel, CreateVgpu(UUIDS[:1], type="A40-4Q"))
+    switch(kernel, "passthrough")
+    assert kernel.driver_of(str(GPU)) == "vfio-pci"
+    assert api.scan(kernel).vgpus == ()
+
+
+def test_a_vgpu_of_somebody_else_keeps_the_gpu_where_it_is(tmp_path: Path) -> None:
+    kernel = l40s(tmp_path)
+    (first, _) = functions(kernel)
+    kernel.write(pci_device(first) / "nvidia/current_vgpu_type", "1148")
+    before = kept(kernel)
+    with pytest.raises(Refusal, match=f"did not make: {first}"):
+        switch(kernel, "passthrough")
+    assert kept(kernel) == before
+
+
+def test_virtual_functions_come_and_go_by_the_vendors_program(tmp_path: Path) -> None:
+    kernel = l40s(tmp_path, enabled=False)
+    apply(kernel, SetVirtualFunctions(GPU, 2))
+    assert len(functions(kernel)) == 2
+    apply(kernel, SetVirtualFunctions(GPU, 0))
+    assert functions(kernel) == ()
+    ran = [operation.text for operation in kernel.operations if operation.kind == "run-program"]
+    assert ran == [f"-e {GPU}", f"-d {GPU}"]
+
+
+def test_without_the_program_the_refusal_of_the_driver_is_explained(tmp_path: Path) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False, has_programs=False)
+    with pytest.raises(RolledBack, match="does not make virtual functions so") as caught:
+        apply(kernel, SetVirtualFunctions(GPU, 2))
+    assert "install NVIDIA's vGPU host driver" in caught.value.hint
+
+
+def test_a_gpu_that_somebody_has_open_for_a_moment_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = l40s(tmp_path, enabled=False)
+    program = kernel.programs.known[SRIOV_MANAGE]
+    answers = iter([True, True, False])
+    monkeypatch.setattr(program, "_is_used", lambda _gpu: next(answers))
+    assert switch(kernel, "vgpu").is_changed
+    assert len(functions(kernel)) == 2
+
+
+def test_a_gpu_that_somebody_keeps_open_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = l40s(tmp_path, enabled=False)
+    program = kernel.programs.known[SRIOV_MANAGE]
+    monkeypatch.setattr(program, "_is_used", lambda _gpu: True)
+    with pytest.raises(RolledBack, match=r"is in use: .*unbindLock") as caught:
+        switch(kernel, "vgpu")
+    assert "nvidia-dcgm" in caught.value.hint
+    assert functions(kernel) == ()
+
+
+def test_a_gpu_that_the_program_left_without_a_driver_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = l40s(tmp_path, enabled=False)
+    call = kernel.call
+
+    def leave(*command: str, limit: float | None = None) -> None:
+        call(*command, limit=limit)
+        if command[0] == SRIOV_MANAGE:
+            kernel.sysfs.drop(pci_device(GPU) / "driver")
+            kernel.sysfs.drop(f"/sys/bus/pci/drivers/nvidia/{GPU}")
+
+    monkeypatch.setattr(kernel, "call", leave)
+    switch(kernel, "vgpu")
+    assert kernel.driver_of(str(GPU)) == "nvidia"
+    assert len(functions(kernel)) == 2
+
+
+def test_mig_is_switched_while_there_is_no_virtual_function(tmp_path: Path) -> None:
+    kernel = mig_host(tmp_path, total_vfs=2, is_enabled=True)
+    apply(kernel, SetGpuMode(GPU, mig=True))
+    mode = read_mode(kernel, GPU)
+    assert mode is not None
+    assert (mode.mig, len(functions(kernel))) == (True, 2)
+    apply(kernel, SetGpuMode(GPU, mig=False))
+    assert not apply(kernel, SetGpuMode(GPU, mig=False)).is_changed
+    assert len(functions(kernel)) == 2
+
+
+def test_a_vgpu_that_comes_meanwhile_is_told_by_the_program(tmp_path: Path) -> None:
+    kernel = l40s(tmp_path)
+    (first, _) = functions(kernel)
+    number = 0
+
+    def meanwhile(*command: str, limit: float | None = None) -> None:
+        nonlocal number
+        if "-shm" in command and not number:
+            number = 1
+            kernel.write(pci_device(first) / "nvidia/current_vgpu_type", "1148")
+        type(kernel).call(kernel, *command, limit=limit)
+
+    kernel.call = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(RolledBack, match=r"carries a vGPU, or is in use: .* ended with 19") as why:
+        apply(kernel, SetGpuMode(GPU, heterogeneous=True))
+    assert "vfiomgr vgpu list" in why.value.hint
+
+
+def carrying(kernel: FakeKernel) -> None:
+    apply(kernel, CreateVgpu(UUIDS[:1], type="L40S-4Q"))
+
+
+def mixed(kernel: FakeKernel) -> None:
+    switch(kernel, "vgpu", mixed=True)
+    carrying(kernel)
+
+
+def taken(kernel: FakeKernel) -> None:
+    apply(kernel, Bind((GPU,)))
+
+
+def quiet(kernel: FakeKernel) -> None:
+    """As a host is that has no vGPUs: persistence mode is off, so that it can be bound."""
+    kernel.call("nvidia-smi", "-pm", "0", "-i", str(GPU))
+
+
+def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
+    """A host, and what it shall become."""
+    enabled = name.startswith("vgpus")
+    kernel = l40s(tmp_path, enabled=enabled)
+    quiet(kernel)
+    match name:
+        case "vgpus to a guest":
+            carrying(kernel)
+            return kernel, SwitchGpu(GPU, "passthrough")
+        case "vgpus of several sizes to a guest":
+            mixed(kernel)
+            return kernel, SwitchGpu(GPU, "passthrough")
+        case "vgpus to the host":
+            carrying(kernel)
+            return kernel, SwitchGpu(GPU, "host")
+        case "a guest's to vgpus":
+            taken(kernel)
+            return kernel, SwitchGpu(GPU, "vgpu", heterogeneous=True)
+        case _:
+            return kernel, SwitchGpu(GPU, "vgpu", heterogeneous=True)
+
+
+COURSES = (
+    "vgpus to a guest",
+    "vgpus of several sizes to a guest",
+    "vgpus to the host",
+    "a guest's to vgpus",
+    "the host's to vgpus",
+)
+
+
+def operations_of(tmp_path: Path, name: str) -> int:
+    kernel, intent = prepared(tmp_path / "count", name)
+    before = len(kernel.operations)
+    apply(kernel, intent)
+    return len(kernel.operations) - before
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+@pytest.mark.parametrize("name", COURSES)
+def test_a_fault_at_any_operation_leaves_everything_as_it_was(
+    tmp_path: Path, name: str, *, late: bool
+) -> None:
+    failed = 0
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel, intent = prepared(tmp_path / str(at), name)
+        before = kept(kernel)
+        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
+        error = failure(kernel, intent)
+        if error is not None:
+            failed += 1
+            assert not isinstance(error, RollbackIncomplete), (at, error)
+            assert kept(kernel) == before, (at, error)
+    assert failed
+
+
+def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
+    try:
+        apply(kernel, intent)
+    except (VfiomgrError, OSError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
+@pytest.mark.parametrize("name", COURSES)
+def test_a_death_at_any_operation_can_be_finished_and_undone(
+    tmp_path: Path, name: str, *, finish: bool
+) -> None:
+    done, intent = prepared(tmp_path / "done", name)
+    untouched = kept(done)
+    apply(done, intent)
+    assert kept(done) != untouched
+    for at in range(1, operations_of(tmp_path, name) + 1):
+        kernel, intent = prepared(tmp_path / str(at), name)
+        before = kept(kernel)
+        kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            apply(kernel, intent)
+        kernel.revive()
+        if not api.recover(tree=kernel, finish=finish) and finish:
+            apply(kernel, intent)
+        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+        assert kept(kernel) == (kept(done) if finish else before), at
