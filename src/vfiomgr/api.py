@@ -41,14 +41,15 @@ from vfiomgr.planner.recovery import Undoing, plan_undo, refuse_other_devices
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.model.intent import Allowance, Intent
+    from vfiomgr.executor.restoration import Restored
+    from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.persistence import PersistedBinding
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.readiness import Report
     from vfiomgr.model.snapshot import HostSnapshot
 
-__all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "scan", "watch"]
+__all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "restore", "scan", "watch"]
 
 _PATIENCE = 10
 """Seconds to wait for a call of another program on a device."""
@@ -152,6 +153,35 @@ def recover(  # noqa: PLR0913 - all have defaults but the tree
                 on_note(f"{'finished' if finish else 'undone'}: {run.summary}")
             raise refused[0]
         return tuple(ended)
+
+
+def restore(  # noqa: PLR0913 - all but the tree have defaults
+    intent: RestoreVgpus,
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
+) -> tuple[Restored, ...]:
+    """Bring about the vGPUs that start by themselves; one that fails keeps no other from it.
+
+    Raises:
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    from vfiomgr.executor.restoration import Restoration  # noqa: PLC0415 - one command's own
+
+    told: set[str] = set()
+
+    def note_once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            on_note(text)
+
+    work = _Work(tree, machine, note_once, on_step, deadline or DEADLINE)
+    with _prepared(work):
+        return Restoration(intent, work.scan, lambda part: _apply(part, work)).run()
 
 
 @dataclass(frozen=True)

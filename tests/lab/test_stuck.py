@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import mmap
 import os
+import struct
 import subprocess
 import time
 from contextlib import contextmanager
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("workstation")
 
 TREE = api.HostTree("/")
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
 _OPENS = 60.0
 """Seconds for a nested guest to open its devices."""
 
@@ -70,6 +76,38 @@ def test_an_open_display_is_refused_and_can_be_forced(topology: Topology) -> Non
         os.close(descriptor)
     vfiomgr("unbind", address)
     assert read_driver_state(TREE, PciAddress.parse(address)).driver == "bochs-drm"
+
+
+_CREATE_DUMB, _MAP_DUMB = 0xC02064B2, 0xC01064B3
+"""DRM_IOCTL_MODE_CREATE_DUMB and DRM_IOCTL_MODE_MAP_DUMB (include/uapi/drm/drm.h)."""
+
+
+def map_buffer_of(card: str) -> tuple[int, int]:
+    """Map a buffer of a display, and close its node; where and how long it is."""
+    descriptor = os.open(card, os.O_RDWR)
+    try:
+        made = fcntl.ioctl(descriptor, _CREATE_DUMB, struct.pack("6IQ", 64, 64, 32, 0, 0, 0, 0))
+        *_, handle, _, size = struct.unpack("6IQ", made)
+        mapped = fcntl.ioctl(descriptor, _MAP_DUMB, struct.pack("2IQ", handle, 0, 0))
+        offset = ctypes.c_long(struct.unpack("2IQ", mapped)[2])
+        # The module mmap would keep a descriptor of its own.
+        place = LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, offset)
+    finally:
+        os.close(descriptor)
+    assert place not in (None, ctypes.c_void_p(-1).value)
+    return place, size
+
+
+def test_a_display_that_is_mapped_and_not_open_is_refused(topology: Topology) -> None:
+    address = topology.addresses["gpu"]
+    nodes = api.scan(TREE).device(PciAddress.parse(address)).nodes
+    place, size = map_buffer_of(next(node for node in nodes if "/dev/dri/card" in node))
+    try:
+        refused = vfiomgr("bind", address, status=4).stderr
+        assert f"(PID {os.getpid()}" in refused
+    finally:
+        LIBC.munmap(ctypes.c_void_p(place), ctypes.c_size_t(size))
+    assert "is open in" not in vfiomgr("bind", address, "--dry-run").stderr
 
 
 def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(

@@ -162,6 +162,8 @@ def _sample(option: click.Option) -> str:
         return _SAMPLES[name]
     if isinstance(option.type, click.Choice):
         return str(option.type.choices[-1])
+    if isinstance(option.type, click.IntRange) and not isinstance(option.default, int):
+        return str(option.type.min)
     return str(option.default)
 
 

@@ -11,7 +11,10 @@ import click
 from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.gpu_modes import mode, switch
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.vgpu_definitions import add_commands
+from vfiomgr.cli.vgpu_names import uuid_of
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
@@ -32,7 +35,10 @@ _GIB = 1024
 @click.group("vgpu")
 @session_options()
 def vgpu() -> None:
-    """vGPUs: what a GPU can make, what it has made, create and remove."""
+    """vGPUs: what a GPU can make, what it has made, create and remove; define, start and stop."""
+
+
+add_commands(vgpu)
 
 
 vgpu.add_command(mode)
@@ -150,16 +156,23 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 
 
 @vgpu.command("list")
+@click.option("--defined", is_flag=True, help="Those that are to be, whether active or not.")
 @session_options()
 @click.pass_obj
-def list_vgpus(session: Session) -> None:
-    """List active vGPUs.
+def list_vgpus(session: Session, *, defined: bool) -> None:
+    """List active vGPUs, or those that are defined.
 
     \b
     Examples:
       vfiomgr vgpu list
+      vfiomgr vgpu list --defined
       vfiomgr vgpu list --format json
     """
+    if defined:
+        from vfiomgr.cli.vgpu_defined import list_defined  # noqa: PLC0415 - not for the others
+
+        list_defined(session)
+        return
     host = session.host()
     if session.format != "table":
         items = [_vgpu_item(host, vgpu) for vgpu in host.vgpus]
@@ -191,10 +204,10 @@ def _vgpu_item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
 @click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
 @click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
 @click.option("--series", type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False))
-@click.option("--heads", type=click.IntRange(1), metavar="N", help="So many displays or more.")
-@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="All or none.")
+@click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
+@click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
 @click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
-@click.option("--numa", "numa_node", type=click.IntRange(0), metavar="NODE", help="Near this node.")
+@click.option("--numa", "numa_node", type=WholeNumber(0), metavar="NODE", help="Near this node.")
 @click.option(
     "--strategy",
     type=click.Choice(["pack", "spread"]),
@@ -237,7 +250,7 @@ def create(
     if uuid is not None and count > 1:
         message = f"--uuid names one vGPU, and --count asks for {count}"
         raise UsageError(message, "leave out one of them")
-    names = (_uuid(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
+    names = (uuid_of(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
     intent = CreateVgpu(
         uuids=names,
         type=type_name,
@@ -319,7 +332,7 @@ def _name(host: HostSnapshot, text: str) -> str:
     try:
         return str(host.parse_address(text))
     except UsageError:
-        return _uuid(text)
+        return uuid_of(text)
 
 
 def _mebibytes(text: str) -> int:
@@ -328,14 +341,3 @@ def _mebibytes(text: str) -> int:
         message = f"--framebuffer {text} is no size"
         raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
     return int(found[1]) * (_GIB if found[3] else 1)
-
-
-def _uuid(text: str) -> str:
-    """The form that the kernel shows: lower case, with dashes."""
-    try:
-        return str(uuids.UUID(text))
-    except ValueError:
-        message = f"{text!r} is no UUID"
-        raise UsageError(
-            message, "write it like f715f63c-0d00-4007-9c5a-b07b0c6c05de; vfiomgr vgpu list"
-        ) from None

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
 from vfiomgr.executor import by_id, gpu_mode, pins, reset, sriov, sriov_manage, vgpu
+from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.files import configure
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
 from vfiomgr.host import modules, origins, pci
 from vfiomgr.model import path
+from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
@@ -61,8 +63,8 @@ def perform(step: Step, tree: HostTree) -> None:
             _release_driver(tree, step)
         case AwaitVfioNode():
             _await_vfio_node(tree, step)
-        case CreateMdev() | RemoveMdev() | SetVgpuType():
-            vgpu.perform(tree, step)
+        case CreateMdev() | RemoveMdev() | SetVgpuType() | SetVgpuAttribute():
+            _perform_on_vgpu(step, tree)
         case RunSriovManage() | SetHeterogeneous() | SetMig() | SetPersistence():
             _perform_on_gpu(step, tree)
         case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
@@ -78,6 +80,15 @@ def _keep_origin(tree: HostTree, step: RememberOrigin | ForgetOrigin) -> None:
         origins.write_origin(tree, step.origin)
     else:
         origins.remove_origin(tree, step.origin)
+
+
+def _perform_on_vgpu(
+    step: CreateMdev | RemoveMdev | SetVgpuType | SetVgpuAttribute, tree: HostTree
+) -> None:
+    if isinstance(step, SetVgpuAttribute):
+        set_attribute(tree, step)
+    else:
+        vgpu.perform(tree, step)
 
 
 def _perform_on_gpu(step: RunSriovManage | ModeStep, tree: HostTree) -> None:

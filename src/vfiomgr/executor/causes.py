@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from errno import (
+    E2BIG,
     EACCES,
+    EADDRINUSE,
+    EADDRNOTAVAIL,
     EAGAIN,
     EBUSY,
     EEXIST,
@@ -34,6 +37,7 @@ Operation = Literal[
     "mdev-create",
     "mdev-remove",
     "vgpu-type",
+    "attribute",
     "autoprobe",
     "vf-count",
     "nvidia-vf-count",
@@ -138,6 +142,32 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("vgpu-type", ENOENT): (
         "the driver no longer exposes the virtual function through VFIO",
         "make the virtual functions anew; see dmesg",
+    ),
+    ("attribute", EINVAL): (
+        "the driver does not take this text",
+        "compare it with the vendor's words about the attribute; see dmesg",
+    ),
+    ("attribute", EACCES): ("it can be read only", "leave it out of the definition"),
+    ("attribute", EPERM): (
+        "the driver does not let it be written now",
+        "stop whoever uses the vGPU, then try again; see dmesg",
+    ),
+    ("attribute", EBUSY): ("the vGPU is in use", "shut the guest down first"),
+    ("attribute", ENOENT): ("it vanished meanwhile", "vfiomgr vgpu list shows what is there"),
+    ("attribute", ENODEV): ("the vGPU vanished meanwhile", "vfiomgr vgpu list shows what is there"),
+    ("attribute", ENXIO): (
+        "the driver has not set the vGPU up",
+        "see dmesg; is the vendor's host service running?",
+    ),
+    ("attribute", E2BIG): ("the text is longer than the driver takes", "shorten it"),
+    ("attribute", EIO): ("the vendor's driver failed", "see dmesg; is its host service running?"),
+    ("attribute", EADDRNOTAVAIL): (
+        "the host keeps what the text asks for to itself",
+        "give it to vGPUs first, e.g. with chzdev for queues of vfio_ap",
+    ),
+    ("attribute", EADDRINUSE): (
+        "another vGPU has what the text asks for",
+        "vfiomgr vgpu list --defined shows which attributes others have",
     ),
     ("vf-count", ERANGE): (
         "the function makes no more than its sriov_totalvfs",

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
 from vfiomgr.executor.access import set_node_access
 from vfiomgr.host import uevents
 from vfiomgr.host.persistence import has_systemd
+from vfiomgr.model import vgpu_service
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.persistence import RULES
 from vfiomgr.model.service import UNIT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from vfiomgr.host.tree import HostTree
+
+_PATIENCE = 10.0
+"""Seconds for systemd or udevd to take notice."""
 
 
 def configure(tree: HostTree, step: ReplaceFile | RebuildInitramfs | SetNodeAccess) -> None:
@@ -52,21 +60,39 @@ def _replace_file(tree: HostTree, step: ReplaceFile) -> None:
 
 
 def _rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
-    if tree.root != "/":
+    if not tree.is_machine:
         message = f"the initramfs of {tree.root} is not made from here"
         raise HostError(message, f"run there: {' '.join(step.command)}")
     tree.call(*step.command, limit=None)  # whoever runs the step has a deadline
 
 
 def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:
-    """Udevd notices changes by itself, but up to three seconds later; systemd does not."""
-    if tree.root != "/":
+    """Have the file read now. It is in its place either way, so nothing is undone where it is not.
+
+    Udevd notices changes by itself, but up to three seconds later; systemd at the next boot.
+    """
+    state = "written" if is_there else "removed"
+    for tell in _readers(tree, target, is_there=is_there):
+        try:
+            tell()
+        except HostError as error:
+            text = f"{target} is {state}, but its reader was not told: {error.message}"
+            warnings.warn(f"{text}; {error.hint}", stacklevel=2)
+
+
+def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Callable[[], None]]:
+    """What tells those who read a file of this machine."""
+    if not tree.is_machine:
         return
     if target.parent == RULES:
-        uevents.reload_rules(tree)
+        yield partial(uevents.reload_rules, tree, _PATIENCE)
     elif target == UNIT and has_systemd(tree):
+        systemctl = partial(tree.call, "systemctl", limit=_PATIENCE)
         if not is_there:
-            tree.call("systemctl", "--no-block", "stop", UNIT.name)
-        tree.call("systemctl", "daemon-reload")
+            yield partial(systemctl, "--no-block", "stop", UNIT.name)
+        yield partial(systemctl, "daemon-reload")
         if is_there:
-            tree.call("systemctl", "--no-block", "start", UNIT.name)
+            yield partial(systemctl, "--no-block", "start", UNIT.name)
+    elif target in vgpu_service.FILES and has_systemd(tree):
+        # what they start is for the next boot
+        yield partial(tree.call, "systemctl", "daemon-reload", limit=_PATIENCE)

@@ -26,7 +26,7 @@ from vfiomgr.executor.worker import Crew, Result
 from vfiomgr.host import stuck, uevents
 from vfiomgr.host.iommu import group_number
 from vfiomgr.model.gpu_step import RunSriovManage
-from vfiomgr.model.host_step import RebuildInitramfs
+from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
@@ -141,13 +141,6 @@ def _do_inverse(step: Step, tree: HostTree) -> None:
         perform(inverse, tree)
 
 
-def _own_deadline(step: Step) -> float | None:
-    """Seconds for a step that takes longer than others; None for the deadline of all."""
-    if isinstance(step, RebuildInitramfs):
-        return IMAGE_DEADLINE
-    return DIVIDING_DEADLINE if isinstance(step, RunSriovManage) else None
-
-
 class _Work:
     """One run: its steps, and those that were begun."""
 
@@ -168,7 +161,7 @@ class _Work:
                 self.begun.append(number)
                 schedule.begin(number)
                 on_step(self._steps[number])
-                self._crew.start(number, _own_deadline(self._steps[number]))
+                self._crew.start(number, _seconds(self._steps[number]))
             result = self._crew.wait_a_moment()
             if result is None:
                 continue
@@ -215,7 +208,7 @@ class _Work:
             if inverse is None or (left and isinstance(inverse, ForgetOrigin)):
                 continue  # a function that is not back yet still needs its record
             _note(self._journal, "undo-begin", step=number)
-            self._crew.start(len(self._steps) + number, _own_deadline(inverse))
+            self._crew.start(len(self._steps) + number, _seconds(inverse))
             failed = self._failed_undo(number, inverse, self._crew.wait())
             left += [failed] if failed else []
             if not failed:
@@ -232,8 +225,8 @@ class _Work:
             return f"{inverse.describe()} ({result.error})"
         return None
 
-    def _leave_stuck(self, steps: Sequence[Step], results: Sequence[Result]) -> StuckInKernel:
-        """Record what the kernel has not returned from; the journal gets no end."""
+    def _leave_stuck(self, steps: Sequence[Step], results: Sequence[Result]) -> RollbackIncomplete:
+        """Record what has not come to its end; the journal gets none either."""
         told: list[str] = []
         devices: list[str] = []
         for result in results:
@@ -244,6 +237,8 @@ class _Work:
             if name is not None:
                 stuck.mark(self._tree, name, pid, step.describe())
                 devices.append(name)
+            elif isinstance(step, RebuildInitramfs):
+                return _late(step)
         message = f"the kernel has not returned from: {'; '.join(told)}"
         locks = frozenset(self._lock_of(device) for device in devices)
         pid = results[0].stuck_pid or 0
@@ -255,6 +250,30 @@ class _Work:
             return f"vgpu-{device}"
         group = group_number(self._tree, PCI_DEVICES / device)
         return f"device-{device}" if group is None else f"group-{group}"
+
+
+def _seconds(step: Step) -> float | None:
+    """The deadline of a step that waits for programs; None for that of all others."""
+    match step:
+        case RebuildInitramfs():
+            return IMAGE_DEADLINE
+        case RunSriovManage():
+            return DIVIDING_DEADLINE
+        case ReplaceFile():
+            return DEADLINE  # its readers have their own, which is shorter
+        case _:
+            return None
+
+
+def _late(step: RebuildInitramfs) -> RollbackIncomplete:
+    """Not the kernel is late, but a program, which is left to come to its end."""
+    command = step.commands()[0]
+    return RollbackIncomplete(
+        f"{command} has not ended within {IMAGE_DEADLINE:g} seconds, and goes on by itself; "
+        "all else is done",
+        "look for it with ps; once it has ended, vfiomgr recover --finish keeps what was done, "
+        "vfiomgr recover undoes it",
+    )
 
 
 def _note(journal: Journal, event: str, **details: object) -> None:

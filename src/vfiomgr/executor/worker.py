@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import time
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 _MESSAGE_LIMIT = 4096
 """PIPE_BUF: a message of this length is written, and read, in one piece."""
 
-
+_MOST_WARNINGS = 3
+"""Of one task; there is room for their beginnings beside an error."""
 _PATIENCE = 0.05
 """Seconds until another worker is hired: a fork costs more than most steps."""
 
@@ -101,8 +103,10 @@ class Child:
             self.is_alive = False
             cause = "the process that carried the step out was ended from outside"
             return Result(self.task, HostError(cause, "run the command again; see dmesg"))
-        said = json.loads(message)
-        return Result(self.task, _Error(*said) if said else None)
+        error, told = json.loads(message)
+        for text in told:
+            warnings.warn(text, stacklevel=2)
+        return Result(self.task, _Error(*error) if error else None)
 
     @property
     def pipes(self) -> tuple[int, int]:
@@ -143,17 +147,19 @@ def _serve(tasks: Sequence[Task], requests: int, replies: int, closed: Sequence[
 
 
 def _attempt(task: Task) -> bytes:
-    """Carry out a task and tell what came of it: `null`, or an error's message and remedy."""
-    try:
-        task()
-    except VfiomgrError as error:
-        said = [error.message, error.hint]
-    except Exception as error:  # noqa: BLE001 - a defect too is told, and rolled back
-        said = [f"unexpected {type(error).__name__}: {error}", "this is a defect of vfiomgr"]
-    else:
-        return b"null"
-    for limit in (_MESSAGE_LIMIT, _MESSAGE_LIMIT // 32):  # JSON may take 12 bytes for a character
-        message = json.dumps([text[:limit] for text in said]).encode()
+    """Carry out a task and tell what came of it: an error's message and remedy, and warnings."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            task()
+        except VfiomgrError as error:
+            said = [error.message, error.hint]
+        except Exception as error:  # noqa: BLE001 - a defect too is told, and rolled back
+            said = [f"unexpected {type(error).__name__}: {error}", "this is a defect of vfiomgr"]
+    told = [str(warning.message) for warning in caught[:_MOST_WARNINGS]]
+    for limit in (_MESSAGE_LIMIT, _MESSAGE_LIMIT // 64):  # JSON may take 12 bytes for a character
+        message = json.dumps([[text[:limit] for text in texts] for texts in (said, told)]).encode()
         if len(message) <= _MESSAGE_LIMIT:
             break
     return message

@@ -1,4 +1,4 @@
-"""Reads that the kernel may never answer, made by a child process with a deadline.
+"""Questions that the kernel may never answer, asked by a child process with a deadline.
 
 `driver_override`, `sriov_numvfs` and, in some kernels, `uevent` are shown under the lock of the
 device (device_lock in drivers/pci/pci-sysfs.c, drivers/pci/iov.c and drivers/base/core.c), which
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
+
+    Questions = Mapping[str, Callable[[], Iterable[str | None]]]
 
 DEADLINE = 1.0
 """Seconds for one attribute; the kernel answers in microseconds, or never."""
@@ -46,24 +49,27 @@ def read_attributes(
     tree: HostTree, groups: Mapping[str, Sequence[HostPath]]
 ) -> dict[str, tuple[str | None, ...] | None]:
     """The attributes of each group, in their order; None for a group that gets no answer."""
-    if not tree.can_hang:
-        return {name: tuple(map(tree.read, paths)) for name, paths in groups.items()}
+    questions = {name: partial(_read, tree, paths) for name, paths in groups.items()}
     found: dict[str, tuple[str | None, ...] | None] = {}
-    while left := {name: paths for name, paths in groups.items() if name not in found}:
-        found |= _read_in_child(tree, left)
+    while left := {name: question for name, question in questions.items() if name not in found}:
+        found |= ask(tree, left)
         if len(found) < len(groups):
             found[next(name for name in groups if name not in found)] = None
     return found
 
 
-def _read_in_child(
-    tree: HostTree, groups: Mapping[str, Sequence[HostPath]]
-) -> dict[str, tuple[str | None, ...]]:
-    """What a child could read before it came to an end, or stopped to answer."""
+def _read(tree: HostTree, paths: Sequence[HostPath]) -> Iterable[str | None]:
+    return map(tree.read, paths)
+
+
+def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...]]:
+    """The answers up to the first question that gets none; it and later ones are left out."""
+    if not tree.can_hang:
+        return {name: tuple(question()) for name, question in questions.items()}
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _answer(tree, groups, sink, source)
+        _answer(questions, sink, source)
     os.close(sink)
     try:
         lines, has_ended = _receive(source)
@@ -74,20 +80,18 @@ def _read_in_child(
             os.waitpid(pid, 0)
     else:
         os.kill(pid, _KILL)  # it dies as soon as the kernel lets go of it
-    return dict(zip(groups, map(_values, lines), strict=False))
+    return dict(zip(questions, map(_values, lines), strict=False))
 
 
-def _answer(
-    tree: HostTree, groups: Mapping[str, Sequence[HostPath]], sink: int, source: int
-) -> None:
-    """Be the child: one line for each group."""
+def _answer(questions: Questions, sink: int, source: int) -> None:
+    """Be the child: one line for each question."""
     status = 1
     try:
         become_silent([source])
         os.closerange(3, sink)  # it never writes, and must not keep anybody's lock
         os.closerange(sink + 1, os.sysconf("SC_OPEN_MAX"))
         with open(sink, "wb", buffering=0) as out:
-            out.writelines(_line(map(tree.read, paths)) for paths in groups.values())
+            out.writelines(_line(question()) for question in questions.values())
         status = 0
     finally:
         os._exit(status)

@@ -2,60 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
-from vfiomgr.host import bounded, stuck
+from vfiomgr.host import bounded, function, stuck
+from vfiomgr.host.function import Function
 from vfiomgr.host.vpd import read_serial
 from vfiomgr.model import path
 from vfiomgr.model.origin import DriverState
-from vfiomgr.model.pci import UNKNOWN_CALL, Bar, DeviceIdentity, PciAddress, PciDevice, is_address
+from vfiomgr.model.pci import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevice, is_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.host.names import Names
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.path import HostPath
 
-_CONFIG_BYTES = 16
-"""As far as the header type; each dword more is another access to the device."""
-_HEADER_TYPE_OFFSET = 0x0E
-_HEADER_TYPE_MASK = 0x7F
-_BARS = 6
-_IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
-"""Flags of the third column of `resource` (include/linux/ioport.h)."""
 _ASLEEP = "suspended"
 """Reading the configuration space of a function in this state would wake it (pci_read_config)."""
-_MODALIAS = re.compile(
-    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
-    r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
-)
-"""All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
-_RESOURCE = re.compile(r"(0x[0-9a-f]+) (0x[0-9a-f]+) (0x[0-9a-f]+)")
-_INTEGER = re.compile(r"-?[0-9]+")
-_NODE_DIRECTORIES = {
-    "drm": (re.compile(r"(card|renderD)\d+"), "/dev/dri"),
-    "accel": (re.compile(r"accel\d+"), "/dev/accel"),
-}
-_SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
-_NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
-_NVIDIA_GPUS = path.HostPath("/proc/driver/nvidia/gpus")
 _UNDER_LOCK = ("driver_override", "sriov_numvfs")
 """Attributes that are shown under the lock of the device; so is `uevent`, which nobody needs."""
-_VIRTFN = re.compile(r"virtfn(\d+)")
-
-
-class _Identifiers(NamedTuple):
-    """What a function is, in hexadecimal digits without prefix."""
-
-    vendor_id: str
-    device_id: str
-    subsystem_id: str
-    class_code: str
 
 
 def read_devices(
@@ -143,62 +111,34 @@ def read_device(
     """
     directory = path.PCI_DEVICES / name
     modalias = tree.read(directory / "modalias") or None
-    identifiers = _identifiers(tree, directory, modalias)
-    if identifiers is None:
+    known = function.identifiers_of(tree, directory, modalias)
+    if known is None:
         return None
-    entries = frozenset(tree.children(directory))
-
-    def read(attribute: str) -> str | None:
-        """What a function has not is not opened in vain."""
-        return (tree.read(directory / attribute) or None) if attribute in entries else None
-
-    def link_name(link: str) -> str | None:
-        return tree.link_name(directory / link) if link in entries else None
-
-    if locked is None:
-        locked = Locked(*map(read, _UNDER_LOCK))
-    runtime_status = tree.read(directory / "power/runtime_status") or None
-    is_asleep = locked.stuck is not None or runtime_status == _ASLEEP
-    config = b"" if is_asleep else _config_header(tree, directory)
-    name_of_device, class_name = names.of(
-        directory, identifiers.vendor_id, identifiers.device_id, identifiers.class_code, modalias
+    found = Function(tree, directory)
+    locked = locked or Locked(*map(found.read, _UNDER_LOCK))
+    service, power = function.service_of(found), function.power_of(found)
+    is_asleep = locked.stuck is not None or power["runtime_status"] == _ASLEEP
+    own_name, class_name = names.of(
+        directory, known.vendor_id, known.device_id, known.class_code, modalias
     )
-    driver = link_name("driver")
-    vfio_device = _vfio_device(tree, directory, entries)
     return PciDevice(
         address=PciAddress.parse(name),
-        name=name_of_device,
-        vendor_id=identifiers.vendor_id,
-        device_id=identifiers.device_id,
-        subsystem_id=identifiers.subsystem_id,
-        class_code=identifiers.class_code,
+        name=own_name,
+        vendor_id=known.vendor_id,
+        device_id=known.device_id,
+        subsystem_id=known.subsystem_id,
+        class_code=known.class_code,
         class_name=class_name,
-        revision=_hexadecimal(read("revision")) or "00",
-        header_type=_header_type(config),
-        bridge_path=_bridge_path(tree, directory),
-        driver=driver,
-        driver_override=_override(locked.driver_override),
-        driver_module=(modules or DriverModules(tree)).of(driver),
+        driver_override=function.override(locked.driver_override),
+        driver_module=(modules or DriverModules(tree)).of(service["driver"]),
         modalias=modalias,
-        iommu_group=_number(link_name("iommu_group")),
-        numa_node=_numa_node(read("numa_node")),
-        physical_function=_address(link_name("physfn")),
-        virtual_functions=_virtual_functions(tree, directory, entries),
-        sriov_totalvfs=_number(read("sriov_totalvfs")),
-        sriov_numvfs=_number(locked.sriov_numvfs),
-        sriov_drivers_autoprobe=_flag(read("sriov_drivers_autoprobe")),
         is_boot_display=False,
-        is_responsive=_is_alive(config),
-        vfio_device=vfio_device,
-        vfio_cdev=vfio_device is not None and tree.exists(path.VFIO_CDEVS / vfio_device),
-        reset_method=tuple((read("reset_method") or "").split()),
-        power_state=read("power_state"),
-        power_control=tree.read(directory / "power/control") or None,
-        runtime_status=runtime_status,
-        d3cold_allowed=_flag(read("d3cold_allowed")),
-        nodes=_nodes(tree, directory, entries, driver),
-        bars=_bars(read("resource")),
         stuck=locked.stuck,
+        **service,
+        **power,
+        **function.place_of(found),
+        **function.sriov_of(found, locked.sriov_numvfs),
+        **function.registers_of(found, is_asleep=is_asleep),
     )
 
 
@@ -207,13 +147,13 @@ def read_identity(
 ) -> DeviceIdentity | None:
     """What is at an address now; None where there is nothing."""
     directory = path.pci_device(address)
-    identifiers = _identifiers(tree, directory, tree.read(directory / "modalias"))
-    if identifiers is None:
+    known = function.identifiers_of(tree, directory, tree.read(directory / "modalias"))
+    if known is None:
         return None
     return DeviceIdentity(
         address=address,
-        **identifiers._asdict(),
-        bridge_path=_bridge_path(tree, directory),
+        **known._asdict(),
+        bridge_path=function.bridge_path(tree, directory),
         serial=read_serial(tree, address) if with_serial else None,
     )
 
@@ -223,146 +163,21 @@ def read_driver_state(
 ) -> DriverState:
     """Which driver has a function now, and its override; `with_pins` reset and D3cold too."""
     directory = path.pci_device(address)
+    allowed = tree.read(directory / "d3cold_allowed") if with_pins else None
     return DriverState(
         driver=tree.link_name(directory / "driver"),
-        driver_override=_override(tree.read(directory / "driver_override")),
+        driver_override=function.override(tree.read(directory / "driver_override")),
         power_control=tree.read(directory / "power/control") or None,
         reset_method=tree.read(directory / "reset_method") if with_pins else None,
-        d3cold_allowed=_flag(tree.read(directory / "d3cold_allowed")) if with_pins else None,
+        d3cold_allowed=function.flag(allowed),
     )
 
 
 def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddress, ...]:
     """The virtual functions of a physical one, by its links."""
-    directory = path.pci_device(address)
-    return _virtual_functions(tree, directory, frozenset(tree.children(directory)))
+    return function.virtual_functions_of(Function(tree, path.pci_device(address)))
 
 
 def answers(tree: HostTree, address: PciAddress) -> bool:
     """Whether the configuration space still reads as something else than all ones."""
-    return _is_alive(_config_header(tree, path.pci_device(address)))
-
-
-def _is_alive(config: bytes) -> bool:
-    """A dead function reads as all ones; a virtual one does so in its vendor and device alone."""
-    return not config or config.count(0xFF) < len(config)
-
-
-def _hexadecimal(text: str | None) -> str | None:
-    return None if not text else text.removeprefix("0x").lower()
-
-
-def _flag(text: str | None) -> bool | None:
-    return text == "1" if text else None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
-
-
-def _numa_node(text: str | None) -> int | None:
-    """None for -1, which means that the firmware did not say."""
-    node = _number(text)
-    return None if node is None or node < 0 else node
-
-
-def _override(text: str | None) -> str | None:
-    """None where unset: the kernel prints `(null)`, or nothing."""
-    return None if text in (None, "", "(null)") else text
-
-
-def _identifiers(tree: HostTree, directory: HostPath, modalias: str | None) -> _Identifiers | None:
-    """From `modalias`, or from the single attributes; None where the function is gone."""
-    if match := _MODALIAS.fullmatch(modalias or ""):
-        parts = [part.lower() for part in match.groups()]
-        return _Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
-    vendor, device, code, subvendor, subdevice = (
-        _hexadecimal(tree.read(directory / attribute))
-        for attribute in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
-    )
-    if not (vendor and device and code):
-        return None
-    return _Identifiers(vendor, device, f"{subvendor or '0000'}:{subdevice or '0000'}", code)
-
-
-def _vfio_device(tree: HostTree, directory: HostPath, entries: frozenset[str]) -> str | None:
-    if "vfio-dev" not in entries:
-        return None
-    return next(iter(tree.children(directory / "vfio-dev")), None)
-
-
-def _config_header(tree: HostTree, directory: HostPath) -> bytes:
-    return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
-
-
-def _header_type(config: bytes) -> int | None:
-    if len(config) <= _HEADER_TYPE_OFFSET or not _is_alive(config):
-        return None
-    return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
-
-
-def _bridge_path(tree: HostTree, directory: HostPath) -> str:
-    target = tree.link(directory) or ""
-    return target.partition("devices/")[2].rpartition("/")[0]
-
-
-def _virtual_functions(
-    tree: HostTree, directory: HostPath, entries: frozenset[str]
-) -> tuple[PciAddress, ...]:
-    """In the order of their index, which need not be that of their addresses."""
-    links = sorted((int(match[1]), name) for name in entries if (match := _VIRTFN.fullmatch(name)))
-    targets = (_address(tree.link_name(directory / name)) for _, name in links)
-    return tuple(target for target in targets if target)
-
-
-def _address(name: str | None) -> PciAddress | None:
-    return PciAddress.parse(name) if name is not None and is_address(name) else None
-
-
-def _nodes(
-    tree: HostTree, directory: HostPath, entries: frozenset[str], driver: str | None
-) -> tuple[str, ...]:
-    """The nodes below /dev that the host driver made for a function."""
-    found = [
-        f"{place}/{name}"
-        for kind, (pattern, place) in _NODE_DIRECTORIES.items()
-        if kind in entries
-        for name in tree.children(directory / kind)
-        if pattern.fullmatch(name)
-    ]
-    found += [
-        f"/dev/snd/{name}"
-        for device in (tree.children(directory / "sound") if "sound" in entries else ())
-        for name in tree.children(directory / "sound" / device)
-        if _SOUND_NODE.fullmatch(name)
-    ]
-    return (*found, *(_nvidia_nodes(tree, directory.name) if driver == "nvidia" else ()))
-
-
-def _nvidia_nodes(tree: HostTree, address: str) -> tuple[str, ...]:
-    """`/dev/nvidiaN`, whose number the driver tells; its control node where it does not."""
-    information = tree.read(_NVIDIA_GPUS / address / "information") or ""
-    minor = _NVIDIA_MINOR.search(information)
-    return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)
-
-
-def _bars(resource: str | None) -> tuple[Bar, ...]:
-    """The six BARs of `resource`: start, end and flags, one line each."""
-    bars: list[Bar] = []
-    for index, line in enumerate((resource or "").splitlines()[:_BARS]):
-        match = _RESOURCE.fullmatch(line)
-        if match is None:
-            continue
-        start, end, flags = (int(field, 16) for field in match.groups())
-        if flags & (_IO | _MEM) and end > start:
-            bars.append(
-                Bar(
-                    index=index,
-                    start=start,
-                    size=end - start + 1,
-                    is_memory=bool(flags & _MEM),
-                    is_64bit=bool(flags & _MEM_64),
-                    is_prefetchable=bool(flags & _PREFETCH),
-                )
-            )
-    return tuple(bars)
+    return function.is_alive(function.config_header(tree, path.pci_device(address)))

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.host import config, modules, nvidia, persistence, users, uses, vgpu_marks, wedged
+from vfiomgr.host import (
+    config,
+    definitions,
+    modules,
+    nvidia,
+    persistence,
+    users,
+    uses,
+    vgpu_marks,
+    wedged,
+)
 from vfiomgr.model.path import SRIOV_MANAGE
 
 if TYPE_CHECKING:
@@ -42,6 +52,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         vgpu_marks=vgpu_marks.read_marks(tree),
         wedged=wedged.read_wedged(tree),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
+        definitions=definitions.read_definitions(tree, host.vgpus),
     )
 
 

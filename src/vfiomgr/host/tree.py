@@ -20,6 +20,8 @@ _PROGRAM_DEADLINE = 15.0
 _DEATH_DEADLINE = 0.5
 """Seconds for a killed program to end: in the hands of a driver it may never do."""
 _PERMISSIONS = 0o7777
+_SAID = 1000
+"""Characters that an error quotes of what a program said at last."""
 
 
 class HostTree:
@@ -43,8 +45,13 @@ class HostTree:
 
     @property
     def runs_programs(self) -> bool:
-        """Whether programs can be run: they act on the machine itself, and on no other root."""
-        return not self._prefix
+        """Whether programs of this host can be run: only the machine's own can."""
+        return self.is_machine
+
+    @property
+    def is_machine(self) -> bool:
+        """Whether it is the root of the machine that vfiomgr runs on, where programs act."""
+        return self.root == "/"
 
     @property
     def can_hang(self) -> bool:
@@ -306,28 +313,39 @@ class HostTree:
             os.close(descriptor)
 
     def call(self, *command: str, limit: float | None = 60) -> None:
-        """Run a program of this machine, and wait for its end.
+        """Run a program of this machine, and wait for its end, at most `limit` seconds.
+
+        It writes into a file, and so outlives this process where that is ended: no pipe breaks.
 
         Raises:
             ProgramFailed: with what the program said.
 
         """
         import subprocess  # noqa: PLC0415 - reading needs none
+        import tempfile  # noqa: PLC0415 - slow to import
 
-        shown = " ".join(command)
-        try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=limit
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            message = f"{shown} did not work: {error}"
-            remedy = "run it by hand to see why"
-            raise ProgramFailed(message, remedy, status=None, said="") from error
-        if result.returncode:
-            said = (result.stderr or result.stdout).strip()
-            message = f"{shown} ended with {result.returncode}: {said}"
-            remedy = "run it by hand to see why"
-            raise ProgramFailed(message, remedy, status=result.returncode, said=said)
+        shown, remedy = " ".join(command), "run it by hand to see why"
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            try:
+                status = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    timeout=limit,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                message = f"{shown} has not ended within {limit:g} seconds, and was ended"
+                raise ProgramFailed(message, remedy, status=None, said="") from None
+            except OSError as error:
+                message = f"{shown} cannot be run: {error.strerror}"
+                raise ProgramFailed(message, remedy, status=None, said="") from error
+            output.seek(0)
+            said = " ".join(output.read().split())[-_SAID:]
+        if status:
+            message = f"{shown} ended with {status}: {said}"
+            raise ProgramFailed(message, remedy, status=status, said=said)
 
     def load_module(self, name: str) -> None:
         """Load a kernel module by name.

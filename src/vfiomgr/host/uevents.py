@@ -34,7 +34,7 @@ def is_settled(tree: HostTree, node: HostPath) -> bool:
     (sd_device_get_is_initialized in systemd). True where no udevd runs, and on other hosts than
     this machine.
     """
-    if tree.root != "/" or not tree.exists(_UDEVD):
+    if not tree.is_machine or not tree.exists(_UDEVD):
         return True
     number = tree.device_number(node)
     return number is not None and tree.exists(_DATABASE / f"c{number[0]}:{number[1]}")
@@ -67,7 +67,7 @@ def _rules(tree: HostTree) -> Iterator[str]:
                 yield data.decode(errors="replace")
 
 
-def reload_rules(tree: HostTree) -> None:
-    """Have udevd read its rules now; nothing where none runs."""
-    if tree.root == "/" and tree.exists(_UDEVD):
-        tree.call("udevadm", "control", "--reload")
+def reload_rules(tree: HostTree, seconds: float) -> None:
+    """Have udevd read its rules now, within some seconds; nothing where none runs."""
+    if tree.is_machine and tree.exists(_UDEVD):
+        tree.call("udevadm", "control", "--reload", limit=seconds)

@@ -1,30 +1,49 @@
-"""Who uses a device: open device nodes by process, and by the unit that the process runs in."""
+"""Who uses a device: processes that have its nodes open or mapped, and the units they run in.
+
+Not seen: packet sockets, which the kernel takes from an interface that goes (packet_notifier), and
+what counts the users of a module, not of a device (/sys/module/MODULE/refcnt).
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 
+from vfiomgr.host import bounded
 from vfiomgr.host.uses import functions_below
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.snapshot import DeviceUser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.pci import PciAddress
 
+    Disks = Mapping[str, tuple[PciAddress, ...]]
+
 _PROC = HostPath("/proc")
-_WATCHED = ("/dev/vfio/", "/dev/dri/", "/dev/accel/", "/dev/snd/", "/dev/nvidia", "/dev/kfd")
+_WATCHED = (
+    "/dev/vfio/",
+    "/dev/dri/",
+    "/dev/accel/",
+    "/dev/snd/",
+    "/dev/infiniband/",
+    "/dev/nvidia",
+    "/dev/kfd",
+)
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 _CLASSES = ("block", "nvme", "scsi_generic")
 """Classes whose nodes rest on functions in more than one way: partitions, LVM, RAID."""
+_NODES = "/dev/"
+_GONE = " (deleted)"
 
 
 def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
-    """Processes that have a watched node open; None where some process cannot be looked into.
+    """Processes that use a watched node; None where some process cannot be looked into.
 
     The descriptors of other users' processes can be read by root alone; a recording has none.
     """
@@ -33,9 +52,15 @@ def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
         return None
     disks = _nodes_of_disks(tree)
     try:
-        return tuple(user for pid in pids for user in _users_of_process(tree, pid, disks))
+        opened = {pid: nodes for pid in pids if (nodes := _opened(tree, pid)) is not None}
     except PermissionError:
         return None
+    mapped = _mapped(tree, opened)
+    return tuple(
+        user
+        for pid, nodes in opened.items()
+        for user in _users(tree, pid, {*nodes, *mapped.get(pid, ())}, disks)
+    )
 
 
 def _shows_all(tree: HostTree) -> bool:
@@ -59,16 +84,46 @@ def _nodes_of_disks(tree: HostTree) -> dict[str, tuple[PciAddress, ...]]:
     return found
 
 
-def _users_of_process(
-    tree: HostTree, pid: str, disks: Mapping[str, tuple[PciAddress, ...]]
-) -> Iterator[DeviceUser]:
+def _opened(tree: HostTree, pid: str) -> set[str] | None:
+    """Nodes that a process has open; None of one without descriptors, as kernel threads are."""
     directory = _PROC / pid / "fd"
     try:
         names = os.listdir(tree.locate(directory / ""))
     except (FileNotFoundError, ProcessLookupError):
-        return  # it ended meanwhile
-    targets = {tree.link(directory / name) for name in names}
-    nodes = sorted(t for t in targets if t is not None and (t.startswith(_WATCHED) or t in disks))
+        return None  # it ended meanwhile
+    targets = filter(None, (tree.link(directory / name) for name in names))
+    return {target for target in targets if target.startswith(_NODES)} if names else None
+
+
+def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | None]]:
+    """Nodes below /dev that processes have mapped: a mapping needs no open descriptor.
+
+    A process that the kernel changes the memory of, perhaps for ever, keeps its maps locked
+    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child asks.
+    """
+    questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
+    found = bounded.ask(tree, questions)
+    silent = next((pid for pid in questions if pid not in found), None)
+    if silent is not None:
+        text = f"process {silent} does not tell what it has mapped, perhaps of a device"
+        warnings.warn(f"{text}; it and later ones are taken to map nothing", stacklevel=2)
+    return found
+
+
+def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:
+    """The paths below /dev in a table of mappings, where the path is the last of six columns."""
+    table, node = tree.read_whole(_PROC / pid / "maps") or b"", b" " + _NODES.encode()
+    if node not in table:
+        return ()
+    paths = {line.split(None, 5)[-1] for line in table.splitlines() if node in line}
+    return tuple(sorted(path.decode(errors="replace").removesuffix(_GONE) for path in paths))
+
+
+def _users(
+    tree: HostTree, pid: str, used: Iterable[str | None], disks: Disks
+) -> Iterator[DeviceUser]:
+    """A process as user of each watched node that it uses."""
+    nodes = sorted(n for n in used if n is not None and (n.startswith(_WATCHED) or n in disks))
     if not nodes:
         return
     command = tree.read(_PROC / pid / "comm") or "?"

@@ -7,7 +7,8 @@ import re
 from vfiomgr.errors import Refusal
 from vfiomgr.model.path import HostPath
 
-UNIT = HostPath("/etc/systemd/system/vfiomgr-persist.service")
+UNITS = HostPath("/etc/systemd/system")
+UNIT = UNITS / "vfiomgr-persist.service"
 _PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+")
 
 
@@ -18,9 +19,6 @@ def render_unit(program: str) -> str:
         Refusal: a path that would have to be quoted.
 
     """
-    if not _PLAIN.fullmatch(program):
-        message = f"no unit of systemd can be written for {program!r}"
-        raise Refusal(message, "install vfiomgr at a path of letters, digits and ._+/- only")
     return f"""\
 # vfiomgr: removed with the last rule, by vfiomgr persist remove.
 [Unit]
@@ -28,7 +26,20 @@ Description=Persisted PCI functions go to their VFIO drivers, also when they are
 After=local-fs.target
 
 [Service]
-ExecStart={program} persist watch
+ExecStart={require_plain(program)} persist watch
 Restart=on-failure
 SuccessExitStatus=130
 """
+
+
+def require_plain(program: str) -> str:
+    """A path that a unit can hold as it is.
+
+    Raises:
+        Refusal: it would have to be quoted.
+
+    """
+    if not _PLAIN.fullmatch(program):
+        message = f"no unit of systemd can be written for {program!r}"
+        raise Refusal(message, "install vfiomgr at a path of letters, digits and ._+/- only")
+    return program

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     # Given to pydantic below, and not imported by lists.
+    from vfiomgr.model.definition import VgpuDefinition
+    from vfiomgr.model.definition_facts import DefinitionFacts, DefinitionProblem  # noqa: TC004
     from vfiomgr.model.initramfs import Initramfs  # noqa: TC004
     from vfiomgr.model.persistence import (
         DriverctlOverride,
@@ -117,6 +119,8 @@ class HostSnapshot:
     """
     pci_unlisted: str | None = None
     """Why its PCI functions could not be looked for; None where they could."""
+    definitions: DefinitionFacts | None = None
+    """What is kept of vGPUs that are to be; None where nobody looked."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -139,6 +143,23 @@ class HostSnapshot:
         files = [file for file in self.files if file.path.startswith(DRIVERCTL)]
         found = [entry for entry in map(parse_driverctl, files) if entry is not None]
         return tuple(sorted(found, key=lambda entry: entry.address))
+
+    @property
+    def defined(self) -> DefinitionFacts:
+        """What is kept of vGPUs that are to be; nothing where nobody looked."""
+        from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: PLC0415 - not for lists
+
+        return self.definitions or DefinitionFacts()
+
+    @property
+    def vgpu_definitions(self) -> tuple[VgpuDefinition, ...]:
+        """The mediated devices that are defined, by parent and UUID."""
+        return self.defined.vgpus
+
+    @property
+    def vgpu_definition_problems(self) -> tuple[DefinitionProblem, ...]:
+        """Files that should define vGPUs, and do not."""
+        return self.defined.problems
 
     def binding(self, address: PciAddress) -> PersistedBinding | None:
         """What vfiomgr's rule says about an address."""
@@ -368,12 +389,14 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
 
     # pydantic looks for the names of fields' types among those of this function.
+    from vfiomgr.model import definition_facts  # noqa: PLC0415
+    from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: F401, PLC0415
     from vfiomgr.model.initramfs import Initramfs  # noqa: PLC0415
     from vfiomgr.model.persistence import TextFile  # noqa: PLC0415
     from vfiomgr.model.readiness import PARTS, Readiness  # noqa: F401, PLC0415
     from vfiomgr.model.reset import ResetCapabilities  # noqa: PLC0415
 
-    for part in (*_PARTS, *PARTS, Initramfs, TextFile, ResetCapabilities):
+    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, Initramfs, TextFile, ResetCapabilities):
         part.__pydantic_config__ = {"extra": "forbid"}
     adapter = TypeAdapter(HostSnapshot)
     try:

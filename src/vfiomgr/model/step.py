@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.model import path
+from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
@@ -307,6 +308,7 @@ Step = (
     | CreateMdev
     | RemoveMdev
     | SetVgpuType
+    | SetVgpuAttribute
     | SetAutoprobe
     | SetVfCount
     | RunSriovManage
@@ -331,5 +333,7 @@ def subject(step: Step) -> str | None:
             return str(origin.device.address)
         case CreateMdev(uuid=uuid) | RemoveMdev(uuid=uuid):
             return uuid
+        case SetVgpuAttribute(vgpu=vgpu):
+            return vgpu
         case _:
             return str(step.device.address)

@@ -7,17 +7,33 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.model.intent import (
     Bind,
     CreateVgpu,
+    DefineVgpu,
     ForgetPersisted,
     ImportDriverctl,
     Intent,
     RemoveVgpu,
     Reset,
+    RestoreVgpus,
     SetGpuMode,
     SetVirtualFunctions,
+    StartVgpu,
+    StopVgpu,
     SwitchGpu,
     Unbind,
+    UndefineVgpu,
 )
-from vfiomgr.planner import gpu_mode, passthrough, persistence, reset, sriov, switch, vgpu
+from vfiomgr.planner import (
+    definitions,
+    gpu_mode,
+    passthrough,
+    persistence,
+    reset,
+    restoration,
+    sriov,
+    switch,
+    vgpu,
+    vgpu_start,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.model.plan import Plan
@@ -27,18 +43,30 @@ if TYPE_CHECKING:
 def settled(host: HostSnapshot, intent: Intent) -> Intent:
     """The intent as a journal needs it: with all that only the host as it is can tell."""
     match intent:
+        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
+            return _settled_division(host, intent)
+        case Reset():
+            return reset.settled(host, intent)
+        case CreateVgpu():
+            return vgpu.settled(host, intent)
+        case StartVgpu():
+            return vgpu_start.settled(host, intent)
+        case RestoreVgpus():
+            return restoration.settled(host, intent)
+        case _:
+            return intent
+
+
+def _settled_division(
+    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+) -> Intent:
+    match intent:
         case SetVirtualFunctions():
             return sriov.settled(host, intent)
         case SetGpuMode():
             return gpu_mode.settled(host, intent)
         case SwitchGpu():
             return switch.settled(host, intent)
-        case Reset():
-            return reset.settled(host, intent)
-        case CreateVgpu():
-            return vgpu.settled(host, intent)
-        case _:
-            return intent
 
 
 def plan(host: HostSnapshot, intent: Intent) -> Plan:
@@ -60,6 +88,8 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_remove(host, intent)
         case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
             made = _plan_division(host, intent)
+        case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
+            made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
         case ForgetPersisted():
@@ -82,3 +112,21 @@ def _plan_division(
             return gpu_mode.plan_mode(host, intent)
         case SwitchGpu():
             return switch.plan_switch(host, intent)
+
+
+def _plan_definition(
+    host: HostSnapshot,
+    intent: DefineVgpu | UndefineVgpu | StartVgpu | StopVgpu | RestoreVgpus,
+) -> Plan:
+    """What vGPUs are to be, and bringing them about."""
+    match intent:
+        case DefineVgpu():
+            return definitions.plan_define(host, intent)
+        case UndefineVgpu():
+            return definitions.plan_undefine(host, intent)
+        case StartVgpu():
+            return vgpu_start.plan_start(host, intent)
+        case StopVgpu():
+            return vgpu_start.plan_stop(host, intent)
+        case RestoreVgpus():
+            return restoration.plan_restore(host, intent)

@@ -191,6 +191,16 @@ def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) 
     assert "held by       python3 (PID 812)" in run("show", "0000:02:00.0").stdout
 
 
+def test_an_adapter_whose_verbs_are_open_is_refused(run: Run, kernel: FakeKernel) -> None:
+    kernel.sysfs.make("/sys/bus/pci/devices/0000:05:00.0/infiniband_verbs/uverbs0")
+    kernel.sysfs.put("/proc/813/comm", "ib_write_bw")
+    kernel.sysfs.link_absolute("/proc/813/fd/3", "/dev/infiniband/uverbs0")
+    refused = run("bind", "0000:05:00.0")
+    assert refused.status == 4
+    assert "is open in ib_write_bw (PID 813)" in refused.stderr
+    assert run("bind", "0000:05:00.0", "--allow", "in-use").status == 0
+
+
 def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:
     allow = ["--allow", "mounted-disk", "--allow", "default-route"]
     bound = run("bind", "0000:04:02.0", "--with-group", *allow)

@@ -36,7 +36,8 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
         ("bind 01:00.0 --reset-method x", "--reset-method: 'x'", "--reset-method flr"),
         ("bind --driver", "option '--driver' requires an argument", "e.g. --driver vfio-pci"),
         ("reset --method", "option '--method' requires an argument", "reset 04:00.0 --method flr"),
-        ("vgpu create --type x", "vgpu create wants --parent DEVICE", "--parent 0000:08:00.4"),
+        ("vgpu create --parent", "option '--parent' requires an argument", "--parent 0000:"),
+        ("vgpu create --count 0", "--count: '0' is no whole number from 1 up", "--count"),
         ("libvirt hostdev", "vfiomgr libvirt hostdev wants ADDRESS|UUID", "hostdev 0000:04:00.0"),
         ("show 01:00.0 b", "unexpected extra argument (b)", "e.g. vfiomgr show 0000:04:00.0"),
         ("list --dry-run=x", "'--dry-run' does not take a value", "e.g. --dry-run"),
@@ -108,6 +109,15 @@ def test_every_option_of_every_command_has_an_example_with_a_value() -> None:
             option.type.convert(value, option, context)
             assert value not in (option.metavar, "None", "Sentinel.UNSET"), name
     assert options > 40
+
+
+def test_an_option_that_is_missing_is_named_with_what_it_takes() -> None:
+    option = click.Option(["--into"], required=True, metavar="DIR", default="/srv")
+    command = click.Command("copy", params=[option], help="Copy.\n\nExamples:\n  copy --into /x")
+    context = click.Context(command, info_name="copy")
+    told = explained(click.MissingParameter(ctx=context, param=option), cli, ())
+    assert told.message == "copy wants --into DIR"
+    assert told.hint == "e.g. copy --into /x; copy --help tells more"
 
 
 CONTRADICTIONS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,13 @@ import pytest
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from vfiomgr import api
-from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import (
+    HostError,
+    RollbackIncomplete,
+    RolledBack,
+    StuckInKernel,
+    VfiomgrError,
+)
 from vfiomgr.executor import watch
 from vfiomgr.executor.files import configure
 from vfiomgr.executor.journal import cut_off_runs
@@ -26,6 +33,7 @@ from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
 from vfiomgr.model.path import HostPath, vfio_group_node
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import NodeOwner, render_rule, rule_file
+from vfiomgr.model.service import UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,6 +188,100 @@ def test_an_initramfs_that_cannot_be_made_undoes_all(kernel: FakeKernel) -> None
     with pytest.raises(RolledBack, match="is not made from here"):
         api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
     assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
+
+
+class Deaf:
+    """Programs of this machine that fail, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, *command: str, limit: float | None = 60) -> None:
+        """Fail as the real tree does."""
+        self.asked.append(" ".join(command))
+        assert limit is None or limit <= 10
+        message = f"{self.asked[-1]} ended with 1: no bus"
+        raise HostError(message, "run it by hand to see why")
+
+
+@pytest.fixture
+def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
+    """The fake kernel as the machine itself, with a systemd and a udevd that answer nobody."""
+    put(kernel, "/run/udev/control", "")
+    kernel.sysfs.make("/run/systemd/system")
+    monkeypatch.setattr(type(kernel), "is_machine", True)
+    monkeypatch.setattr("vfiomgr.executor.nodes.UDEV_DEADLINE", 0.0)  # it makes no record either
+    programs = Deaf()
+    monkeypatch.setattr(kernel, "call", programs)
+    return programs
+
+
+MANAGED = replace(PERSIST, program="/usr/bin/vfiomgr")
+
+
+def test_a_reload_that_fails_is_told_and_undoes_nothing(kernel: FakeKernel, deaf: Deaf) -> None:
+    with pytest.warns(UserWarning, match="its reader was not told") as told:
+        api.apply(MANAGED, tree=kernel)
+    assert driver(kernel, GPU) == "vfio-pci"
+    assert {UNIT, rule_file(GPU), rule_file(AUDIO)} <= set(etc(kernel))
+    reload, daemon_reload = "udevadm control --reload", "systemctl daemon-reload"
+    start = f"systemctl --no-block start {UNIT.name}"
+    assert deaf.asked == [reload, reload, daemon_reload, start]
+    texts = [str(warning.message) for warning in told]
+    assert texts[-1] == (
+        f"{UNIT} is written, but its reader was not told: {start} ended with 1: no bus; "
+        "run it by hand to see why"
+    )
+
+
+def test_a_reload_that_fails_leaves_no_roll_back_incomplete(kernel: FakeKernel, deaf: Deaf) -> None:
+    before = etc(kernel)
+    with (
+        pytest.warns(UserWarning, match="its reader was not told") as told,
+        pytest.raises(RolledBack, match="update-initramfs -u -k all ended with 1") as caught,
+    ):
+        api.apply(replace(MANAGED, update_initramfs=True), tree=kernel)
+    assert caught.value.exit_code == 1
+    assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
+    assert f"systemctl --no-block stop {UNIT.name}" in deaf.asked
+    assert any(str(warning.message).startswith(f"{UNIT} is removed, but") for warning in told)
+
+
+def wait_for_ever(*_: object) -> None:
+    """Do as a tool does that takes longer than anybody waits."""
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, finish: bool
+) -> None:
+    kernel.stuck.really = True  # so that steps are carried out by children
+    monkeypatch.setattr("vfiomgr.executor.files._rebuild_initramfs", wait_for_ever)
+    monkeypatch.setattr("vfiomgr.executor.run.IMAGE_DEADLINE", 0.5)
+    before = etc(kernel)
+    with pytest.raises(RollbackIncomplete, match=r"has not ended within 0\.5 seconds") as caught:
+        api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
+    assert not isinstance(caught.value, StuckInKernel)
+    assert caught.value.message.startswith("update-initramfs -u -k all has not ended")
+    assert "kernel" not in caught.value.message
+    assert driver(kernel, GPU) == "vfio-pci"
+    (run,) = api.recover(tree=kernel, finish=finish)
+    assert run.step.startswith("make the initramfs anew")
+    assert (rule_file(GPU) in etc(kernel)) is finish
+    assert driver(kernel, GPU) == ("vfio-pci" if finish else "nvidia")
+    assert finish or etc(kernel) == before
+    assert api.recover(tree=kernel) == ()
+
+
+def test_a_reader_that_takes_longer_than_a_step_may_is_no_stuck_kernel(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.stuck.really = True
+    told = "vfiomgr.executor.files._tell_readers"
+    monkeypatch.setattr(told, lambda *_, **__: time.sleep(3.5))
+    assert api.apply(PERSIST, tree=kernel, deadline=3.0).is_changed
+    assert rule_file(GPU) in etc(kernel)
 
 
 class Story:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,6 +74,40 @@ def test_a_long_message_crosses_whole_where_it_fits(letter: str, *, whole: bool)
     assert isinstance(error, HostError)
     assert said.startswith(error.message)
     assert (error.message == error.hint == said) is whole
+
+
+def test_warnings_cross_with_and_without_an_error() -> None:
+    def warn() -> None:
+        warnings.warn("the reader was not told", stacklevel=1)
+
+    def warn_and_fail() -> None:
+        warn()
+        _fail()
+
+    with crew(warn, warn_and_fail) as workers:
+        for task, fails in ((0, False), (1, True)):
+            workers.start(task)
+            with pytest.warns(UserWarning, match="^the reader was not told$"):
+                result = workers.wait()
+            assert (result.error is not None) is fails
+
+
+def test_many_long_warnings_leave_room_for_the_error() -> None:
+    letter = "\U0001f4a5"
+    long = letter * 500
+
+    def fail() -> None:
+        for number in range(9):
+            warnings.warn(f"{number}{long}", stacklevel=1)
+        raise HostError(long, long)
+
+    with crew(fail) as workers:
+        workers.start(0)
+        with pytest.warns(UserWarning, match=letter) as told:
+            error = workers.wait().error
+    assert isinstance(error, HostError)
+    assert set(error.message + error.hint) == {letter}
+    assert [str(warning.message)[0] for warning in told] == ["0", "1", "2"]
 
 
 def test_a_child_that_does_not_return_is_left_behind_at_the_deadline() -> None:

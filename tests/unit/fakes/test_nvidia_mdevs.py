@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.faults import WouldBlockForEver
+from tests.fakes.faults import PowerCut, WouldBlockForEver
 from tests.fakes.nvidia.cards import A10, A40, A100, L40S, RTX_A6000, RTX_PRO_6000, T4, Card
 from tests.fakes.vgpu_hosts import GPUS, a40_host, nvidia_host, t4_host
 from tests.unit.fakes.vgpu_deeds import available, create, remove, types, uuid, written
+from vfiomgr import api
+from vfiomgr.model.intent import CreateVgpu
 from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, PCI_DRIVERS
 
 if TYPE_CHECKING:
@@ -186,3 +188,22 @@ def test_a_fault_hits_a_creation_as_any_write(kernel: FakeKernel) -> None:
     kernel.fail_after(at=1, errno=errno.EIO)
     assert create(kernel, ONE, "nvidia-558", uuid(1)) == errno.EIO
     assert kernel.children(MDEV_DEVICES) == [uuid(1)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_creation_that_dies_anywhere_can_be_taken_back(tmp_path: Path, late: bool) -> None:  # noqa: FBT001
+    counted = a40_host(tmp_path / "count", total_vfs=2)
+    intent = CreateVgpu((uuid(1),), type="nvidia-558", parent=ONE)
+    api.apply(intent, tree=counted)
+    for at in range(1, len(counted.operations) + 1):
+        kernel = a40_host(tmp_path / str(at), total_vfs=2)
+        before = kernel.state()
+        kernel.kill(at=at, after=late)
+        with pytest.raises(PowerCut):
+            api.apply(intent, tree=kernel)
+        kernel.revive()
+        if api.recover(tree=kernel):
+            assert kernel.state() == before, at
+        api.apply(intent, tree=kernel)
+        assert kernel.children(MDEV_DEVICES) == [uuid(1)], at
+        assert possible(kernel, TWO) == {"nvidia-556", "nvidia-558", "nvidia-568"}

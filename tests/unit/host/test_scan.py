@@ -97,6 +97,15 @@ def test_sound_and_nvidia_nodes_belong_to_their_functions(tmp_path: Path) -> Non
     assert sound.nodes == ("/dev/snd/controlC1", "/dev/snd/pcmC1D0p")
 
 
+def test_nodes_of_infiniband_belong_to_their_adapter(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    adapter = Path(kernel.root, "sys/bus/pci/devices/0000:05:00.0")
+    for name in ("verbs/uverbs3", "verbs/abi_version", "mad/umad3", "mad/issm3"):
+        (adapter / f"infiniband_{name}").mkdir(parents=True)
+    nodes = scan(kernel).device(PciAddress.parse("0000:05:00.0")).nodes
+    assert nodes == tuple(f"/dev/infiniband/{name}" for name in ("uverbs3", "issm3", "umad3"))
+
+
 def test_one_odd_function_hides_no_other(tmp_path: Path) -> None:
     kernel = workstation(tmp_path)
     devices = Path(kernel.root, "sys/bus/pci/devices")

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.host_files import tree_of
 from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -54,6 +57,42 @@ def test_what_is_absent_reads_as_none(tmp_path: Path) -> None:
     assert tree.read(HostPath("/sys/a/b")) is None
     assert tree.link(HostPath("/sys/a")) is None
     assert tree.children(HostPath("/sys/b")) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "words"),
+    [
+        (("sh", "-c", "echo said; echo why >&2; exit 3"), 60, "ended with 3: said why"),
+        (("sleep", "60"), 0.2, "sleep 60 has not ended within 0.2 seconds, and was ended"),
+        (("/nonexistent/program",), 60, "cannot be run: No such file or directory"),
+    ],
+)
+def test_a_program_that_fails_is_told_with_its_words(
+    tmp_path: Path, command: tuple[str, ...], limit: float, words: str
+) -> None:
+    with pytest.raises(HostError, match=words) as caught:
+        HostTree(tmp_path).call(*command, limit=limit)
+    assert caught.value.hint == "run it by hand to see why"
+    HostTree(tmp_path).call("true")
+
+
+def test_a_program_outlives_whoever_waits_for_it(tmp_path: Path) -> None:
+    """An initramfs tool goes on where the process that waits is killed at its deadline."""
+    began, ended = tmp_path / "began", tmp_path / "ended"
+    os.mkfifo(began)
+    script = f"echo > {began}; cat {began} >&2; echo words && echo end > {ended}"
+    waiting = os.fork()
+    if waiting == 0:
+        HostTree(tmp_path).call("sh", "-c", script)
+        os._exit(0)
+    began.read_text()
+    os.kill(waiting, signal.SIGKILL)
+    os.waitpid(waiting, 0)
+    began.write_text("go on\n")
+    deadline = time.monotonic() + 20
+    while not ended.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_missing_attribute_is_not_created_by_a_write(tmp_path: Path) -> None:

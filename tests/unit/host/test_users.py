@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.host_files import tree_of
+from vfiomgr.host import bounded
+from vfiomgr.host.tree import HostTree
 from vfiomgr.host.users import read_users
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.path import HostPath
 
 DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
 MACHINE = "0::/machine.slice/machine-qemu-3-win.scope/libvirt/emulator"
@@ -43,6 +46,70 @@ def test_who_where_and_in_which_unit(tmp_path: Path) -> None:
         "steam (PID 813, app-steam.scope)",
         "bash (PID 814)",
     ]
+
+
+def test_a_mapping_holds_a_node_without_a_descriptor(tmp_path: Path) -> None:
+    nodes = "rw-s 00000000 00:05 600"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        proc/7/comm: cuda
+        proc/7/fd/0 -> /dev/null
+        proc/7/maps: 7f00-7f01 {nodes}    /dev/nvidia0\\n7f02-7f03 {nodes}   /dev/shm/x
+        proc/8/comm: gone
+        proc/8/fd/0 -> /dev/null
+        proc/8/maps: 7f00-7f01 {nodes}    /dev/dri/card1 (deleted)\\n7f02-7f03 {nodes}
+        proc/9/comm: both
+        proc/9/fd/0 -> /dev/nvidia0
+        proc/9/maps: 7f00-7f01 {nodes}    /dev/nvidia0
+        proc/10/comm: kernel-thread
+        proc/10/maps: 7f00-7f01 {nodes}    /dev/nvidia0
+        """,
+    )
+    (tmp_path / "proc/10/fd").mkdir()
+    assert [(user.pid, user.node) for user in read_users(tree) or ()] == [
+        (7, "/dev/nvidia0"),
+        (8, "/dev/dri/card1"),
+        (9, "/dev/nvidia0"),
+    ]
+
+
+def test_nodes_of_infiniband_are_watched(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/7/comm: ib_write_bw
+        proc/7/fd/3 -> /dev/infiniband/uverbs0
+        """,
+    )
+    assert [user.node for user in read_users(tree) or ()] == ["/dev/infiniband/uverbs0"]
+
+
+def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(HostTree):
+        can_hang = True
+
+        def read_whole(self, path: HostPath) -> bytes | None:
+            """As the real tree; the second process has its mappings locked."""
+            if path == "/proc/12/maps":
+                time.sleep(3600)
+            return super().read_whole(path)
+
+    for pid in (11, 12, 13):
+        tree_of(
+            tmp_path,
+            f"""
+            proc/{pid}/comm: p{pid}
+            proc/{pid}/fd/0 -> /dev/null
+            proc/{pid}/maps: 7f00-7f01 rw-s 00000000 00:05 600    /dev/nvidia0
+            """,
+        )
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    with pytest.warns(UserWarning, match="process 12 does not tell what it has mapped"):
+        users = read_users(Hanging(tmp_path))
+    assert [user.pid for user in users or ()] == [11]
 
 
 def disk_tree(root: Path, opened: str) -> HostTree:

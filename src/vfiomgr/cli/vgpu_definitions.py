@@ -1,0 +1,268 @@
+"""`vfiomgr vgpu define`, `undefine`, `start`, `stop`, `restore`, and `list --defined`."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.change import own_program, plan_or_apply, print_outcome, step_report
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.vgpu_names import name_of, uuid_of
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.model.definition import Configuration, read_configuration
+from vfiomgr.model.intent import (
+    Allowance,
+    DefineVgpu,
+    RestoreVgpus,
+    StartVgpu,
+    StopVgpu,
+    UndefineVgpu,
+)
+from vfiomgr.model.step import subject
+from vfiomgr.planner.definitions import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.executor.restoration import Restored
+
+_FORMAT = "mdevctl(8) shows the format, under CONFIGURATION FILE FORMAT"
+
+
+def add_commands(group: click.Group) -> None:
+    """Make these commands part of `vfiomgr vgpu`."""
+    for command in (define, undefine, start, stop, restore):
+        group.add_command(command)
+
+
+@click.command("define")
+@click.option("--parent", metavar="DEVICE", help="What makes it, e.g. a virtual function.")
+@click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
+@click.option("--uuid", metavar="UUID", help="Its name; of one that is active or defined already.")
+@click.option("--auto/--manual", "autostart", default=None, help="Whether it starts by itself.")
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What is written to it as it starts, in this order; replaces all that was defined.",
+)
+@click.option("--jsonfile", metavar="FILE", help="Type, start and attributes as mdevctl has them.")
+@session_options()
+@click.pass_obj
+def define(
+    session: Session,
+    *,
+    parent: str | None,
+    type_name: str | None,
+    uuid: str | None,
+    autostart: bool | None,
+    attributes: tuple[str, ...],
+    jsonfile: str | None,
+) -> None:
+    """Keep what a vGPU is to be, and print its name; nothing is made now.
+
+    What is left out comes from the vGPU that is active, or stays as it is defined already. The
+    files are mdevctl's (/etc/mdevctl.d), so that either tool starts what the other defined; what
+    becomes of virtual functions in the vendor's own interface mdevctl does not know: that is kept
+    in /etc/vfiomgr/vgpu.d.
+
+    With --auto it starts when its parent comes: by mdevctl's rule of udev, where that works, or by
+    a service that is written for it.
+
+    \b
+    Examples:
+      vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q --auto
+      vfiomgr vgpu define --uuid f715f63c-0d00-4007-9c5a-b07b0c6c05de --auto
+      vfiomgr vgpu define --parent mtty --type mtty-2 --attribute power/control=on
+      vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q \\
+          --attribute nvidia/vgpu_params=frame_rate_limiter=0,disable_vnc=1
+      vfiomgr vgpu define --parent mtty --jsonfile vgpu.json --dry-run
+    """
+    if parent is None and uuid is None:
+        message = "which vGPU? There is no --uuid of one, and no --parent for a new one"
+        raise UsageError(message, "vfiomgr vgpu list shows those that are active")
+    read = None
+    if jsonfile is not None:
+        if type_name or attributes or autostart is not None:
+            message = "--jsonfile says of which type it is, how it starts, and its attributes"
+            raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
+        read = _configuration(jsonfile)
+    name = _name_to_define(session, parent, uuid)
+    intent = DefineVgpu(
+        name,
+        parent=None if name == parent else parent,
+        type=read.type_id if read else type_name,
+        attributes=read.attributes if read else tuple(map(_attribute, attributes)) or None,
+        autostart=read.autostart if read else autostart,
+        program=own_program(),
+    )
+    outcome = plan_or_apply(session, intent)
+    if outcome is None:
+        return
+    if session.format != "table":
+        print_outcome(session, outcome, [], name=name)
+        return
+    for text in outcome.plan.notes:
+        note(text)
+    for text in outcome.plan.already:
+        note(text if outcome.is_changed else f"{text}: nothing to do")
+    click.echo(name)
+
+
+def _name_to_define(session: Session, parent: str | None, uuid: str | None) -> str:
+    """The UUID that was given, the address of a virtual function, or a fresh UUID."""
+    if uuid is not None:
+        return uuid_of(uuid)
+    place = canonical(parent or "")
+    parents = session.devices().vgpu_parents
+    if any(known.name == place and known.family == "vendor-vfio" for known in parents):
+        return place
+    return str(uuids.uuid4())
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        message = f"--attribute {text} has no ="
+        raise UsageError(message, "write NAME=VALUE, e.g. nvidia/vgpu_params=disable_vnc=1")
+    return name, value
+
+
+def _configuration(source: str) -> Configuration:
+    try:
+        with open(source, encoding="utf-8") as file:
+            return read_configuration(file.read(), is_input=True)
+    except OSError as error:
+        message = f"--jsonfile {source}: {error.strerror}"
+        raise UsageError(message, _FORMAT) from None
+    except UnicodeDecodeError:
+        message = f"{source}: it is no UTF-8 text"
+        raise InvalidDocument(message, _FORMAT) from None
+    except InvalidDocument as error:
+        message = f"{source}: {error.message}"
+        raise InvalidDocument(message, _FORMAT) from None
+
+
+@click.command("undefine")
+@click.argument("name", nargs=-1, required=True)
+@click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
+@session_options()
+@click.pass_obj
+def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
+    """Forget what vGPUs are to be; those that are active stay.
+
+    A file that cannot be read as a definition is removed too, where its name is the UUID.
+
+    \b
+    Examples:
+      vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu undefine 0000:41:00.4 --dry-run
+    """
+    outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
+    if outcome is not None:
+        steps = outcome.plan.steps if outcome.is_changed else ()
+        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+
+
+@click.command("start")
+@click.argument("name", nargs=-1, required=True)
+@click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
+@session_options()
+@click.pass_obj
+def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
+    """Make vGPUs as they are defined, with their attributes; all or none.
+
+    One that is active already stays; an attribute that reads otherwise than it is defined is
+    written again, unless a guest holds the vGPU.
+
+    \b
+    Examples:
+      vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu start 0000:41:00.4 0000:41:00.5
+    """
+    outcome = plan_or_apply(session, StartVgpu(tuple(map(name_of, name)), parent))
+    if outcome is not None:
+        done = _changed(outcome)
+        print_outcome(session, outcome, [f"started {text}" for text in done], vgpus=done)
+
+
+@click.command("stop")
+@click.argument("name", nargs=-1, required=True)
+@click.option(
+    "--allow",
+    type=click.Choice(["in-use"]),
+    multiple=True,
+    help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
+)
+@session_options()
+@click.pass_obj
+def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Allowance, ...]) -> None:
+    """Remove vGPUs, and keep their definitions; one that a guest holds is refused.
+
+    \b
+    Examples:
+      vfiomgr vgpu stop f715f63c-0d00-4007-9c5a-b07b0c6c05de
+    """
+    outcome = plan_or_apply(session, StopVgpu(tuple(map(name_of, name)), frozenset(allow)))
+    if outcome is not None:
+        done = _changed(outcome)
+        print_outcome(session, outcome, [f"stopped {text}" for text in done], vgpus=done)
+
+
+def _changed(outcome: api.Outcome) -> list[str]:
+    """The vGPUs that a run was about, without those that were as wanted."""
+    steps = outcome.plan.steps if outcome.is_changed else ()
+    return list(dict.fromkeys(name for step in steps if (name := subject(step)) is not None))
+
+
+@click.command("restore")
+@click.option("--boot", is_flag=True, help="As the service does: leave mdevctl what it starts.")
+@click.option("--parent", metavar="DEVICE", help="Of this device alone.")
+@session_options()
+@click.pass_context
+def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
+    """Make all vGPUs that are defined to start by themselves, as far as they can be made.
+
+    Virtual functions and modes of a GPU come first, then types, then attributes. What is there
+    already is left. One that fails keeps no other from it, and is told.
+
+    Exit status: 0 where all are there or wait for their device, 1 where one failed.
+
+    \b
+    Examples:
+      vfiomgr vgpu restore --dry-run
+      vfiomgr vgpu restore
+      vfiomgr vgpu restore --parent 0000:08:00.4 --format json
+    """
+    session: Session = context.obj
+    intent = RestoreVgpus(parent, boot=boot)
+    if session.dry_run or session.snapshot is not None:
+        plan_or_apply(session, intent)
+        return
+    found = api.restore(
+        intent,
+        tree=session.tree,
+        machine=session.machine,
+        on_note=note,
+        on_step=step_report(session),
+        deadline=session.deadline,
+    )
+    _print_restored(session, found)
+    context.exit(int(any(item.state == "failed" for item in found)))
+
+
+def _print_restored(session: Session, found: Sequence[Restored]) -> None:
+    if session.format != "table":
+        changed = any(item.state == "restored" for item in found)
+        print_document("Restoration", {"changed": changed, "items": found}, session.format)
+        return
+    for item in found:
+        why = f": {item.reason}" if item.reason else ""
+        click.echo(f"{item.state}: vGPU {item.name} ({item.type} on {item.parent}){why}")
+    if not found:
+        click.echo("nothing to do: no vGPU is defined to start by itself")

@@ -1,0 +1,179 @@
+"""Bringing about by itself what is defined so: GPUs first, then their vGPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.model.intent import SetVirtualFunctions
+from vfiomgr.model.plan import Plan
+from vfiomgr.planner import guards, sriov
+from vfiomgr.planner.definitions import canonical, parent_named
+from vfiomgr.planner.vgpu_start import (
+    absence_of,
+    function_target,
+    missing,
+    started,
+    target_of,
+    together,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.gpu_definition import GpuDefinition
+    from vfiomgr.model.intent import RestoreVgpus
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.guards import Objection
+    from vfiomgr.planner.vgpu_start import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something that is to be brought about by itself; one that fails keeps no other from it."""
+
+    name: str
+    """Of a vGPU, or of a GPU that has to be prepared for its vGPUs."""
+    parent: str
+    type: str
+    gpu: str
+    """Candidates of one GPU are brought about together."""
+    plan: Plan | None = None
+    why_not: str | None = None
+    is_waiting: bool = False
+    """Its device may still come."""
+    after: str | None = None
+    """The candidate that has to come first."""
+
+    def __str__(self) -> str:
+        """`vGPU f715f63c-… (mtty-2 on mtty)`."""
+        return f"vGPU {self.name} ({self.type} on {self.parent})" if self.type else self.name
+
+
+def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
+    """Bring about all that can be, and say why the rest cannot."""
+    found = [
+        candidate
+        for candidate in candidates(host, intent)
+        if not intent.only or candidate.name in intent.only
+    ]
+    plans = [candidate.plan for candidate in found if candidate.plan is not None]
+    made = together("restore the vGPUs that start by themselves", plans)
+    notes = [f"{c}: {c.why_not}" for c in found if c.why_not is not None]
+    notes += [f"{c}: follows once {c.after} is ready" for c in found if c.after is not None]
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def settled(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
+    """The intent with those that it makes, so that it can be finished after a crash."""
+    names = (candidate.name for candidate in candidates(host, intent) if candidate.type)
+    return replace(intent, begun=intent.begun or missing(host, names))
+
+
+def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...]:
+    """All that starts by itself, GPUs to be prepared before their vGPUs."""
+    parent = None if intent.parent is None else canonical(intent.parent)
+    leaves_mdevs = intent.boot and host.defined.is_started_by_mdevctl
+    mdevs = [
+        _mdev_candidate(host, target_of(definition), intent.begun)
+        for definition in host.vgpu_definitions
+        if definition.autostart and not leaves_mdevs and parent in (None, definition.parent)
+    ]
+    functions = [
+        candidate
+        for definition in host.defined.gpus
+        for candidate in _function_candidates(host, definition, parent, intent.begun)
+    ]
+    return (*functions, *mdevs)
+
+
+def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
+    """Virtual functions, then the modes of a GPU, before its vGPUs.
+
+    Here the steps of vendors' programs plug in: what sriov.plan_set makes of virtual functions,
+    and, after those, heterogeneous sizes and GPU instances.
+
+    Raises:
+        Refusal: something is to be done that vfiomgr does not do, or not now.
+
+    """
+    device = host.device(definition.gpu.address)
+    needed = (str(function.address) for function in definition.autostarting)
+    if all(host.device_named(name) is not None for name in needed):
+        guards.refuse_if_any(_wrong_modes(host, definition), frozenset())
+        return Plan(f"prepare {device}", ())
+    if device.sriov_numvfs:
+        message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
+        raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
+    count = definition.virtual_functions
+    return sriov.plan_set(host, SetVirtualFunctions(device.address, count, autoprobe=True))
+
+
+def _wrong_modes(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
+    """Modes that are known to be otherwise than they are to be; more freedom of sizes is no harm.
+
+    Making virtual functions switches heterogeneous sizes off (sriov-manage), so these come after.
+    """
+    address = definition.gpu.address
+    mode = next((known for known in host.gpu_modes if known.gpu == str(address)), None)
+    if mode is None:
+        return
+    if definition.heterogeneous and mode.heterogeneous is False:
+        yield guards.Objection(
+            f"{address} takes vGPUs of one size alone", f"nvidia-smi vgpu -shm 1 -i {address}"
+        )
+    if mode.mig is (definition.mig is None):
+        word, number = ("off", 0) if definition.mig is None else ("on", 1)
+        yield guards.Objection(
+            f"the MIG mode of {address} is not {word}", f"nvidia-smi -i {address} -mig {number}"
+        )
+
+
+def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> Candidate:
+    parent = parent_named(host, target.parent)
+    known = _candidate(target, parent.gpu if parent else target.parent)
+    absence = absence_of(host, target) if host.vgpu(target.name) is None else None
+    if absence is not None:
+        return replace(known, why_not=absence, is_waiting=True)
+    return _planned(host, known, target, begun)
+
+
+def _candidate(target: Target, gpu: str) -> Candidate:
+    return Candidate(target.name, target.parent, target.type_name or target.type_id, gpu)
+
+
+def _planned(
+    host: HostSnapshot, known: Candidate, target: Target, begun: tuple[str, ...]
+) -> Candidate:
+    try:
+        return replace(known, plan=started(host, target, begun))
+    except VfiomgrError as error:
+        return replace(known, why_not=f"{error.message}; {error.hint}")
+
+
+def _function_candidates(
+    host: HostSnapshot, definition: GpuDefinition, parent: str | None, begun: tuple[str, ...]
+) -> list[Candidate]:
+    """The vGPUs of a GPU, or what has to come before them."""
+    gpu = str(definition.gpu.address)
+    targets = [
+        function_target(function)
+        for function in definition.autostarting
+        if parent in (None, gpu, str(function.address))
+    ]
+    known = [_candidate(target, gpu) for target in targets]
+    device = host.device_named(gpu)
+    if device is None:
+        return [replace(c, why_not=f"there is no {gpu}", is_waiting=True) for c in known]
+    if not device.identity.is_same_as(definition.gpu):
+        why = f"{gpu} is another device by now: {device.identity}, and not {definition.gpu}"
+        return [replace(c, why_not=why) for c in known]
+    try:
+        first = preparation(host, definition)
+    except VfiomgrError as error:
+        return [replace(c, why_not=f"{error.message}; {error.hint}") for c in known]
+    if not first.is_empty:
+        whole = Candidate(gpu, gpu, "", gpu, first)
+        return [whole, *(replace(c, after=gpu) for c in known)] if known else []
+    return [_planned(host, c, target, begun) for c, target in zip(known, targets, strict=True)]

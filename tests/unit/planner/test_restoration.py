@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.defined_vgpus import (
+    AUTO,
+    BROKEN,
+    DEFINITION,
+    DOCUMENT,
+    FIRST,
+    GPU,
+    OTHER,
+    UUID,
+    definition_text,
+    document,
+    host_with,
+    vendor_host,
+    with_active,
+)
+from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.definition_facts import VgpuAttribute
+from vfiomgr.model.intent import RestoreVgpus
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.step import SetAutoprobe, SetVfCount
+from vfiomgr.model.vgpu import GpuMode
+from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
+from vfiomgr.planner import plan
+from vfiomgr.planner.restoration import candidates
+
+if TYPE_CHECKING:
+    from vfiomgr.model.gpu_definition import GpuDefinition
+    from vfiomgr.model.snapshot import HostSnapshot
+
+RESTORE = RestoreVgpus()
+SECOND = replace(FIRST, address=PciAddress.parse("0000:41:00.5"), parameters="a=1", start="auto")
+AUTOMATIC = replace(DOCUMENT, vgpus=(replace(FIRST, start="auto"), SECOND))
+
+
+def test_what_starts_by_itself_is_made_and_nothing_else() -> None:
+    manual = replace(DEFINITION, uuid=OTHER)
+    made = plan(host_with(definition_text(AUTO), definition_text(manual)), RESTORE)
+    assert [s.uuid for s in made.steps if isinstance(s, CreateMdev)] == [UUID]
+    assert made.notes == ()
+    assert plan(host_with(), RESTORE).is_empty
+
+
+def test_what_is_there_is_left_and_one_that_was_cut_off_is_completed() -> None:
+    defined = definition_text(replace(AUTO, attributes=(("a", "1"),)))
+    same, other = (VgpuAttribute(UUID, "a", text) for text in ("1", ""))
+    host = with_active(host_with(defined, attributes=(same,)))
+    assert plan(host, RESTORE).is_empty
+    (step,) = plan(with_active(host_with(defined, attributes=(other,))), RESTORE).steps
+    assert isinstance(step, SetVgpuAttribute)
+    (left,) = candidates(with_active(host_with(defined), "mtty-2"), RESTORE)
+    assert "is a mtty-2 on mtty, and defined as mtty-1" in (left.why_not or "")
+
+
+def test_one_that_cannot_be_made_is_told_and_keeps_no_other_from_it() -> None:
+    waiting = replace(AUTO, uuid=OTHER, parent="mdpy")
+    impossible = replace(AUTO, uuid=OTHER, type_id="mtty-9")
+    host = host_with(definition_text(waiting), definition_text(impossible), definition_text(AUTO))
+    made = plan(host, RESTORE)
+    assert [s.uuid for s in made.steps if isinstance(s, CreateMdev)] == [UUID]
+    assert made.notes[0] == (
+        f"vGPU {OTHER} (mtty-1 on mdpy): there is no device mdpy that makes vGPUs"
+    )
+    assert made.notes[1].startswith(f"vGPU {OTHER} (mtty-9 on mtty): mtty has no vGPU type mtty-9")
+    assert [c.is_waiting for c in candidates(host, RESTORE)] == [True, False, False]
+
+
+def test_parent_and_names_choose() -> None:
+    other = replace(AUTO, uuid=OTHER)
+    host = host_with(definition_text(AUTO), definition_text(other))
+    assert plan(host, RestoreVgpus("mdpy")).is_empty
+    made = plan(host, RestoreVgpus("mtty", only=(OTHER,)))
+    assert [s.uuid for s in made.steps if isinstance(s, CreateMdev)] == [OTHER]
+
+
+def test_at_boot_mdevctl_is_left_what_its_rule_starts() -> None:
+    boot = RestoreVgpus(boot=True)
+    assert plan(host_with(definition_text(AUTO)), boot).is_empty
+    for rule in (None, BROKEN):
+        assert plan(host_with(definition_text(AUTO), mdevctl=rule), boot).steps
+
+
+# ---- virtual functions of the vendor's own interface
+
+
+def without_functions(
+    definition: GpuDefinition, *, driver: str = "igb", mode: GpuMode | None = None
+) -> HostSnapshot:
+    """A host whose GPU has lost its virtual functions, as after a reboot."""
+    host = vendor_host(document(definition), mode=mode)
+    gpu = replace(GPU, driver=driver, virtual_functions=(), sriov_numvfs=0)
+    gpu = replace(gpu, sriov_drivers_autoprobe=True)
+    return replace(host, devices=(gpu,), vgpu_parents=(), vgpus=())
+
+
+def test_types_and_parameters_come_back_where_functions_are_there() -> None:
+    made = plan(vendor_host(document(AUTOMATIC)), RESTORE)
+    steps = [s for s in made.steps if isinstance(s, SetVgpuType | SetVgpuAttribute)]
+    assert [type(step) for step in steps] == [SetVgpuType, SetVgpuAttribute]
+    assert [c.plan is not None for c in candidates(vendor_host(document(AUTOMATIC)), RESTORE)]
+    only = plan(vendor_host(document(AUTOMATIC)), RestoreVgpus("0000:41:00.4"))
+    assert only.is_empty
+
+
+def test_virtual_functions_come_first_and_their_vgpus_follow() -> None:
+    host = without_functions(AUTOMATIC)
+    first, *others = candidates(host, RESTORE)
+    assert (first.name, [c.after for c in others]) == ("0000:41:00.0", ["0000:41:00.0"] * 2)
+    made = plan(host, RESTORE)
+    assert [s for s in made.steps if not isinstance(s, SetAutoprobe)] == [
+        SetVfCount(GPU.identity, 0, 2)
+    ]
+    assert made.notes[0] == (
+        "vGPU 0000:41:00.4 (NVIDIA L40S-2Q on 0000:41:00.4): follows once 0000:41:00.0 is ready"
+    )
+    assert plan(without_functions(DOCUMENT), RESTORE).is_empty
+
+
+def test_what_only_the_vendors_program_does_is_told() -> None:
+    found = candidates(without_functions(AUTOMATIC, driver="nvidia"), RESTORE)
+    assert all("/usr/lib/nvidia/sriov-manage -e 0000:41:00.0" in (c.why_not or "") for c in found)
+    assert len(found) == 2
+
+
+def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
+    more = replace(SECOND, address=PciAddress.parse("0000:41:01.0"))
+    definition = replace(AUTOMATIC, virtual_functions=16, vgpus=(*AUTOMATIC.vgpus, more))
+    found = candidates(vendor_host(document(definition)), RESTORE)
+    assert all("has 2 virtual functions, and not those defined" in (c.why_not or "") for c in found)
+
+
+@pytest.mark.parametrize(
+    ("definition", "mode", "words"),
+    [
+        (replace(AUTOMATIC, heterogeneous=True), (False, False), "nvidia-smi vgpu -shm 1 -i"),
+        (AUTOMATIC, (True, False), None),
+        (replace(AUTOMATIC, heterogeneous=True), (None, None), None),
+        (AUTOMATIC, (False, True), "-mig 0"),
+        (replace(AUTOMATIC, mig=("1g.6gb",)), (False, False), "-mig 1"),
+    ],
+)
+def test_modes_that_are_otherwise_than_defined_are_told(
+    definition: GpuDefinition, mode: tuple[bool | None, bool | None], words: str | None
+) -> None:
+    known = GpuMode("0000:41:00.0", *mode, framebuffer=None)
+    found = candidates(vendor_host(document(definition), mode=known), RESTORE)
+    assert all((words is None) == (c.why_not is None) for c in found)
+    assert all(words is None or words in (c.why_not or "") for c in found)
+
+
+def test_functions_are_made_before_modes_are_looked_at() -> None:
+    mode = GpuMode("0000:41:00.0", heterogeneous=False, mig=False, framebuffer=None)
+    host = without_functions(replace(AUTOMATIC, heterogeneous=True), mode=mode)
+    assert any(isinstance(step, SetVfCount) for step in plan(host, RESTORE).steps)
+
+
+def test_another_gpu_at_the_address_is_left_alone_and_an_absent_one_awaited() -> None:
+    other = replace(AUTOMATIC, gpu=replace(GPU.identity, device_id="2222"))
+    found = candidates(vendor_host(document(other)), RESTORE)
+    assert all("is another device by now" in (c.why_not or "") for c in found)
+    host = vendor_host(document(AUTOMATIC))
+    absent = candidates(replace(host, devices=()), RESTORE)
+    assert all(c.is_waiting for c in absent)
