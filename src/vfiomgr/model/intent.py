@@ -252,7 +252,10 @@ def wants_resets(intent: Intent) -> bool:
 
 def wants_gpu_modes(intent: Intent) -> bool:
     """Whether nvidia-smi has to be asked how GPUs divide their memory."""
-    return isinstance(intent, CreateVgpu | SetVirtualFunctions | SetGpuMode | SwitchGpu)
+    return isinstance(
+        intent,
+        CreateVgpu | SetVirtualFunctions | SetGpuMode | SwitchGpu | DefineVgpu | RestoreVgpus,
+    )
 
 
 Intent = (

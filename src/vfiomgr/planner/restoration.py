@@ -91,8 +91,8 @@ def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...
 def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     """Virtual functions, then the modes of a GPU, before its vGPUs.
 
-    Here the steps of vendors' programs plug in: what sriov.plan_set makes of virtual functions,
-    and, after those, heterogeneous sizes and GPU instances.
+    What sriov.plan_set makes of virtual functions brings heterogeneous sizes too, where NVIDIA's
+    program makes them.
 
     Raises:
         Refusal: something is to be done that vfiomgr does not do, or not now.
@@ -107,7 +107,12 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
         message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
         raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
     count = definition.virtual_functions
-    return sriov.plan_set(host, SetVirtualFunctions(device.address, count, autoprobe=True))
+    if sriov.makes_by_program(host, device):  # it makes all, and those defined are among them
+        count = device.sriov_totalvfs or count
+    wanted = SetVirtualFunctions(
+        device.address, count, autoprobe=True, heterogeneous_after=definition.heterogeneous
+    )
+    return sriov.plan_set(host, wanted)
 
 
 def _wrong_modes(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:

@@ -22,6 +22,7 @@ from tests.unit.defined_vgpus import (
 )
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition_facts import VgpuAttribute
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous
 from vfiomgr.model.intent import RestoreVgpus
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.step import SetAutoprobe, SetVfCount
@@ -122,10 +123,11 @@ def test_virtual_functions_come_first_and_their_vgpus_follow() -> None:
     assert plan(without_functions(DOCUMENT), RESTORE).is_empty
 
 
-def test_what_only_the_vendors_program_does_is_told() -> None:
-    found = candidates(without_functions(AUTOMATIC, driver="nvidia"), RESTORE)
-    assert all("/usr/lib/nvidia/sriov-manage -e 0000:41:00.0" in (c.why_not or "") for c in found)
-    assert len(found) == 2
+def test_the_vendors_program_makes_its_functions_and_their_mode() -> None:
+    mixed = replace(AUTOMATIC, heterogeneous=True)
+    host = replace(without_functions(mixed, driver="nvidia"), has_sriov_manage=True)
+    made = plan(host, RESTORE)
+    assert [type(step) for step in made.steps] == [RunSriovManage, SetHeterogeneous]
 
 
 def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
