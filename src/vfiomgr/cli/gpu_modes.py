@@ -133,7 +133,7 @@ def switch(
     \b
     Examples:
       vfiomgr vgpu switch 0000:41:00.0 vgpu
-      vfiomgr vgpu switch 41:00.0 vgpu --heterogeneous
+      vfiomgr vgpu switch 41:00.0 vgpu --functions 16 --heterogeneous
       vfiomgr vgpu switch 41:00.0 passthrough --dry-run
       vfiomgr vgpu switch 41:00.0 host
     """

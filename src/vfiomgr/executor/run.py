@@ -257,6 +257,8 @@ def _seconds(step: Step) -> float | None:
     match step:
         case RebuildInitramfs():
             return IMAGE_DEADLINE
+        case RunSriovManage():
+            return DIVIDING_DEADLINE
         case ReplaceFile():
             return DEADLINE  # its readers have their own, which is shorter
         case RunSriovManage():

@@ -44,14 +44,14 @@ class HostTree:
         return os.path.ismount(f"{self._prefix}/sys")
 
     @property
+    def runs_programs(self) -> bool:
+        """Whether programs of this host can be run: only the machine's own can."""
+        return self.is_machine
+
+    @property
     def is_machine(self) -> bool:
         """Whether it is the root of the machine that vfiomgr runs on, where programs act."""
         return self.root == "/"
-
-    @property
-    def runs_programs(self) -> bool:
-        """Whether programs can be run: they act on the machine itself, and on no other root."""
-        return self.is_machine
 
     @property
     def can_hang(self) -> bool:

@@ -43,23 +43,30 @@ if TYPE_CHECKING:
 def settled(host: HostSnapshot, intent: Intent) -> Intent:
     """The intent as a journal needs it: with all that only the host as it is can tell."""
     match intent:
-        case SetVirtualFunctions():
-            whole: Intent = sriov.settled(host, intent)
-        case SetGpuMode():
-            whole = gpu_mode.settled(host, intent)
-        case SwitchGpu():
-            whole = switch.settled(host, intent)
+        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
+            return _settled_division(host, intent)
         case Reset():
-            whole = reset.settled(host, intent)
+            return reset.settled(host, intent)
         case CreateVgpu():
-            whole = vgpu.settled(host, intent)
+            return vgpu.settled(host, intent)
         case StartVgpu():
-            whole = vgpu_start.settled(host, intent)
+            return vgpu_start.settled(host, intent)
         case RestoreVgpus():
-            whole = restoration.settled(host, intent)
+            return restoration.settled(host, intent)
         case _:
-            whole = intent
-    return whole
+            return intent
+
+
+def _settled_division(
+    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+) -> Intent:
+    match intent:
+        case SetVirtualFunctions():
+            return sriov.settled(host, intent)
+        case SetGpuMode():
+            return gpu_mode.settled(host, intent)
+        case SwitchGpu():
+            return switch.settled(host, intent)
 
 
 def plan(host: HostSnapshot, intent: Intent) -> Plan:
@@ -79,10 +86,10 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_create(host, intent)
         case RemoveVgpu():
             made = vgpu.plan_remove(host, intent)
-        case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
-            made = _plan_definition(host, intent)
         case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
             made = _plan_division(host, intent)
+        case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
+            made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
         case ForgetPersisted():
@@ -92,6 +99,19 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
         case _ as never:
             assert_never(never)
     return made
+
+
+def _plan_division(
+    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+) -> Plan:
+    """How a device is divided, or that it is not."""
+    match intent:
+        case SetVirtualFunctions():
+            return sriov.plan_set(host, intent)
+        case SetGpuMode():
+            return gpu_mode.plan_mode(host, intent)
+        case SwitchGpu():
+            return switch.plan_switch(host, intent)
 
 
 def _plan_definition(
@@ -110,16 +130,3 @@ def _plan_definition(
             return vgpu_start.plan_stop(host, intent)
         case RestoreVgpus():
             return restoration.plan_restore(host, intent)
-
-
-def _plan_division(
-    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
-) -> Plan:
-    """How a device is divided, or that it is not."""
-    match intent:
-        case SetVirtualFunctions():
-            return sriov.plan_set(host, intent)
-        case SetGpuMode():
-            return gpu_mode.plan_mode(host, intent)
-        case SwitchGpu():
-            return switch.plan_switch(host, intent)

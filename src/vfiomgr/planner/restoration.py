@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, VfiomgrError
-from vfiomgr.model.intent import SetGpuMode, SetVirtualFunctions
+from vfiomgr.model.intent import SetVirtualFunctions
 from vfiomgr.model.plan import Plan
-from vfiomgr.planner import gpu_mode, guards, sriov
+from vfiomgr.planner import guards, sriov
 from vfiomgr.planner.definitions import canonical, parent_named
 from vfiomgr.planner.vgpu_start import (
     absence_of,
@@ -91,37 +91,43 @@ def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...
 def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     """Virtual functions, then the modes of a GPU, before its vGPUs.
 
-    Making virtual functions switches heterogeneous sizes off (sriov-manage), so these come after.
+    What sriov.plan_set makes of virtual functions brings heterogeneous sizes too, where NVIDIA's
+    program makes them.
 
     Raises:
         Refusal: something is to be done that vfiomgr does not do, or not now.
 
     """
     device = host.device(definition.gpu.address)
-    mode = host.gpu_mode(device)
-    mixed = True if definition.heterogeneous else None
     needed = (str(function.address) for function in definition.autostarting)
     if all(host.device_named(name) is not None for name in needed):
-        guards.refuse_if_any(_wrong_mig(host, definition), frozenset())
-        if mixed and mode is not None and mode.heterogeneous is False:
-            return gpu_mode.plan_mode(host, SetGpuMode(device.address, heterogeneous=True))
+        guards.refuse_if_any(_wrong_modes(host, definition), frozenset())
         return Plan(f"prepare {device}", ())
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
         raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
     count = definition.virtual_functions
+    if sriov.makes_by_program(host, device):  # it makes all, and those defined are among them
+        count = device.sriov_totalvfs or count
     wanted = SetVirtualFunctions(
-        device.address, count, autoprobe=True, heterogeneous_after=mixed and mode is not None
+        device.address, count, autoprobe=True, heterogeneous_after=definition.heterogeneous
     )
     return sriov.plan_set(host, wanted)
 
 
-def _wrong_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
-    """The MIG mode, where it is known to be otherwise than it is to be."""
+def _wrong_modes(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
+    """Modes that are known to be otherwise than they are to be; more freedom of sizes is no harm.
+
+    Making virtual functions switches heterogeneous sizes off (sriov-manage), so these come after.
+    """
     address = definition.gpu.address
     mode = next((known for known in host.gpu_modes if known.gpu == str(address)), None)
     if mode is None:
         return
+    if definition.heterogeneous and mode.heterogeneous is False:
+        yield guards.Objection(
+            f"{address} takes vGPUs of one size alone", f"nvidia-smi vgpu -shm 1 -i {address}"
+        )
     if mode.mig is (definition.mig is None):
         word, number = ("off", 0) if definition.mig is None else ("on", 1)
         yield guards.Objection(

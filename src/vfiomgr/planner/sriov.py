@@ -206,6 +206,9 @@ def _notes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -
         users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
         if users:
             yield f"sriov-manage waits a few seconds for these to let go of {device}: {users}"
+        mode = host.gpu_mode(device)
+        if device.sriov_numvfs and mode is not None and mode.mig:
+            yield f"GPU instances (MIG) of {device} are lost with its virtual functions"
         return
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the present virtual functions are lost"

@@ -158,7 +158,13 @@ def _clear(course: _Course) -> None:
 
 def _remove_vgpus(course: _Course) -> None:
     here = gpu_mode.vgpus_on(course.host, course.device)
-    guards.refuse_if_any(_foreign(course.host, course.device, here), frozenset())
+    guards.refuse_if_any(
+        [
+            *_foreign(course.host, course.device, here),
+            *_in_instances(course.host, course.device, here),
+        ],
+        frozenset(),
+    )
     if here:
         removal = RemoveVgpu(tuple(v.name for v in here), allow=course.intent.allow & {"in-use"})
         part = vgpu.plan_remove(course.host, removal)
@@ -222,6 +228,18 @@ def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterato
         yield Objection(
             f"{device} carries vGPUs that vfiomgr did not make: {', '.join(foreign)}",
             f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(foreign)}",
+        )
+
+
+def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
+    """A roll-back could not make them again: sriov-manage wipes the GPU instances below them."""
+    mode = host.gpu_mode(device)
+    if here and mode is not None and mode.mig:
+        names = [vgpu.name for vgpu in here]
+        yield Objection(
+            f"{device} carries vGPUs in GPU instances (MIG), which no failure could give back: "
+            + ", ".join(names),
+            f"remove them by themselves first: vfiomgr vgpu remove {' '.join(names)}",
         )
 
 

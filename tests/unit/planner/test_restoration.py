@@ -123,14 +123,11 @@ def test_virtual_functions_come_first_and_their_vgpus_follow() -> None:
     assert plan(without_functions(DOCUMENT), RESTORE).is_empty
 
 
-def test_the_vendors_program_makes_them_where_it_is() -> None:
-    host = replace(without_functions(AUTOMATIC, driver="nvidia"), has_sriov_manage=True)
-    (device,) = (d for d in host.devices if d.sriov_totalvfs)
-    exact = replace(device, sriov_totalvfs=AUTOMATIC.virtual_functions)
-    others = tuple(d for d in host.devices if d is not device)
-    first, *_ = candidates(replace(host, devices=(exact, *others)), RESTORE)
-    assert first.plan is not None
-    assert any(isinstance(step, RunSriovManage) for step in first.plan.steps)
+def test_the_vendors_program_makes_its_functions_and_their_mode() -> None:
+    mixed = replace(AUTOMATIC, heterogeneous=True)
+    host = replace(without_functions(mixed, driver="nvidia"), has_sriov_manage=True)
+    made = plan(host, RESTORE)
+    assert [type(step) for step in made.steps] == [RunSriovManage, SetHeterogeneous]
 
 
 def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
@@ -143,6 +140,7 @@ def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
 @pytest.mark.parametrize(
     ("definition", "mode", "words"),
     [
+        (replace(AUTOMATIC, heterogeneous=True), (False, False), "nvidia-smi vgpu -shm 1 -i"),
         (AUTOMATIC, (True, False), None),
         (replace(AUTOMATIC, heterogeneous=True), (None, None), None),
         (AUTOMATIC, (False, True), "-mig 0"),
@@ -156,16 +154,6 @@ def test_modes_that_are_otherwise_than_defined_are_told(
     found = candidates(vendor_host(document(definition), mode=known), RESTORE)
     assert all((words is None) == (c.why_not is None) for c in found)
     assert all(words is None or words in (c.why_not or "") for c in found)
-
-
-def test_sizes_are_mixed_before_there_is_any_vgpu() -> None:
-    mode = GpuMode("0000:41:00.0", heterogeneous=False, mig=False, framebuffer=None)
-    mixed = replace(AUTOMATIC, heterogeneous=True)
-    host = replace(vendor_host(document(mixed), mode=mode), vgpus=())
-    first, *others = candidates(host, RESTORE)
-    assert first.plan is not None
-    assert first.plan.steps == (SetHeterogeneous(GPU.identity, before=False, after=True),)
-    assert [c.after for c in others] == ["0000:41:00.0"] * 2
 
 
 def test_functions_are_made_before_modes_are_looked_at() -> None:

@@ -124,6 +124,15 @@ def test_vgpus_of_others_are_named_and_stay(to: GpuUse) -> None:
     assert "vfiomgr vgpu remove 0000:41:00.4" in caught.value.hint
 
 
+def test_vgpus_that_could_not_be_given_back_are_named() -> None:
+    mig = replace(carrying(), gpu_modes=(replace(PLAIN, mig=True, heterogeneous=None),))
+    with pytest.raises(Refusal, match=r"GPU instances \(MIG\).*: 0000:41:00\.4") as caught:
+        switch(mig, "host")
+    assert "vfiomgr vgpu remove 0000:41:00.4" in caught.value.hint
+    bare = switch(replace(mig, vgpus=(), vgpu_marks=()), "host")
+    assert any("GPU instances (MIG)" in note for note in bare.notes)
+
+
 def test_a_vgpu_in_use_stays() -> None:
     user = DeviceUser("/dev/vfio/7", 4711, "qemu-system-x86")
     group = replace(host_of(replace(GPU, iommu_group=7)).groups[0], members=())
