@@ -64,10 +64,13 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     manners: Manners = SHIPPED,
     has_cdev: bool = False,
     has_programs: bool = True,
+    has_header: bool = True,
+    is_persistent: bool = True,
+    prefix: str = DRIVER,
 ) -> FakeKernel:
     """GPUs of one model behind root ports, on NUMA nodes 0 and 1 in turn, and vfio-pci.
 
-    nvidia-smi and sriov-manage are installed where it `has_programs`.
+    nvidia-smi and sriov-manage are installed where it `has_programs`; for the rest see Gpu.
     `total_vfs` virtual functions each (the model's own number unless told) are there where it
     `is_enabled`, until the host is booted again. `rejects_raw` as in reality: a write to
     sriov_numvfs is ENOENT, since the driver configures no SR-IOV itself.
@@ -81,7 +84,16 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     count = card.total_vfs if total_vfs is None else total_vfs
     for index, address in enumerate(GPUS[:gpus]):
         port = _add_port(kernel, index)
-        gpu = Gpu(address, card, family, total_vfs=count if card.total_vfs else 0, manners=manners)
+        gpu = Gpu(
+            address,
+            card,
+            family,
+            total_vfs=count if card.total_vfs else 0,
+            manners=manners,
+            prefix=prefix,
+            is_persistent=is_persistent,
+            has_header=has_header,
+        )
         kernel.add_gpu(gpu, group=2 * index + 1, bridge=port, numa_node=index % 2)
         if is_enabled and gpu.total_vfs:
             for name in kernel.sriov.make(PCI_DEVICES / address, gpu.total_vfs):

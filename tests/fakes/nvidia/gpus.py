@@ -60,7 +60,10 @@ UPSTREAM = Manners(errno.ENODEV, errno.EINVAL, errno.ENOSPC, errno.EIO, empty=0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; `prefix` is what its mdev types are named after, the driver of their parent."""
+    """One GPU; `prefix` is what its mdev types are named after, the driver of their parent.
+
+    Without `has_header` the list of creatable types is bare, hence empty where there is none.
+    """
 
     address: str
     card: Card
@@ -69,6 +72,7 @@ class Gpu:
     manners: Manners = SHIPPED
     prefix: str = DRIVER
     is_persistent: bool = True
+    has_header: bool = True
 
     def kind(self, type_id: str) -> VgpuKind | None:
         """The type of an mdev type's name."""

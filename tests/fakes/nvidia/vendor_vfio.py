@@ -145,7 +145,8 @@ class VendorVfio:
         return [f"{kind.number:<5} : {kind.name}" for kind in self._gpus.rules(gpu).creatable()]
 
     def _write_list(self, gpu: Gpu, directory: HostPath, lines: list[str]) -> None:
-        """A function that has a type shows the header alone."""
-        rows = [] if self.tenants(gpu, directory.name) else lines
-        text = "\n".join([_HEADER, *rows])
+        """A function that has a type shows the header alone, or nothing."""
+        rows = [_HEADER] if gpu.has_header else []
+        rows += [] if self.tenants(gpu, directory.name) else lines
+        text = "\n".join(rows)
         self._sysfs.update(directory / "nvidia/creatable_vgpu_types", text, READ_ONLY)

@@ -92,6 +92,12 @@ def test_a_type_at_its_maximum_is_gone(kernel: FakeKernel) -> None:
     assert create(kernel, THREE, "nvidia-565", uuid(3)) == errno.EIO
 
 
+def test_types_are_named_after_the_driver_of_their_parent(tmp_path: Path) -> None:
+    kernel = nvidia_host(tmp_path, A40, "mdev-sriov", total_vfs=1, prefix="vfio-pci")
+    assert create(kernel, ONE, "vfio-pci-575", uuid(1)) == 0
+    assert kernel.read(types(ONE) / "vfio-pci-575/name") == "NVIDIA A40-24A"
+
+
 def test_gpus_do_not_share(tmp_path: Path) -> None:
     kernel = a40_host(tmp_path, gpus=2, total_vfs=2)
     assert create(kernel, ONE, "nvidia-566", uuid(1)) == 0

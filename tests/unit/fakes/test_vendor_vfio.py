@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import WouldBlockForEver
+from tests.fakes.nvidia.cards import L40S
 from tests.fakes.nvidia.gpus import UPSTREAM
-from tests.fakes.vgpu_hosts import GPUS, l40s_host
+from tests.fakes.vgpu_hosts import GPUS, l40s_host, nvidia_host
 from tests.unit.fakes.vgpu_deeds import written
 from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES, HostPath
 
@@ -71,6 +72,13 @@ def test_what_can_be_made_is_listed_under_a_header(kernel: FakeKernel) -> None:
     assert lines[0] == HEADER
     assert len(lines) == 24
     assert "1148  : NVIDIA L40S-2Q" in lines
+
+
+def test_a_list_without_header_is_empty_where_nothing_can_be_made(tmp_path: Path) -> None:
+    kernel = nvidia_host(tmp_path, L40S, "vendor", total_vfs=2, has_header=False)
+    assert (creatable(kernel, ONE) or "").startswith("1145  : NVIDIA L40S-1B\n")
+    set_type(kernel, ONE, "1156")
+    assert creatable(kernel, TWO) == ""
 
 
 def test_a_type_comes_and_goes(kernel: FakeKernel) -> None:
