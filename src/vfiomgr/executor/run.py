@@ -261,8 +261,6 @@ def _seconds(step: Step) -> float | None:
             return DIVIDING_DEADLINE
         case ReplaceFile():
             return DEADLINE  # its readers have their own, which is shorter
-        case RunSriovManage():
-            return DIVIDING_DEADLINE
         case _:
             return None
 
