@@ -181,7 +181,7 @@ def restore(  # noqa: PLR0913 - all but the tree have defaults
 
     work = _Work(tree, machine, note_once, on_step, deadline or DEADLINE)
     with _prepared(work):
-        return Restoration(intent, work.scan, lambda part: _apply(part, work)).run()
+        return Restoration(intent, lambda: work.scan(intent), lambda part: _apply(part, work)).run()
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,7 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
     \b
     Examples:
       vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 0000:08:00.4
       vfiomgr vgpu undefine 0000:41:00.4 --dry-run
     """
     outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
@@ -183,6 +184,7 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
     \b
     Examples:
       vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 0000:08:00.4
       vfiomgr vgpu start 0000:41:00.4 0000:41:00.5
     """
     outcome = plan_or_apply(session, StartVgpu(tuple(map(name_of, name)), parent))

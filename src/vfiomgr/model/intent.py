@@ -254,7 +254,13 @@ def wants_gpu_modes(intent: Intent) -> bool:
     """Whether nvidia-smi has to be asked how GPUs divide their memory."""
     return isinstance(
         intent,
-        CreateVgpu | SetVirtualFunctions | SetGpuMode | SwitchGpu | DefineVgpu | RestoreVgpus,
+        CreateVgpu
+        | DefineVgpu
+        | StartVgpu
+        | RestoreVgpus
+        | SetVirtualFunctions
+        | SetGpuMode
+        | SwitchGpu,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,13 @@ from vfiomgr.model.intent import (
     CreateVgpu,
     DefineVgpu,
     RestoreVgpus,
+    SetGpuMode,
     StartVgpu,
     StopVgpu,
     UndefineVgpu,
 )
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES, HostPath
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.vgpu_service import FILES, SERVICE, WANTED
 
@@ -380,20 +383,26 @@ def test_virtual_functions_are_defined_started_and_stopped(vendor: FakeKernel) -
 def test_after_a_reboot_functions_come_first_then_types_then_parameters(
     vendor: FakeKernel,
 ) -> None:
+    api.apply(SetGpuMode(PciAddress.parse(GPU), heterogeneous=True), tree=vendor)
     api.apply(FUNCTION, tree=vendor)
-    api.apply(replace(FUNCTION, name=SECOND, attributes=None), tree=vendor)
+    api.apply(replace(FUNCTION, name=SECOND, type="L40S-8Q", attributes=None), tree=vendor)
     vendor.reboot()
-    found = api.restore(RESTORE, tree=vendor)
-    assert [item.state for item in found] == ["failed", "failed"]
-    assert f"sriov-manage -e {GPU}" in (found[0].reason or "")
-    vendor.call(SRIOV_MANAGE, "-e", GPU)
     found = api.restore(RESTORE, tree=vendor)
     assert [(item.name, item.type, item.state) for item in found] == [
         (FIRST, "NVIDIA L40S-2Q", "restored"),
-        (SECOND, "NVIDIA L40S-2Q", "restored"),
+        (SECOND, "NVIDIA L40S-8Q", "restored"),
     ]
     assert parameters(vendor, FIRST) == "a=1,b=2"
     assert {item.state for item in api.restore(RESTORE, tree=vendor)} == {"already"}
+
+
+def test_without_the_vendors_program_it_is_told_what_to_run(vendor: FakeKernel) -> None:
+    api.apply(FUNCTION, tree=vendor)
+    vendor.reboot()
+    os.unlink(vendor.locate(HostPath(SRIOV_MANAGE)))
+    (found,) = api.restore(RESTORE, tree=vendor)
+    assert found.state == "failed"
+    assert SRIOV_MANAGE in (found.reason or "")
 
 
 def test_a_gpu_that_is_prepared_has_its_vgpus_made_in_the_same_run() -> None:
