@@ -113,6 +113,14 @@ def _left_marks(host: HostSnapshot, names: Iterable[str]) -> Iterator[ReplaceFil
             yield ReplaceFile(mark.path, mark.text, None)
 
 
+def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
+    """What a run that made the vGPU, and was cut off, had: any function of its GPU."""
+    for gpu in gpus(host):
+        if active in gpu.instances:
+            yield _parent_lock(host, gpu.name)
+            yield from (_parent_lock(host, parent.name) for parent in gpu.parents)
+
+
 def _parent_lock(host: HostSnapshot, parent: str) -> str:
     """Also of a vGPU that is gone already: a run that was cut off had it."""
     device = host.device_named(parent)
@@ -197,6 +205,7 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
         raise Refusal(message, f"vfiomgr vgpu stop {target.name} first")
     intent = CreateVgpu((target.name,), places=((active.parent, active.type),))
     present = vgpu.plan_create(host, intent)
+    present = replace(present, locks=tuple(sorted({*present.locks, *_gpu_locks(host, active)})))
     marks = present.steps if is_own else ()
     found = dict(host.defined.attributes_of(target.name))
     wrong = differing(target.attributes, found.items())

@@ -56,6 +56,8 @@ DEFINE = DefineVgpu(
     program="/usr/bin/vfiomgr",
 )
 ALSO = replace(DEFINE, name=OTHER, attributes=())
+FIRST, SECOND = "0000:21:00.4", "0000:21:00.5"
+FUNCTION = replace(DEFINE, name=FIRST, parent=None, type="L40S-2Q")
 START, STOP, RESTORE = StartVgpu((UUID,)), StopVgpu((UUID,)), RestoreVgpus()
 
 
@@ -65,8 +67,11 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 
 def prepared(tmp_path: Path, *earlier: Intent) -> FakeKernel:
-    """A T4 and mtty on a host with systemd."""
-    kernel = t4_host(tmp_path).add_parent(samples.mtty())
+    """A T4 and mtty on a host with systemd; an L40S where the story begins with it."""
+    if FUNCTION in earlier:
+        kernel = l40s_host(tmp_path, total_vfs=2)
+    else:
+        kernel = t4_host(tmp_path).add_parent(samples.mtty())
     kernel.sysfs.make("/run/systemd/system")
     for intent in earlier:
         api.apply(intent, tree=kernel)
@@ -123,6 +128,9 @@ STORIES: dict[str, tuple[tuple[Intent, ...], Intent]] = {
     "stop": ((DEFINE, START), STOP),
     "stop-both": ((DEFINE, ALSO, RESTORE), StopVgpu((UUID, OTHER))),
     "restore": ((DEFINE, ALSO), RESTORE),
+    "function-start": ((FUNCTION,), StartVgpu((FIRST,))),
+    "function-stop": ((FUNCTION, RESTORE), StopVgpu((FIRST,))),
+    "function-undefine": ((FUNCTION,), UndefineVgpu((FIRST,))),
 }
 
 
@@ -352,9 +360,6 @@ def test_a_number_that_comes_back_as_another_was_not_taken(active: FakeKernel) -
 
 
 # ---- virtual functions of the vendor's own interface
-
-FIRST, SECOND = "0000:21:00.4", "0000:21:00.5"
-FUNCTION = replace(DEFINE, name=FIRST, parent=None, type="L40S-2Q")
 
 
 @pytest.fixture
