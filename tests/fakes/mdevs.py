@@ -151,6 +151,7 @@ class Mdevs:
         for path, text, mode in list(parent.extras(parent.type(type_id), uuid)):
             self._sysfs.put(place / path, text, mode)
         self._sysfs.put(place / "remove", "", WRITE_ONLY)
+        self._sysfs.put(place / "power/runtime_status", "unsupported", READ_ONLY)
         self._sysfs.put(place / "uevent", f"DRIVER={parent.mdev_driver}")
         self._sysfs.link(place / "mdev_type", directory / _TYPES / type_id)
         self._sysfs.link(place / "driver", f"/sys/bus/mdev/drivers/{parent.mdev_driver}")
