@@ -359,6 +359,8 @@ def put_right(
         try:
             apply(intent, tree=tree, on_note=on_note)
         except VfiomgrError as error:  # and the others are put right all the same
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise
             on_note(f"{error.message}; {error.hint}")
         else:
             on_note(f"{', '.join(map(str, addresses))} put on {here[0].driver}")

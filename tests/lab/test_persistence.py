@@ -48,8 +48,9 @@ def pair(topology: Topology) -> Iterator[list[str]]:
 def watching() -> Iterator[subprocess.Popen[str]]:
     """The service, as systemd would run it."""
     command = [VFIOMGR, "persist", "watch"]
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
     ) as process:
         assert process.stderr is not None
         while process.stderr.readline() != "watching\n":
@@ -59,6 +60,16 @@ def watching() -> Iterator[subprocess.Popen[str]]:
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             os.killpg(process.pid, signal.SIGCONT)
+            end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Wait for the service to end as it was told to; else have it say where it is."""
+    try:
+        process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        raise AssertionError(process.communicate()[1]) from None
 
 
 def come_back(names: list[str]) -> str:

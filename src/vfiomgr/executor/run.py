@@ -193,7 +193,7 @@ class _Work:
         if left:
             message = f"{what}; and undoing it failed: {'; '.join(left)}"
             remedy = f"{hint or 'see dmesg'}; then vfiomgr recover tries again to undo it"
-            raise RollbackIncomplete(message, remedy)
+            raise RollbackIncomplete(message, remedy) from cause
         message = f"{what}; everything is as it was before"
         raise RolledBack(message, hint) from cause
 

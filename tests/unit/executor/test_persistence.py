@@ -397,6 +397,21 @@ def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None
     assert "is open in" in story.notes[0]
 
 
+@pytest.mark.parametrize("kind", [RolledBack, RollbackIncomplete])
+def test_an_interrupted_correction_ends_the_watch(
+    story: Story, kind: type[VfiomgrError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        message = "interrupted"
+        raise kind(message) from KeyboardInterrupt()
+
+    monkeypatch.setattr(api, "apply", interrupted)
+    bindings = [api.scan(story.kernel).persisted[0]]
+    with pytest.raises(kind):
+        api.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
+    assert story.notes == []
+
+
 def test_recover_takes_rules_back_after_a_reboot_too(kernel: FakeKernel) -> None:
     before = etc(kernel)
     kernel.kill(at=operation_number(kernel, "replace", rule_file(GPU)), after=True)
