@@ -31,6 +31,7 @@ def test_virtual_functions_come_and_go(topology: Topology) -> None:
     groups = {path.resolve() for path in function.glob("virtfn*/iommu_group")}
     assert len(groups) == 4
     (function / "sriov_numvfs").write_text("0")
+    (function / "sriov_drivers_autoprobe").write_text("1")
     assert not list(function.glob("virtfn*"))
 
 

@@ -144,6 +144,8 @@ def _keep_nvme_out() -> None:
 def _set_functions(count: int) -> None:
     """Write the number as sriov-manage does."""
     directory = _DEVICES / gpu()
+    autoprobe = (directory / "sriov_drivers_autoprobe").read_text()
+    assert autoprobe == "1\n", "another test left it so that no driver takes new functions"
     write(directory / "gpusim/unlock", "1")
     write(directory / "sriov_numvfs", str(count))
 
