@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,14 +33,22 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("workstation")
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+_LATE = ("bochs-drm", "snd_hda_intel")
+"""Drivers that have a function before it has nodes."""
+_PROBE = 30.0
+"""Seconds that they may take."""
 
 
 def facts(address: str) -> PciDevice:
     """All facts of a function but those that change by themselves."""
     tree = HostTree("/")
-    device = read_device(tree, address, Names(tree, tree))
-    assert device is not None
-    return replace(device, power_state=None, runtime_status=None)
+    deadline = time.monotonic() + _PROBE
+    while True:
+        device = read_device(tree, address, Names(tree, tree))
+        assert device is not None
+        if device.nodes or device.driver not in _LATE or time.monotonic() > deadline:
+            return replace(device, power_state=None, runtime_status=None)
+        time.sleep(0.2)
 
 
 @pytest.fixture
