@@ -49,10 +49,15 @@ class DeviceUser:
     """The unit of systemd that it runs in: `gdm.service`, `machine-qemu-3-win.scope`."""
     functions: tuple[PciAddress, ...] = ()
     """The PCI functions below the node, where the node is not one of their own: block devices."""
+    guest: str | None = None
+    """What QEMU was told to call its guest: the domain of libvirt, the sandbox of Kata."""
 
     def __str__(self) -> str:
-        """`qemu-system-x86 (PID 4711, machine-qemu-3-win.scope)`."""
-        return f"{self.command} (PID {self.pid}{f', {self.unit}' if self.unit else ''})"
+        """`guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)`, or `bash (PID 7)`."""
+        place = f"PID {self.pid}{f', {self.unit}' if self.unit else ''}"
+        if self.guest:
+            return f"guest {self.guest} ({self.command}, {place})"
+        return f"{self.command} ({place})"
 
 
 @dataclass(frozen=True, slots=True)
