@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import samples
 from tests.fakes.faults import PowerCut
 from tests.fakes.nvidia.driver import SRIOV_MANAGE
-from tests.fakes.vgpu_hosts import GPUS, l40s_host, t4_host
+from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host, t4_host
 from tests.unit.defined_vgpus import document, vendor_host
 from tests.unit.planner.test_restoration import AUTOMATIC, without_functions
 from vfiomgr import api
@@ -21,8 +21,11 @@ from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.executor.restoration import Restoration
 from vfiomgr.executor.run import Outcome
+from vfiomgr.host.nvidia_modes import read_mode
+from vfiomgr.host.pci import read_identity, read_virtual_functions
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition import definition_file
+from vfiomgr.model.gpu_definition import FunctionDefinition, GpuDefinition
 from vfiomgr.model.intent import (
     CreateVgpu,
     DefineVgpu,
@@ -413,6 +416,24 @@ def test_after_a_reboot_functions_come_first_then_types_then_parameters(
     ]
     assert parameters(vendor, FIRST) == "a=1,b=2"
     assert {item.state for item in api.restore(RESTORE, tree=vendor)} == {"already"}
+
+
+def test_mig_that_is_defined_is_switched_on_before_virtual_functions_are_made(
+    tmp_path: Path,
+) -> None:
+    """Its GPU instances are a matter of their own: what makes them is told."""
+    kernel = mig_host(tmp_path)
+    gpu = read_identity(kernel, PciAddress.parse(GPU))
+    assert gpu is not None
+    function = FunctionDefinition(PciAddress.parse(FIRST), "474", start="auto")
+    file = document(GpuDefinition("vfiomgr/v1", gpu, 16, (function,), mig=("1g.5gb",)))
+    kernel.sysfs.put(HostPath(file.path), file.text)
+    (found,) = api.restore(RESTORE, tree=kernel)
+    mode = read_mode(kernel, gpu.address)
+    assert mode is not None
+    assert mode.mig
+    assert len(read_virtual_functions(kernel, gpu.address)) == 16
+    assert (found.state, "nvidia-smi mig -cgi" in (found.reason or "")) == ("failed", True)
 
 
 def test_without_the_vendors_program_it_is_told_what_to_run(vendor: FakeKernel) -> None:
