@@ -113,6 +113,8 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    made_functions: tuple[str, ...] = ()
+    """Virtual functions that have the type which vfiomgr gave to them, and not a later one."""
     wedged: tuple[WedgedFunction, ...] = ()
     """Virtual functions that become no vGPU until all of their GPU are made anew."""
     has_sriov_manage: bool = False
@@ -269,7 +271,9 @@ class HostSnapshot:
         return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
 
     def is_own(self, vgpu: Vgpu) -> bool:
-        """Whether vfiomgr made it."""
+        """Whether vfiomgr made it; of a virtual function that came anew since, it did not."""
+        if vgpu.uuid is None and vgpu.name not in self.made_functions:
+            return False
         from vfiomgr.model.vgpu_mark import mark_file, mark_of  # noqa: PLC0415 - not for lists
 
         file, text = mark_file(vgpu), mark_of(vgpu)
