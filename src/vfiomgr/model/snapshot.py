@@ -266,6 +266,12 @@ class HostSnapshot:
         name = str(device.address)
         return any(p.name == name and p.family == "vendor-vfio" for p in self.vgpu_parents)
 
+    def is_ready_for_guests(self, device: PciDevice) -> bool:
+        """Whether a guest can open a function: on VFIO, or made a vGPU by the vendor's driver."""
+        if self.is_vendor_function(device):
+            return self.vgpu(str(device.address)) is not None
+        return device.is_on_vfio
+
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID, or on the virtual function with this address."""
         return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
