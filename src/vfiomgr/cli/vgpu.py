@@ -182,7 +182,12 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
 @vgpu.command("create")
 @click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
 @click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
-@click.option("--series", type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False))
+@click.option(
+    "--series",
+    type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False),
+    metavar="[A|B|C|Q]",
+    help="NVIDIA's letter: A(pplications), B(usiness), C(ompute), Q(uadro).",
+)
 @click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
 @click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
 @click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
@@ -310,8 +315,11 @@ def _name(host: HostSnapshot, text: str) -> str:
         pass
     try:
         return str(host.parse_address(text))
-    except UsageError:
-        return uuid_of(text)
+    except UsageError as error:
+        if ":" in text:
+            raise
+        message = f"{text!r} is neither a UUID nor the address of a virtual function"
+        raise UsageError(message, "vfiomgr vgpu list shows what vGPUs are called") from error
 
 
 def _mebibytes(text: str) -> int:

@@ -99,7 +99,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     left = _left_marks(host, [name for name in intent.names if name not in names])
     locks |= {_parent_lock(host, parent) for parent in left.values()}
     return Plan(
-        summary=f"remove vGPU {', '.join(names or intent.names) or '(none)'}",
+        summary=_removal_summary(intent, names),
         steps=(
             *(step for vgpu in found for step in _remembered(host, vgpu)),
             *(_removal(host, vgpu) for vgpu in found),
@@ -223,10 +223,25 @@ def _named(host: HostSnapshot, intent: RemoveVgpu) -> tuple[list[Vgpu], tuple[st
     for name in intent.names:
         vgpu = host.vgpu(name)
         if vgpu is None:
+            _require_no_parent(host, name)
             absent.append(f"there is no vGPU {name}")
         else:
             found.append(vgpu)
     return found, tuple(absent)
+
+
+def _require_no_parent(host: HostSnapshot, name: str) -> None:
+    """The GPU, or the parent, of vGPUs that have names of their own is not meant to be none.
+
+    Raises:
+        UnknownDevice: it carries such vGPUs.
+
+    """
+    carried = [v.name for gpu in gpus(host) for v in gpu.instances if name in (gpu.name, v.parent)]
+    if carried:
+        message = f"{name} is no vGPU itself, and carries {', '.join(carried)}"
+        remedy = f"name them: vfiomgr vgpu remove {' '.join(carried)}; with --all --parent {name} "
+        raise UnknownDevice(message, f"{remedy}those that vfiomgr made")
 
 
 def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
@@ -259,6 +274,12 @@ def _summary(intent: CreateVgpu, places: Sequence[Placement]) -> str:
     if not places:
         return f"create {what}"
     return f"create {what} of type {' and '.join(kinds)} on {', '.join(on)}"
+
+
+def _removal_summary(intent: RemoveVgpu, names: Sequence[str]) -> str:
+    if names or intent.names:
+        return f"remove vGPU {', '.join(names or intent.names)}"
+    return "remove the vGPUs that vfiomgr made"
 
 
 def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
