@@ -95,12 +95,12 @@ def test_what_vgpus_there_are_and_can_be_takes_one_look_at_each_file(
 ) -> None:
     make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20, family=family)
     if family == "mdev-sriov":
-        put_mdev(tmp_path, "0000:11:00.5", "f715f63c-0d00-4007-9c5a-b07b0c6c05de")
+        put_mdev(tmp_path, "0000:11:00.4", "f715f63c-0d00-4007-9c5a-b07b0c6c05de")
     tree = Counting(tmp_path)
     host = scan(tree, HostTree(tmp_path), with_gpu_modes=True)
     assert len(host.vgpu_parents) == 8
     assert [(vgpu.parent, vgpu.type_name) for vgpu in host.vgpus] == (
-        [("0000:11:00.5", "NVIDIA A40-2Q")] if family == "mdev-sriov" else []
+        [("0000:11:00.4", "NVIDIA A40-2Q")] if family == "mdev-sriov" else []
     )
     assert {place: count for place, count in tree.places.items() if count > 1} == {}
 
