@@ -9,18 +9,22 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.measure import medians, seconds
 from benchmarks.table import Row, render
 from benchmarks.trees import make_tree
+from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.lab import machine
 from tests.lab.command import VFIOMGR
 from tests.lab.errors import LabError
 from tests.lab.topology import SRIOV
 
 _SIZES = (64, 1024, 16384)
+_VGPU_FAMILIES: tuple[Literal["mdev-sriov", "vendor"], ...] = ("mdev-sriov", "vendor")
+_VGPU_BUDGET = 0.5
+"""Seconds for the types of 8 GPUs with 32 virtual functions each and 20 types."""
 _LIMIT = 3600.0
 """Seconds for all that is measured in the laboratory."""
 
@@ -58,6 +62,8 @@ def _native(rounds: int, place: str | None) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="vfiomgr-bench-", dir=place) as directory:
         for size in _SIZES:
             make_tree(f"{directory}/{size}", size)
+        for family in _VGPU_FAMILIES:
+            make_vgpu_tree(f"{directory}/{family}", gpus=8, vfs=32, types=20, family=family)
         commands = {
             "click": (sys.executable, "-c", "import click"),
             "version": (VFIOMGR, "--version"),
@@ -66,11 +72,26 @@ def _native(rounds: int, place: str | None) -> list[Row]:
                 for name, arguments in (("list", ("list", "--all")), ("groups", ("groups",)))
                 for size in _SIZES
             },
+            **{
+                f"vgpus {family}": (VFIOMGR, "--root", f"{directory}/{family}", "vgpu", "types")
+                for family in _VGPU_FAMILIES
+            },
         }
         runs = {name: partial(seconds, command) for name, command in commands.items()}
         times = medians(runs, rounds)
     start = Row("vfiomgr --version", times["version"], "import click", times["click"], 2.0)
-    return [start, *_scaling("list --all", "list", times), *_scaling("groups", "groups", times)]
+    types = [
+        Row(
+            f"vgpu types, 8 GPUs x 32 VFs x 20 types, {family}",
+            times[f"vgpus {family}"],
+            "at most",
+            _VGPU_BUDGET,
+            1.0,
+        )
+        for family in _VGPU_FAMILIES
+    ]
+    lists = _scaling("list --all", "list", times)
+    return [start, *lists, *_scaling("groups", "groups", times), *types]
 
 
 def _scaling(what: str, name: str, times: dict[str, float]) -> list[Row]:

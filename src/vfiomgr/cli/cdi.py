@@ -28,7 +28,9 @@ def cdi() -> None:
 @session_options()
 @click.pass_obj
 def generate(session: Session, kind: str) -> None:
-    """Print a CDI specification of what is bound, as JSON (or YAML, which CDI reads too).
+    """Print a CDI specification of what a guest can take, as JSON (or YAML, which CDI reads too).
+
+    That is what is bound, and virtual functions that the vendor's own driver has made vGPUs.
 
     \b
     Examples:
@@ -39,7 +41,8 @@ def generate(session: Session, kind: str) -> None:
     text = render.render_spec(host, kind)
     if not any(True for _ in render.guest_ready_groups(host)):
         note(
-            "no device is ready for a guest: bind one first, then generate again; "
+            "no device is ready for a guest: bind one first, or make a vGPU of a virtual function "
+            "of the vendor's own interface, then generate again; "
             "container runtimes reject a specification without devices"
         )
     if session.format == "yaml":

@@ -76,6 +76,10 @@ def tell_how_to_bind(host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
     """Say what makes devices ready for a guest, or what keeps `bind` from it, a line for each."""
     told: set[tuple[str, str]] = set()
     for device in devices:
+        if host.is_vendor_function(device):
+            create = f"vfiomgr vgpu create --parent {device.address} --type …"
+            note(f"{device} is no vGPU yet: {create}")
+            continue
         begin = f"{device} is on {device.driver or 'no driver'}"
         objections = _objections_to_bind(host, device)
         for reason, remedy in (o for o in objections if o not in told):

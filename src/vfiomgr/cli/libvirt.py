@@ -9,7 +9,7 @@ import click
 
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.cli.change import tell_how_to_bind
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import print_document
 from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal, UnknownDevice
@@ -73,11 +73,8 @@ def hostdev(
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    for device in own:
-        if host.vgpu(str(device.address)) is None:
-            note(f"{device} is no vGPU yet: vfiomgr vgpu create --parent {device.address} --type …")
     if not managed:
-        tell_how_to_bind(host, waiting)
+        tell_how_to_bind(host, [d for d in functions if not host.is_ready_for_guests(d)])
 
 
 def _refuse_to_manage(functions: Sequence[PciDevice]) -> None:

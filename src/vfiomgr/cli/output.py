@@ -54,7 +54,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     click.echo("\n".join(lines))
 
 
-_FLEXIBLE = frozenset({"NAME", "DESCRIPTION", "NOTES"})
+_FLEXIBLE = frozenset({"NAME", "DESCRIPTION", "NOTES", "USED BY"})
 """Columns that give way on a narrow terminal; the others hold what is typed into commands."""
 _LEAST_WIDTH = 12
 _GAP = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -92,6 +92,15 @@ class Session:
             with_gpu_modes=with_gpu_modes,
         )
         return self._required(host)
+
+    def with_vgpu_users(self, host: HostSnapshot) -> HostSnapshot:
+        """With those who use its vGPUs alone: a look for all users takes many times as long."""
+        from vfiomgr.host.users import read_holders  # noqa: PLC0415 - not every command looks
+
+        if self.snapshot is not None:
+            return host
+        nodes = {node for vgpu in host.vgpus for node in host.guest_nodes(vgpu)}
+        return replace(host, users=read_holders(self.tree, nodes))
 
     def devices(self) -> HostSnapshot:
         """As `host`, but from a tree nothing besides the devices, which takes a fraction of it."""

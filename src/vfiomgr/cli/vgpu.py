@@ -24,10 +24,8 @@ from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, lost_functions, rooms, to
 if TYPE_CHECKING:
     from vfiomgr import api
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import Vgpu
 
 _TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
-_HEADINGS = ("VGPU", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER", "MADE BY")
 _SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
 _GIB = 1024
 
@@ -160,7 +158,10 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 @session_options()
 @click.pass_obj
 def list_vgpus(session: Session, *, defined: bool) -> None:
-    """List active vGPUs, or those that are defined.
+    """List active vGPUs, who uses each, and what it is defined as; or all that are defined.
+
+    USED BY names the guest (of libvirt, Kata, or QEMU's -name), its process and the unit that this
+    runs in; ? where that cannot be seen, for only root of a running host sees every process.
 
     \b
     Examples:
@@ -173,37 +174,20 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
 
         list_defined(session)
         return
-    host = session.host()
-    if session.format != "table":
-        items = [_vgpu_item(host, vgpu) for vgpu in host.vgpus]
-        print_document("VgpuList", {"items": items}, session.format)
-    elif host.vgpus:
-        rows = [
-            (
-                v.name,
-                v.parent,
-                v.type,
-                or_dash(v.type_name),
-                or_dash(v.iommu_group),
-                or_dash(v.driver),
-                "vfiomgr" if host.is_own(v) else "-",
-            )
-            for v in host.vgpus
-        ]
-        print_table(_HEADINGS, rows)
-    else:
-        note("no vGPU is active")
+    from vfiomgr.cli.vgpu_active import list_active  # noqa: PLC0415 - not for the others
 
-
-def _vgpu_item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
-    facts = {name: getattr(vgpu, name) for name in type(vgpu).__dataclass_fields__}
-    return {"name": vgpu.name, **facts, "made_by_vfiomgr": host.is_own(vgpu)}
+    list_active(session)
 
 
 @vgpu.command("create")
 @click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
 @click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
-@click.option("--series", type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False))
+@click.option(
+    "--series",
+    type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False),
+    metavar="[A|B|C|Q]",
+    help="NVIDIA's letter: A(pplications), B(usiness), C(ompute), Q(uadro).",
+)
 @click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
 @click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
 @click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
@@ -331,8 +315,11 @@ def _name(host: HostSnapshot, text: str) -> str:
         pass
     try:
         return str(host.parse_address(text))
-    except UsageError:
-        return uuid_of(text)
+    except UsageError as error:
+        if ":" in text:
+            raise
+        message = f"{text!r} is neither a UUID nor the address of a virtual function"
+        raise UsageError(message, "vfiomgr vgpu list shows what vGPUs are called") from error
 
 
 def _mebibytes(text: str) -> int:

@@ -57,6 +57,13 @@ _VENDOR_MAKES_THEM = (
     "NVIDIA's driver does not make virtual functions so",
     "install NVIDIA's vGPU host driver, which brings /usr/lib/nvidia/sriov-manage; vfiomgr uses it",
 )
+_NVIDIA_REFUSES = (
+    "another size runs, the memory is taken, the virtual function is a vGPU already, or no GPU "
+    "instance fits (MIG)"
+)
+_HOST_SERVICE = (
+    "else see dmesg (NVRM), and whether the vendor's host service (nvidia-vgpu-mgr) runs"
+)
 _ALONE = "a bus reset needs the function to be alone on its bus, since it hits all that is there"
 
 _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
@@ -100,8 +107,14 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
         "the parent has no room left for this type",
         "remove a vGPU first; vfiomgr vgpu types shows what still fits",
     ),
-    ("mdev-create", ENOMEM): ("the parent or the host is out of memory", _NO_FREE_MEMORY),
-    ("mdev-create", EIO): ("the vendor's driver failed", "see dmesg; is its host service running?"),
+    ("mdev-create", ENOMEM): (
+        "the parent or the host is out of memory",
+        "remove a vGPU, or free memory on the host, then try again",
+    ),
+    ("mdev-create", EIO): (
+        f"the vendor's driver refused, as NVIDIA's does where {_NVIDIA_REFUSES}",
+        f"vfiomgr vgpu types shows what still fits; {_HOST_SERVICE}",
+    ),
     ("mdev-remove", ENODEV): (
         "it is being removed already",
         "vfiomgr vgpu list shows what is left",

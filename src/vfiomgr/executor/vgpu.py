@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
-from vfiomgr.host import mdev, vendor_vgpu, wedged
+from vfiomgr.host import mdev, vendor_vgpu, vgpu_marks, wedged
 from vfiomgr.model import path
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 
@@ -84,15 +84,21 @@ def _set_type(tree: HostTree, step: SetVgpuType) -> None:
         raise HostError(message, "see dmesg for the driver's words")
     if step.after:
         wedged.unmark(tree, step.device.address)
+    else:
+        vgpu_marks.disclaim(tree, step.device.address)
 
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:
     """Write it; a function that rejects what is offered even then is left alone from now on."""
     directory = path.pci_device(step.device.address)
+    if step.after:
+        vgpu_marks.claim(tree, step.device.address, step.after)
     try:
         with explaining("vgpu-type", str(step.device.address)):
             tree.write(directory / vendor_vgpu.DIRECTORY / vendor_vgpu.CURRENT, str(step.after))
     except WriteFailed as error:
+        if step.after:
+            vgpu_marks.disclaim(tree, step.device.address)
         offered = {kind.id for kind in vendor_vgpu.creatable_types(tree, directory)}
         if error.errno in (EIO, EINVAL) and str(step.after) in offered:
             with suppress(OSError):  # a full /run must not hide what the driver said

@@ -13,7 +13,7 @@ from vfiomgr.model import path
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.path import HostPath
@@ -22,7 +22,24 @@ if TYPE_CHECKING:
 TYPES = "mdev_supported_types"
 
 
-def read_parents(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[VgpuParent, ...]:
+def read_mdevs(
+    tree: HostTree, devices: Iterable[PciDevice]
+) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
+    """All devices that make mediated devices, sorted by name, and all that are active, by UUID."""
+    active = {
+        uuid: directory
+        for uuid in tree.children(path.MDEV_DEVICES)
+        if (directory := tree.resolve(path.MDEV_DEVICES / uuid))
+    }
+    parents = _read_parents(tree, devices, {mdev.parent for mdev in active.values()})
+    names = {(p.path, kind.id): kind.name for p in parents for kind in p.types}
+    found = (_read_mdev(tree, uuid, place, names) for uuid, place in active.items())
+    return parents, tuple(found)
+
+
+def _read_parents(
+    tree: HostTree, devices: Iterable[PciDevice], active: Iterable[HostPath]
+) -> tuple[VgpuParent, ...]:
     """All devices that make mediated devices, sorted by name; any of the functions may.
 
     What a type is called is read once for all virtual functions of a GPU: one driver serves them.
@@ -34,16 +51,11 @@ def read_parents(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[VgpuPare
         for name in functions
         if tree.exists((directory := path.PCI_DEVICES / name) / TYPES)
     ]
-    directories += [
-        device.parent
-        for uuid in tree.children(path.MDEV_DEVICES)
-        if (device := tree.resolve(path.MDEV_DEVICES / uuid))
-    ]
     resolved = {real for directory in directories if (real := tree.resolve(directory))}
     known: dict[tuple[str, str], VgpuType] = {}
     found = [
         _read_parent(tree, real, functions.get(real.name), known)
-        for real in sorted(resolved, key=lambda p: p.name)
+        for real in sorted({*resolved, *active}, key=lambda p: p.name)
     ]
     return tuple(sorted((*found, *_silent(tree, found, functions)), key=lambda p: p.name))
 
@@ -69,10 +81,11 @@ def _read_parent(
 ) -> VgpuParent:
     physical = function.physical_function if function else None
     gpu = str(physical or directory.name)
-    ids = tree.children(directory / TYPES)
+    types = directory / TYPES
+    ids = tree.children(types)
     for type_id in ids:
         if (gpu, type_id) not in known:
-            known[gpu, type_id] = _read_type(tree, directory / TYPES / type_id)
+            known[gpu, type_id] = _read_type(tree, types / type_id)
     return VgpuParent(
         name=directory.name,
         path=directory,
@@ -80,7 +93,7 @@ def _read_parent(
         driver=function.driver if function else tree.link_name(directory / "driver"),
         gpu=gpu,
         types=tuple(known[gpu, type_id] for type_id in ids),
-        available=tuple(_available(tree, directory / TYPES / type_id) for type_id in ids),
+        available=tuple(_available(tree, types / type_id) for type_id in ids),
     )
 
 
@@ -98,25 +111,31 @@ def _available(tree: HostTree, directory: HostPath) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def read_mdevs(tree: HostTree) -> tuple[Vgpu, ...]:
-    """All active mediated devices, sorted by UUID."""
-    found = (read_mdev(tree, uuid) for uuid in tree.children(path.MDEV_DEVICES))
-    return tuple(vgpu for vgpu in found if vgpu is not None)
-
-
 def read_mdev(tree: HostTree, uuid: str) -> Vgpu | None:
     """One active mediated device; None where there is none of this UUID."""
     directory = tree.resolve(path.MDEV_DEVICES / uuid)
-    if directory is None:
-        return None
+    return None if directory is None else _read_mdev(tree, uuid, directory, {})
+
+
+def _read_mdev(
+    tree: HostTree,
+    uuid: str,
+    directory: HostPath,
+    names: Mapping[tuple[str, str], str | None],
+) -> Vgpu:
+    """`names` are those of types that were read already, by the path of the parent."""
+    parent = directory.parent
     type_id = tree.link_name(directory / "mdev_type") or ""
-    node = tree.read(directory.parent / "numa_node")
+    name = names.get((parent, type_id))
+    if name is None and type_id and (parent, type_id) not in names:
+        name = tree.read(parent / TYPES / type_id / "name") or None
+    node = tree.read(parent / "numa_node")
     return Vgpu(
         uuid=uuid,
         family="mdev",
-        parent=directory.parent.name,
+        parent=parent.name,
         type=type_id,
-        type_name=tree.read(directory.parent / TYPES / type_id / "name") if type_id else None,
+        type_name=name,
         driver=tree.link_name(directory / "driver"),
         iommu_group=group_number(tree, directory),
         vfio_device=next(iter(tree.children(directory / "vfio-dev")), None),

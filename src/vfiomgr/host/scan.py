@@ -48,6 +48,7 @@ def scan_devices(
     """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them."""
     groups = iommu.read_groups(tree)
     devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
+    mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
     vendor_parents, vendor_vgpus = vendor_vgpu.read_vendor_vgpus(tree, devices)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
@@ -58,8 +59,8 @@ def scan_devices(
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
         groups=groups,
-        vgpu_parents=(*mdev.read_parents(tree, devices), *vendor_parents),
-        vgpus=(*mdev.read_mdevs(tree), *vendor_vgpus),
+        vgpu_parents=(*mdev_parents, *vendor_parents),
+        vgpus=(*mdevs, *vendor_vgpus),
         origins=origins.read_origins(tree),
         host_uses=None,
         vfio=iommu.read_vfio_state(tree),

@@ -50,6 +50,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         initramfs=persistence.read_initramfs(tree),
         has_systemd=persistence.has_systemd(tree),
         vgpu_marks=vgpu_marks.read_marks(tree),
+        made_functions=vgpu_marks.read_made(tree, host.vgpus),
         wedged=wedged.read_wedged(tree),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
         definitions=definitions.read_definitions(tree, host.vgpus),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
@@ -18,6 +19,7 @@ from vfiomgr.model.snapshot import DeviceUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.pci import PciAddress
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
     Disks = Mapping[str, tuple[PciAddress, ...]]
 
 _PROC = HostPath("/proc")
+_VFIO = "/dev/vfio/"
 _WATCHED = (
-    "/dev/vfio/",
+    _VFIO,
     "/dev/dri/",
     "/dev/accel/",
     "/dev/snd/",
@@ -47,20 +50,42 @@ def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
 
     The descriptors of other users' processes can be read by root alone; a recording has none.
     """
+    opened = _all_opened(tree)
+    if opened is None:
+        return None
+    disks = _nodes_of_disks(tree)
+    mapped = _mapped(tree, opened)
+    used = {pid: {*nodes, *mapped.get(pid, ())} for pid, nodes in opened.items()}
+    watched = {
+        pid: {n for n in nodes if n is not None and (n.startswith(_WATCHED) or n in disks)}
+        for pid, nodes in used.items()
+    }
+    return _described(tree, watched, disks)
+
+
+def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
+    """Processes that have one of the nodes of VFIO open; None where one cannot be looked into.
+
+    A guest has the descriptor of its group or its cdev for as long as it has the device, and what
+    it maps is the device's, not the node's: no table of mappings has to be read.
+    """
+    if not nodes:
+        return ()
+    opened = _all_opened(tree)
+    if opened is None:
+        return None
+    return _described(tree, {pid: found & nodes for pid, found in opened.items()}, {})
+
+
+def _all_opened(tree: HostTree) -> dict[str, set[str]] | None:
+    """Nodes that each process has open; None where some process cannot be looked into."""
     pids = [name for name in tree.children(_PROC) if name.isdecimal()]
     if not pids or not _shows_all(tree):
         return None
-    disks = _nodes_of_disks(tree)
     try:
-        opened = {pid: nodes for pid in pids if (nodes := _opened(tree, pid)) is not None}
+        return {pid: nodes for pid in pids if (nodes := _opened(tree, pid)) is not None}
     except PermissionError:
         return None
-    mapped = _mapped(tree, opened)
-    return tuple(
-        user
-        for pid, nodes in opened.items()
-        for user in _users(tree, pid, {*nodes, *mapped.get(pid, ())}, disks)
-    )
 
 
 def _shows_all(tree: HostTree) -> bool:
@@ -119,17 +144,53 @@ def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:
     return tuple(sorted(path.decode(errors="replace").removesuffix(_GONE) for path in paths))
 
 
+def _described(
+    tree: HostTree, used: Mapping[str, AbstractSet[str]], disks: Disks
+) -> tuple[DeviceUser, ...]:
+    """Processes as users of each node that they use."""
+    guests = _guests(tree, [pid for pid, nodes in used.items() if any(map(_is_vfio, nodes))])
+    return tuple(
+        user
+        for pid, nodes in used.items()
+        if nodes
+        for user in _users(tree, pid, sorted(nodes), disks, guests.get(pid))
+    )
+
+
 def _users(
-    tree: HostTree, pid: str, used: Iterable[str | None], disks: Disks
+    tree: HostTree, pid: str, nodes: Iterable[str], disks: Disks, guest: str | None
 ) -> Iterator[DeviceUser]:
-    """A process as user of each watched node that it uses."""
-    nodes = sorted(n for n in used if n is not None and (n.startswith(_WATCHED) or n in disks))
-    if not nodes:
-        return
     command = tree.read(_PROC / pid / "comm") or "?"
     unit = _unit(tree.read(_PROC / pid / "cgroup"))
     for node in nodes:
-        yield DeviceUser(node, int(pid), command, unit, disks.get(node, ()))
+        functions = disks.get(node, ())
+        yield DeviceUser(node, int(pid), command, unit, functions, guest)
+
+
+def _is_vfio(node: str) -> bool:
+    return node.startswith(_VFIO)
+
+
+def _guests(tree: HostTree, pids: Iterable[str]) -> dict[str, str | None]:
+    """The names of the guests that processes run.
+
+    A command line is in the memory of its process, which may be locked for ever, as its table of
+    mappings (get_mm_cmdline in fs/proc/base.c), so a child asks.
+    """
+    answers = bounded.ask(tree, {pid: partial(_guest, tree, pid) for pid in pids})
+    return {pid: name for pid, (name,) in answers.items()}
+
+
+def _guest(tree: HostTree, pid: str) -> tuple[str | None]:
+    """Of `-name guest=win,debug-threads=on`, or `-name win`; a comma in a name is written twice."""
+    words = (tree.read_whole(_PROC / pid / "cmdline") or b"").decode(errors="replace").split("\0")
+    for option, value in pairwise(words):
+        if option in ("-name", "--name"):
+            fields = [field.replace("\0", ",") for field in value.replace(",,", "\0").split(",")]
+            named = [field.removeprefix("guest=") for field in fields if field[:6] == "guest="]
+            plain = [] if "=" in fields[0] else fields[:1]
+            return (next(filter(None, (*named, *plain)), None),)
+    return (None,)
 
 
 def _unit(cgroups: str | None) -> str | None:

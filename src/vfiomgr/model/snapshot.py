@@ -49,10 +49,15 @@ class DeviceUser:
     """The unit of systemd that it runs in: `gdm.service`, `machine-qemu-3-win.scope`."""
     functions: tuple[PciAddress, ...] = ()
     """The PCI functions below the node, where the node is not one of their own: block devices."""
+    guest: str | None = None
+    """What QEMU was told to call its guest: the domain of libvirt, the sandbox of Kata."""
 
     def __str__(self) -> str:
-        """`qemu-system-x86 (PID 4711, machine-qemu-3-win.scope)`."""
-        return f"{self.command} (PID {self.pid}{f', {self.unit}' if self.unit else ''})"
+        """`guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)`, or `bash (PID 7)`."""
+        place = f"PID {self.pid}{f', {self.unit}' if self.unit else ''}"
+        if self.guest:
+            return f"guest {self.guest} ({self.command}, {place})"
+        return f"{self.command} ({place})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class HostSnapshot:
     """How GPUs divide their memory, where nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
     """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    made_functions: tuple[str, ...] = ()
+    """Virtual functions that have the type which vfiomgr gave to them, and not a later one."""
     wedged: tuple[WedgedFunction, ...] = ()
     """Virtual functions that become no vGPU until all of their GPU are made anew."""
     has_sriov_manage: bool = False
@@ -259,12 +266,20 @@ class HostSnapshot:
         name = str(device.address)
         return any(p.name == name and p.family == "vendor-vfio" for p in self.vgpu_parents)
 
+    def is_ready_for_guests(self, device: PciDevice) -> bool:
+        """Whether a guest can open a function: on VFIO, or made a vGPU by the vendor's driver."""
+        if self.is_vendor_function(device):
+            return self.vgpu(str(device.address)) is not None
+        return device.is_on_vfio
+
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID, or on the virtual function with this address."""
         return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
 
     def is_own(self, vgpu: Vgpu) -> bool:
-        """Whether vfiomgr made it."""
+        """Whether vfiomgr made it; of a virtual function that came anew since, it did not."""
+        if vgpu.uuid is None and vgpu.name not in self.made_functions:
+            return False
         from vfiomgr.model.vgpu_mark import mark_file, mark_of  # noqa: PLC0415 - not for lists
 
         file, text = mark_file(vgpu), mark_of(vgpu)

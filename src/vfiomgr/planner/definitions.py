@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,8 @@ from vfiomgr.model.pci import PciAddress, is_address
 from vfiomgr.model.plan import Plan
 from vfiomgr.planner import function_definitions
 from vfiomgr.planner.vgpu_boot import exchange
-from vfiomgr.planner.vgpu_choice import is_called
+from vfiomgr.planner.vgpu_choice import guess, is_called
+from vfiomgr.planner.vgpu_room import by_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -201,12 +201,9 @@ def find_type(kinds: Sequence[VgpuType], wanted: str, where: str) -> VgpuType:
     for kind in kinds:
         if is_called(kind, wanted):
             return kind
-    names = [kind.id for kind in kinds]
-    close = difflib.get_close_matches(wanted, names, n=1)
+    names = [str(kind) for kind in sorted(kinds, key=by_number)]
     message = f"{where} has no vGPU type {wanted}; it has {', '.join(names) or 'none now'}"
-    raise UnknownDevice(
-        message, f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
-    )
+    raise UnknownDevice(message, guess(kinds, wanted))
 
 
 def _read(host: HostSnapshot, active: Vgpu | None) -> Attributes:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, VfiomgrError
-from vfiomgr.model.intent import SetVirtualFunctions
+from vfiomgr.model.intent import SetGpuMode, SetVirtualFunctions
 from vfiomgr.model.plan import Plan
-from vfiomgr.planner import guards, sriov
+from vfiomgr.planner import gpu_mode, guards, sriov
 from vfiomgr.planner.definitions import canonical, parent_named
 from vfiomgr.planner.vgpu_start import (
     absence_of,
@@ -89,50 +89,66 @@ def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...
 
 
 def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
-    """Virtual functions, then the modes of a GPU, before its vGPUs.
+    """Virtual functions and the modes of a GPU, before its vGPUs.
 
     What sriov.plan_set makes of virtual functions brings heterogeneous sizes too, where NVIDIA's
-    program makes them.
+    program makes them. MIG changes only without them, so it comes first; it is switched on where
+    the definition has it, and never off: its GPU instances may be somebody's.
 
     Raises:
         Refusal: something is to be done that vfiomgr does not do, or not now.
 
     """
     device = host.device(definition.gpu.address)
+    guards.refuse_if_any(_divided(host, definition), frozenset())
     needed = (str(function.address) for function in definition.autostarting)
     if all(host.device_named(name) is not None for name in needed):
-        guards.refuse_if_any(_wrong_modes(host, definition), frozenset())
-        return Plan(f"prepare {device}", ())
+        change = _change_of_modes(host, definition, device.sriov_numvfs or 0)
+        return gpu_mode.plan_mode(host, change) if change else Plan(f"prepare {device}", ())
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
         raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
     count = definition.virtual_functions
     if sriov.makes_by_program(host, device):  # it makes all, and those defined are among them
         count = device.sriov_totalvfs or count
+    change = _change_of_modes(host, definition, count)
+    if change is not None and change.mig:
+        return gpu_mode.plan_mode(host, replace(change, heterogeneous=None))
     wanted = SetVirtualFunctions(
         device.address, count, autoprobe=True, heterogeneous_after=definition.heterogeneous
     )
     return sriov.plan_set(host, wanted)
 
 
-def _wrong_modes(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
-    """Modes that are known to be otherwise than they are to be; more freedom of sizes is no harm.
-
-    Making virtual functions switches heterogeneous sizes off (sriov-manage), so these come after.
-    """
+def _divided(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
+    """MIG where the vGPUs are defined without: none of their types can be made."""
     address = definition.gpu.address
-    mode = next((known for known in host.gpu_modes if known.gpu == str(address)), None)
+    mode = host.gpu_mode(host.device(address))
+    if mode is not None and mode.mig and definition.mig is None:
+        yield guards.Objection(
+            f"{address} is divided by MIG, and its vGPUs are defined without",
+            f"if nobody needs its GPU instances: vfiomgr vgpu mode {address} --no-mig, then "
+            "vfiomgr vgpu restore",
+        )
+
+
+def _change_of_modes(
+    host: HostSnapshot, definition: GpuDefinition, functions: int
+) -> SetGpuMode | None:
+    """What is known to be otherwise than it is to be; more freedom of sizes is no harm."""
+    mode = host.gpu_mode(host.device(definition.gpu.address))
     if mode is None:
-        return
-    if definition.heterogeneous and mode.heterogeneous is False:
-        yield guards.Objection(
-            f"{address} takes vGPUs of one size alone", f"nvidia-smi vgpu -shm 1 -i {address}"
-        )
-    if mode.mig is (definition.mig is None):
-        word, number = ("off", 0) if definition.mig is None else ("on", 1)
-        yield guards.Objection(
-            f"the MIG mode of {address} is not {word}", f"nvidia-smi -i {address} -mig {number}"
-        )
+        return None
+    mixed = definition.heterogeneous and mode.heterogeneous is False
+    mig = definition.mig is not None and mode.mig is False
+    if not mixed and not mig:
+        return None
+    return SetGpuMode(
+        definition.gpu.address,
+        heterogeneous=True if mixed else None,
+        mig=True if mig else None,
+        functions_after=functions,
+    )
 
 
 def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> Candidate:

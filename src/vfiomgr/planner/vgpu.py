@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.host_step import ReplaceFile
+from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.vgpu import Vgpu
-from vfiomgr.model.vgpu_mark import mark_file, mark_of
+from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner import guards
 from vfiomgr.planner.locks import device_lock
@@ -18,8 +20,10 @@ from vfiomgr.planner.vgpu_room import gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
+    from vfiomgr.model.path import HostPath
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
@@ -92,9 +96,15 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     names = [vgpu.name for vgpu in found]
     locks = {name for vgpu in found for name in _locks(host, vgpu)}
     locks |= {f"vgpu-{name}" for name in intent.names}
+    left = _left_marks(host, [name for name in intent.names if name not in names])
+    locks |= {_parent_lock(host, parent) for parent in left.values()}
     return Plan(
-        summary=f"remove vGPU {', '.join(names or intent.names) or '(none)'}",
-        steps=(*(_removal(host, vgpu) for vgpu in found), *_unmarkings(host, found)),
+        summary=_removal_summary(intent, names),
+        steps=(
+            *(step for vgpu in found for step in _remembered(host, vgpu)),
+            *(_removal(host, vgpu) for vgpu in found),
+            *_unmarkings(host, {*map(mark_file, found), *(MARKS / name for name in left)}),
+        ),
         locks=tuple(sorted(locks)),
         notes=tuple(_foreign_notes(host, intent)),
         already=already,
@@ -175,17 +185,32 @@ def _removal(host: HostSnapshot, vgpu: Vgpu) -> Step:
     return SetVgpuType(device.identity, before=int(vgpu.type), after=0)
 
 
+def _remembered(host: HostSnapshot, vgpu: Vgpu) -> Iterator[SetVgpuAttribute]:
+    """What a roll-back has to give a vGPU that it makes again."""
+    directory = (MDEV_DEVICES if vgpu.uuid is not None else PCI_DEVICES) / vgpu.name
+    for name, text in host.defined.attributes_of(vgpu.name):
+        if text.strip():
+            yield SetVgpuAttribute(vgpu.name, directory, name, before=text, after=text)
+
+
 def _fresh(host: HostSnapshot, mark: ReplaceFile) -> ReplaceFile:
     """A mark in the place of one that an instance of this name left behind."""
     left = next((m.text for m in host.vgpu_marks if m.path == mark.path), None)
     return replace(mark, before=left)
 
 
-def _unmarkings(host: HostSnapshot, vgpus: Iterable[Vgpu]) -> Iterator[Step]:
-    files = {mark_file(vgpu) for vgpu in vgpus}
+def _unmarkings(host: HostSnapshot, files: AbstractSet[HostPath]) -> Iterator[Step]:
     for mark in host.vgpu_marks:
         if mark.path in files:
             yield ReplaceFile(mark.path, mark.text, None)
+
+
+def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:
+    """The parents of vGPUs that are gone, by name: a run that was cut off had not come further."""
+    marks = {mark.path: mark.text for mark in host.vgpu_marks}
+    parents = {name: marks.get(MARKS / name, "").split(" ")[0] for name in names}
+    functions = {name: name for name in names if host.device_named(name) is not None}
+    return {name: parent for name, parent in parents.items() if parent} | functions
 
 
 def _named(host: HostSnapshot, intent: RemoveVgpu) -> tuple[list[Vgpu], tuple[str, ...]]:
@@ -198,10 +223,25 @@ def _named(host: HostSnapshot, intent: RemoveVgpu) -> tuple[list[Vgpu], tuple[st
     for name in intent.names:
         vgpu = host.vgpu(name)
         if vgpu is None:
+            _require_no_parent(host, name)
             absent.append(f"there is no vGPU {name}")
         else:
             found.append(vgpu)
     return found, tuple(absent)
+
+
+def _require_no_parent(host: HostSnapshot, name: str) -> None:
+    """The GPU, or the parent, of vGPUs that have names of their own is not meant to be none.
+
+    Raises:
+        UnknownDevice: it carries such vGPUs.
+
+    """
+    carried = [v.name for gpu in gpus(host) for v in gpu.instances if name in (gpu.name, v.parent)]
+    if carried:
+        message = f"{name} is no vGPU itself, and carries {', '.join(carried)}"
+        remedy = f"name them: vfiomgr vgpu remove {' '.join(carried)}; with --all --parent {name} "
+        raise UnknownDevice(message, f"{remedy}those that vfiomgr made")
 
 
 def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
@@ -236,6 +276,12 @@ def _summary(intent: CreateVgpu, places: Sequence[Placement]) -> str:
     return f"create {what} of type {' and '.join(kinds)} on {', '.join(on)}"
 
 
+def _removal_summary(intent: RemoveVgpu, names: Sequence[str]) -> str:
+    if names or intent.names:
+        return f"remove vGPU {', '.join(names or intent.names)}"
+    return "remove the vGPUs that vfiomgr made"
+
+
 def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
     """Those of the GPU, whose memory all share, and of the virtual functions that may be taken."""
     if place.gpu.device is None:
@@ -251,5 +297,9 @@ def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
 def _locks(host: HostSnapshot, vgpu: Vgpu) -> Iterator[str]:
     """The name, since one UUID may be asked for on two parents, and the parent."""
     yield f"vgpu-{vgpu.name}"
-    device = host.device_named(vgpu.parent)
-    yield f"parent-{vgpu.parent}" if device is None else device_lock(device)
+    yield _parent_lock(host, vgpu.parent)
+
+
+def _parent_lock(host: HostSnapshot, parent: str) -> str:
+    device = host.device_named(parent)
+    return f"parent-{parent}" if device is None else device_lock(device)

@@ -262,13 +262,43 @@ def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | R
     if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
         message += ", which go together with the vGPUs that run: the driver names no others now"
         return Refusal(message, "remove those vGPUs first (vfiomgr vgpu list)")
-    names = {
-        name: n for k in kinds.values() for name in (k.id, k.name, k.short_name) if (n := name)
+    untold = _untold(tuple(kinds.values()), intent)
+    if untold:
+        return UnknownDevice(
+            f"{message}, and nothing here tells their {' and '.join(untold)}",
+            f"name one by its identifier: --type {next(iter(kinds.values())).id}",
+        )
+    return UnknownDevice(message, guess(kinds.values(), intent.type or ""))
+
+
+def guess(kinds: Iterable[VgpuType], text: str) -> str:
+    """The remedy for a type that is not there: a name much like it.
+
+    Numbers that differ are those of other types, however alike they look.
+    """
+    number = text.rpartition("-")[2]
+    names = [
+        name
+        for kind in kinds
+        for name in (kind.id, kind.name, kind.short_name)
+        if name and (name != kind.id or not kind.number.isdecimal() or kind.number == number)
+    ]
+    close = difflib.get_close_matches(text, names, n=1)
+    return f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
+
+
+def _untold(kinds: Sequence[VgpuType], intent: CreateVgpu) -> list[str]:
+    """What is asked for, and told of none of the types; an identifier needs no name."""
+    prefixes = {kind.id.removesuffix(kind.number) for kind in kinds}
+    text = intent.type or ""
+    is_identifier = text.isdecimal() or any(text.startswith(prefix) for prefix in prefixes)
+    asked = {
+        "names": text != "" and not is_identifier and all(k.name in (None, k.id) for k in kinds),
+        "memory": intent.framebuffer is not None and all(k.framebuffer is None for k in kinds),
+        "series": intent.series is not None and all(k.series is None for k in kinds),
+        "heads": intent.heads is not None and all(k.heads is None for k in kinds),
     }
-    close = difflib.get_close_matches(intent.type or "", names, n=1)
-    return UnknownDevice(
-        message, f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
-    )
+    return [what for what, is_untold in asked.items() if is_untold]
 
 
 def _no_room(

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition import PARAMETERS, Attributes, differing
-from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.vgpu_mark import MARKS
 from vfiomgr.planner import guards, vgpu
 from vfiomgr.planner.definitions import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.planner.locks import device_lock
@@ -88,11 +86,6 @@ def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
     return replace(
         made,
         summary=f"stop vGPU {', '.join(intent.names)}",
-        steps=(
-            *(step for found in active for step in _remembered(host, found)),
-            *made.steps,
-            *_left_marks(host, missing(host, intent.names)),
-        ),
         locks=tuple(sorted({*made.locks, *(_parent_lock(host, t.parent) for t in defined)})),
         notes=(
             *(
@@ -103,14 +96,6 @@ def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
             *made.notes,
         ),
     )
-
-
-def _left_marks(host: HostSnapshot, names: Iterable[str]) -> Iterator[ReplaceFile]:
-    """Marks of vGPUs that are gone: a run that was cut off had not come to them."""
-    files = {MARKS / name for name in names}
-    for mark in host.vgpu_marks:
-        if mark.path in files:
-            yield ReplaceFile(mark.path, mark.text, None)
 
 
 def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
@@ -255,14 +240,6 @@ def absence_of(host: HostSnapshot, target: Target) -> str | None:
 
 def _attribute(target: Target, name: str, before: str | None, after: str) -> SetVgpuAttribute:
     return SetVgpuAttribute(target.name, target.directory, name, before, after)
-
-
-def _remembered(host: HostSnapshot, active: Vgpu) -> Iterator[SetVgpuAttribute]:
-    """What a roll-back has to give a vGPU that it makes again."""
-    directory = (MDEV_DEVICES if active.uuid is not None else PCI_DEVICES) / active.name
-    for name, text in host.defined.attributes_of(active.name):
-        if text.strip():
-            yield SetVgpuAttribute(active.name, directory, name, before=text, after=text)
 
 
 def together(summary: str, plans: Sequence[Plan]) -> Plan:

@@ -3,16 +3,21 @@ from __future__ import annotations
 import json
 import tomllib
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from lxml import etree
 
+from tests.unit.defined_vgpus import vendor_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.adapters.cdi.render import render_spec
 from vfiomgr.adapters.kata.render import render_drop_in
 from vfiomgr.adapters.libvirt.render import mdev_hostdev, pci_hostdevs
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.vgpu import Vgpu
+
+if TYPE_CHECKING:
+    from vfiomgr.model.snapshot import HostSnapshot
 
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
@@ -101,6 +106,33 @@ def test_cdi_names_a_group_by_its_gpu_and_leaves_out_what_no_guest_can_take() ->
             }
         ],
     }
+
+
+def vgpu_host(*groups: int) -> HostSnapshot:
+    """Two virtual functions of NVIDIA's own interface in these groups; the first is a vGPU."""
+    host = vendor_host()
+    gpu, *functions = (replace(d, driver="nvidia", iommu_group=1) for d in host.devices)
+    vfs = [
+        replace(d, iommu_group=group, vfio_device=f"vfio{group}")
+        for d, group in zip(functions, groups, strict=True)
+    ]
+    grown = host_of(gpu, *vfs)
+    return replace(host, devices=grown.devices, groups=grown.groups)
+
+
+def test_cdi_has_vgpus_of_the_vendors_own_interface_and_no_function_without_a_type() -> None:
+    (device,) = json.loads(render_spec(vgpu_host(5, 6), "nvidia.com/vgpu"))["devices"]
+    assert device == {
+        "name": "0000:41:00.4",
+        "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/vfio"}, {"path": "/dev/vfio/5"}]},
+    }
+    none_is = replace(vgpu_host(5, 6), vgpus=())
+    assert json.loads(render_spec(none_is, "nvidia.com/vgpu"))["devices"] == []
+
+
+def test_one_function_without_a_type_spoils_a_group() -> None:
+    """Kata opens all functions of a group."""
+    assert json.loads(render_spec(vgpu_host(5, 5), "nvidia.com/vgpu"))["devices"] == []
 
 
 def test_a_class_with_a_dot_needs_cdi_0_6() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.defined_vgpus import DOCUMENT, document
+from vfiomgr.model.path import MDEV_DEVICES
 from vfiomgr.model.vgpu_service import FILES
 
 if TYPE_CHECKING:
@@ -55,6 +56,60 @@ def test_what_is_defined_is_listed(run: Run, matches: Matches, kernel: FakeKerne
     matches("vgpu-defined.txt", told.stdout)
     matches("vgpu-defined.json", run("vgpu", "list", "--defined", "--format", "json").stdout)
     assert told.stderr.startswith(f"not shown: /etc/mdevctl.d/mbochs/{OTHER}: no JSON: ")
+
+
+def hold(kernel: FakeKernel, uuid: str, guest: str = "win") -> None:
+    """Let a QEMU have the vGPU open."""
+    group = kernel.link_name(MDEV_DEVICES / uuid / "iommu_group")
+    process = Path(kernel.root, "proc/812")
+    (process / "fd").mkdir(parents=True)
+    (process / "fd/7").symlink_to(f"/dev/vfio/{group}")
+    (process / "comm").write_text("qemu-system-x86\n")
+    (process / "cgroup").write_text("0::/machine.slice/machine-qemu-3-win.scope/libvirt\n")
+    (process / "cmdline").write_text(f"qemu\0-name\0guest={guest},debug-threads=on\0")
+
+
+def test_who_uses_a_vgpu_and_what_it_is_defined_as(
+    run: Run, matches: Matches, kernel: FakeKernel
+) -> None:
+    run(*DEFINE, "--auto")
+    run("vgpu", "start", UUID)
+    create = ("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small")
+    run(*create, "--uuid", OTHER)
+    third = "00000000-0000-4000-8000-000000000003"
+    run(*create, "--uuid", third)
+    put(kernel, f"/etc/mdevctl.d/mbochs/{third}", '{"mdev_type":"mbochs-large","start":"manual"}')
+    hold(kernel, UUID)
+    matches("vgpu-list.txt", run("vgpu", "list").stdout)
+    matches("vgpu-list.json", run("vgpu", "list", "--format", "json").stdout)
+    defined = json.loads(run("vgpu", "list", "--defined", "--format", "json").stdout)["items"]
+    assert {item["name"]: (item["active"], item["state"]) for item in defined} == {
+        UUID: (True, "in-use"),
+        third: (True, "other"),
+    }
+    assert [user["guest"] for item in defined for user in item["users"]] == ["win"]
+    table = run("vgpu", "list", "--defined").stdout
+    assert "  in use  " in table
+    assert "  another vGPU has its name  " in table
+    assert "is held by guest win (qemu-system-x86" in run("vgpu", "remove", UUID).stderr
+
+
+def test_where_nobody_can_look_it_says_so(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = "is not known: only root of a running host sees every process\n"
+    run(*DEFINE)
+    run("vgpu", "start", UUID)
+    hold(kernel, UUID)
+    monkeypatch.setattr("vfiomgr.host.users._shows_all", lambda _tree: False)
+    told = run("vgpu", "list")
+    assert told.stdout.splitlines()[1].endswith("  ?")
+    assert told.stderr == f"who uses them {nobody}"
+    (item,) = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
+    assert item["users"] is None
+    defined = run("vgpu", "list", "--defined")
+    assert f"whether they are in use {nobody}" in defined.stderr
+    assert "  active  " in defined.stdout
 
 
 def test_nothing_is_defined(run: Run) -> None:

@@ -74,7 +74,8 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
     modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
     marks = {mark.path: mark.text for mark in host.vgpu_marks}
     origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}
-    return state | modes | marks | origins
+    own = {f"own {vgpu.name}": str(host.is_own(vgpu)) for vgpu in host.vgpus}
+    return state | modes | marks | own | origins
 
 
 def test_all_uses_one_after_the_other(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
-from vfiomgr.host.users import read_users
+from vfiomgr.host.users import read_holders, read_users
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
@@ -112,6 +112,82 @@ def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
     assert [user.pid for user in users or ()] == [11]
 
 
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("-name\0guest=win,debug-threads=on\0-S", "win"),
+        ("-S\0-name\0debug-threads=on,guest=a,,b", "a,b"),
+        ("-name\0sandbox-7f3e,debug-threads=on", "sandbox-7f3e"),
+        ("--name\0plain", "plain"),
+        ("-name\0debug-threads=on", None),
+        ("-machine\0q35,name=x", None),
+        ("-name", None),
+        ("", None),
+    ],
+)
+def test_a_guest_is_called_as_qemu_was_told(
+    tmp_path: Path, arguments: str, name: str | None
+) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/812/comm: qemu-system-x86
+        proc/812/fd/3 -> /dev/vfio/12
+        proc/813/comm: steam
+        proc/813/fd/3 -> /dev/dri/card0
+        """,
+    )
+    for pid in (812, 813):
+        (tmp_path / f"proc/{pid}/cmdline").write_text(f"{QEMU}\0{arguments}\0")
+    guest, other = read_users(tree) or ()
+    assert (guest.pid, guest.guest) == (812, name)
+    assert str(guest).startswith(f"guest {name} (qemu" if name else "qemu-system-x86 (PID")
+    assert other.guest is None, "it has no node of VFIO"
+    assert read_holders(tree, {"/dev/vfio/12"}) == (guest,)
+
+
+def test_the_name_of_a_guest_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(HostTree):
+        can_hang = True
+
+        def read_whole(self, path: HostPath) -> bytes | None:
+            """As the real tree; the memory of the process is locked."""
+            if path == "/proc/12/cmdline":
+                time.sleep(3600)
+            return super().read_whole(path)
+
+    tree_of(tmp_path, "proc/12/fd/0 -> /dev/vfio/3\nproc/12/comm: qemu-system-x86")
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    (user,) = read_holders(Hanging(tmp_path), {"/dev/vfio/3"}) or ()
+    assert (user.pid, user.guest) == (12, None)
+
+
+def test_who_holds_certain_nodes_is_told_of_these_alone(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/7/comm: qemu-system-x86
+        proc/7/fd/3 -> /dev/vfio/12
+        proc/7/fd/4 -> /dev/vfio/devices/vfio2
+        proc/8/comm: other
+        proc/8/fd/3 -> /dev/vfio/13
+        """,
+    )
+    holders = read_holders(tree, {"/dev/vfio/12", "/dev/vfio/devices/vfio2"}) or ()
+    assert [(user.pid, user.node) for user in holders] == [
+        (7, "/dev/vfio/12"),
+        (7, "/dev/vfio/devices/vfio2"),
+    ]
+    assert read_holders(tree, {"/dev/vfio/14"}) == ()
+    assert read_holders(tree_of(tmp_path / "recorded", "sys/x: 1"), {"/dev/vfio/14"}) is None
+    assert read_holders(tree_of(tmp_path / "recorded", "sys/x: 1"), set()) == ()
+
+
 def disk_tree(root: Path, opened: str) -> HostTree:
     return tree_of(
         root,
@@ -151,3 +227,4 @@ def test_a_process_that_hides_its_files_makes_all_unknown(
     monkeypatch.setattr("vfiomgr.host.users.os.listdir", deny)
     monkeypatch.setattr(type(tree), "children", lambda _self, path: ["77"] * (path == "/proc"))
     assert read_users(tree) is None
+    assert read_holders(tree, {"/dev/vfio/12"}) is None

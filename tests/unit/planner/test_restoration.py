@@ -22,7 +22,7 @@ from tests.unit.defined_vgpus import (
 )
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition_facts import VgpuAttribute
-from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig
 from vfiomgr.model.intent import RestoreVgpus
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.step import SetAutoprobe, SetVfCount
@@ -137,23 +137,74 @@ def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
     assert all("has 2 virtual functions, and not those defined" in (c.why_not or "") for c in found)
 
 
+def idle_host(
+    definition: GpuDefinition, *, heterogeneous: bool | None = False, mig: bool | None = False
+) -> HostSnapshot:
+    """A GPU of NVIDIA's whose virtual functions are there, and no vGPU."""
+    mode = GpuMode("0000:41:00.0", heterogeneous, mig, framebuffer=None)
+    host = vendor_host(document(definition), mode=mode)
+    gpu, *functions = (replace(device, driver="nvidia") for device in host.devices)
+    devices = (replace(gpu, sriov_numvfs=gpu.sriov_totalvfs), *functions)
+    return replace(host, devices=devices, vgpus=(), has_sriov_manage=True)
+
+
+MIXED = replace(AUTOMATIC, heterogeneous=True)
+INSTANCES = replace(AUTOMATIC, mig=("1g.6gb",))
+
+
 @pytest.mark.parametrize(
-    ("definition", "mode", "words"),
+    ("host", "steps"),
     [
-        (replace(AUTOMATIC, heterogeneous=True), (False, False), "nvidia-smi vgpu -shm 1 -i"),
-        (AUTOMATIC, (True, False), None),
-        (replace(AUTOMATIC, heterogeneous=True), (None, None), None),
-        (AUTOMATIC, (False, True), "-mig 0"),
-        (replace(AUTOMATIC, mig=("1g.6gb",)), (False, False), "-mig 1"),
+        pytest.param(idle_host(MIXED), [SetHeterogeneous], id="one size"),
+        pytest.param(
+            idle_host(INSTANCES), [RunSriovManage, SetMig, RunSriovManage], id="without MIG"
+        ),
     ],
 )
-def test_modes_that_are_otherwise_than_defined_are_told(
-    definition: GpuDefinition, mode: tuple[bool | None, bool | None], words: str | None
+def test_modes_that_are_defined_are_set_while_there_is_no_vgpu(
+    host: HostSnapshot, steps: list[type]
 ) -> None:
-    known = GpuMode("0000:41:00.0", *mode, framebuffer=None)
-    found = candidates(vendor_host(document(definition), mode=known), RESTORE)
-    assert all((words is None) == (c.why_not is None) for c in found)
-    assert all(words is None or words in (c.why_not or "") for c in found)
+    first, *others = candidates(host, RESTORE)
+    assert first.plan is not None
+    assert [type(step) for step in first.plan.steps] == steps
+    assert [c.after for c in others] == ["0000:41:00.0"] * 2
+    busy = replace(host, vgpus=vendor_host().vgpus)
+    found = candidates(busy, RESTORE)
+    assert all("vfiomgr vgpu remove 0000:41:00.4" in (c.why_not or "") for c in found)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        idle_host(AUTOMATIC, heterogeneous=True),
+        idle_host(MIXED, heterogeneous=None, mig=None),
+        idle_host(INSTANCES, mig=True),
+    ],
+    ids=["more freedom", "nothing is told", "as defined"],
+)
+def test_modes_that_do_no_harm_are_left(host: HostSnapshot) -> None:
+    assert [c.after for c in candidates(host, RESTORE)] == [None, None]
+    assert plan(host, RESTORE).steps
+
+
+def test_mig_that_is_not_defined_is_left_and_what_ends_it_is_told() -> None:
+    host = idle_host(AUTOMATIC, mig=True)
+    alone = replace(host, devices=(replace(host.devices[0], sriov_numvfs=0),), vgpu_parents=())
+    for one in (host, alone):
+        assert plan(one, RESTORE).is_empty
+        for found in candidates(one, RESTORE):
+            assert "is divided by MIG, and its vGPUs are defined without" in (found.why_not or "")
+            remedy = "vfiomgr vgpu mode 0000:41:00.0 --no-mig, then vfiomgr vgpu restore"
+            assert remedy in (found.why_not or "")
+
+
+def test_mig_comes_before_the_virtual_functions() -> None:
+    host = idle_host(INSTANCES)
+    gpu = replace(host.devices[0], sriov_numvfs=0, virtual_functions=())
+    alone = replace(host, devices=(gpu,), vgpu_parents=())
+    made = plan(alone, RESTORE)
+    assert [type(step) for step in made.steps] == [SetMig, RunSriovManage]
+    assert made.steps[1] == RunSriovManage(gpu.identity, before=0, after=32)
 
 
 def test_functions_are_made_before_modes_are_looked_at() -> None:

@@ -51,7 +51,8 @@ def bound(device: PciDevice = GPU) -> HostSnapshot:
 
 def carrying() -> HostSnapshot:
     """A GPU with a vGPU of vfiomgr's own."""
-    return replace(divided(), vgpus=(VGPU,), vgpu_marks=(MARK,))
+    made = (VGPU.name,)
+    return replace(divided(), vgpus=(VGPU,), vgpu_marks=(MARK,), made_functions=made)
 
 
 def switch(host: HostSnapshot, to: GpuUse, **wish: object) -> Plan:

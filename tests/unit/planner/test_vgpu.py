@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,37 @@ def test_an_unknown_type_lists_the_known_and_guesses() -> None:
     with pytest.raises(UnknownDevice, match=r"there is nvidia-1 \(NVIDIA A2-1Q\), ") as caught:
         plan(HOST, create("nvidai-1"))
     assert caught.value.hint == "did you mean nvidia-1?"
+    with pytest.raises(UnknownDevice) as other:
+        plan(HOST, create("nvidia-12"))
+    assert other.value.hint == "vfiomgr vgpu types shows them all", "another number, another type"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"type": "A2-1Q"}, "nothing here tells their names"),
+        ({"type": "nvidia-9"}, "called nvidia-9; there is nvidia-1$"),
+        ({"framebuffer": 2048}, "nothing here tells their memory"),
+        ({"framebuffer": 2048, "heads": 2, "series": "Q"}, "tell.* memory and series and heads"),
+    ],
+)
+def test_what_a_recording_does_not_tell_is_not_said_to_be_missing(
+    wanted: dict[str, Any], words: str
+) -> None:
+    bare = replace(PARENT, types=(describe_type("nvidia-1"),), available=(1,))
+    with pytest.raises(UnknownDevice, match=words) as caught:
+        plan(replace(HOST, vgpu_parents=(bare,)), CreateVgpu((UUID,), **wanted))
+    if "nothing" in words:
+        assert caught.value.hint == "name one by its identifier: --type nvidia-1"
+
+
+def test_a_parent_is_not_removed_in_the_place_of_its_vgpu() -> None:
+    """Nor is it told to be no vGPU, as if all were done."""
+    host = replace(HOST, vgpus=(ACTIVE,))
+    with pytest.raises(UnknownDevice, match=f"carries {ACTIVE.name}") as caught:
+        plan(host, RemoveVgpu((PARENT.name,)))
+    assert f"vfiomgr vgpu remove {ACTIVE.name}" in caught.value.hint
+    assert plan(HOST, RemoveVgpu((PARENT.name,))).is_empty
 
 
 def test_an_unknown_parent_lists_the_known() -> None:

@@ -26,6 +26,8 @@ _VERSION_WITH_DOTTED_CLASS = "0.6.0"
 def render_spec(host: HostSnapshot, kind: str) -> str:
     """The specification of all VFIO groups that a guest can take, as JSON.
 
+    Virtual functions that the vendor's own driver has made vGPUs are among them.
+
     A device is one IOMMU group, named by the address of its first display or accelerator
     function (of its first function where there is none), since a group goes to one guest whole.
 
@@ -50,10 +52,16 @@ def render_spec(host: HostSnapshot, kind: str) -> str:
 def guest_ready_groups(
     host: HostSnapshot,
 ) -> Iterable[tuple[IommuGroup, tuple[PciDevice, ...]]]:
-    """The groups whose functions are all with VFIO drivers, with those functions."""
+    """The groups that a guest can take whole, with the functions that it gets.
+
+    One function that is no vGPU yet spoils a group: Kata opens all that is in it, and the vendor's
+    driver answers ENODEV there.
+    """
     for group in host.groups:
         members = host.group_members(group.number)
-        functions = tuple(device for device in members if device.is_on_vfio)
+        functions = tuple(device for device in members if host.is_ready_for_guests(device))
+        if any(d not in functions and host.is_vendor_function(d) for d in members):
+            continue
         if functions and host.is_viable(group.number) and not group.is_noiommu:
             yield group, functions
 

@@ -1,0 +1,99 @@
+"""`vfiomgr vgpu list`: the vGPUs that there are, who uses them, and what they are defined as."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.cli.output import note, or_dash, print_document, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.cli.session import Session
+    from vfiomgr.model.definition import VgpuDefinition
+    from vfiomgr.model.gpu_definition import FunctionDefinition
+    from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
+
+_HEADINGS = (
+    *("VGPU", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER", "DEFINED", "MADE BY"),
+    "USED BY",
+)
+_UNSEEN = "?"
+
+
+def list_active(session: Session) -> None:
+    """What vGPUs there are."""
+    host = session.with_vgpu_users(session.host())
+    if session.format != "table":
+        items = [_item(host, vgpu) for vgpu in host.vgpus]
+        print_document("VgpuList", {"items": items}, session.format)
+    elif host.vgpus:
+        print_table(_HEADINGS, [_row(host, vgpu) for vgpu in host.vgpus])
+    else:
+        note("no vGPU is active")
+    if host.users is None and host.vgpus:
+        note(unseen_users("who uses them"))
+
+
+def unseen_users(what: str) -> str:
+    """Why there is no word about users."""
+    return f"{what} is not known: only root of a running host sees every process"
+
+
+def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
+    """The processes that use a vGPU, each once; None where nobody could look."""
+    if host.users is None:
+        return None
+    found = {user.pid: user for user in host.holders(vgpu)}
+    return [
+        {"pid": user.pid, "command": user.command, "unit": user.unit, "guest": user.guest}
+        for user in found.values()
+    ]
+
+
+def _used_by(host: HostSnapshot, vgpu: Vgpu) -> str:
+    if host.users is None:
+        return _UNSEEN
+    users: tuple[DeviceUser, ...] = host.holders(vgpu)
+    return or_dash(", ".join(dict.fromkeys(map(str, users))))
+
+
+def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str]]:
+    """What a vGPU is defined as: type, start and file."""
+    mdev: VgpuDefinition
+    for mdev in host.vgpu_definitions:
+        if (mdev.uuid, mdev.parent) == (vgpu.uuid, vgpu.parent):
+            yield mdev.type_id, mdev.start, mdev.path
+    function: FunctionDefinition
+    for gpu in host.defined.gpus:
+        for function in gpu.vgpus:
+            if str(function.address) == vgpu.name:
+                yield function.type_id, function.start, gpu.path
+
+
+def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
+    facts = {name: getattr(vgpu, name) for name in type(vgpu).__dataclass_fields__}
+    defined = next(_definitions(host, vgpu), None)
+    return {
+        "name": vgpu.name,
+        **facts,
+        "made_by_vfiomgr": host.is_own(vgpu),
+        "definition": defined and dict(zip(("type", "start", "path"), defined, strict=True)),
+        "users": users_of(host, vgpu),
+    }
+
+
+def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
+    kind, start, _ = next(_definitions(host, vgpu), (None, None, None))
+    return (
+        vgpu.name,
+        vgpu.parent,
+        vgpu.type,
+        or_dash(vgpu.type_name),
+        or_dash(vgpu.iommu_group),
+        or_dash(vgpu.driver),
+        or_dash(start) if kind in (None, vgpu.type) else f"as {kind}",
+        "vfiomgr" if host.is_own(vgpu) else "-",
+        _used_by(host, vgpu),
+    )

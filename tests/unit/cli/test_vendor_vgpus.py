@@ -1,0 +1,51 @@
+"""vGPUs of the vendor's own interface, for libvirt, Kata and CDI."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.vgpu_hosts import l40s_host
+from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.cli.conftest import Run
+
+FIRST, SECOND = "0000:21:00.4", "0000:21:00.5"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    """An L40S with two virtual functions."""
+    return l40s_host(tmp_path, total_vfs=2)
+
+
+def test_a_vgpu_goes_to_kata_with_its_node_and_a_function_without_a_type_does_not(
+    run: Run, kernel: FakeKernel
+) -> None:
+    assert json.loads(run("cdi", "generate").stdout)["devices"] == []
+    made = run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
+    assert made.stdout == f"{FIRST}\n"
+    (device,) = json.loads(run("cdi", "generate").stdout)["devices"]
+    (_, node) = (n["path"] for n in device["containerEdits"]["deviceNodes"])
+    assert device["name"] == FIRST
+    assert kernel.exists(HostPath(node))
+    told = run("kata", "config")
+    assert tomllib.loads(told.stdout)["hypervisor"]["qemu"]["pcie_root_port"] == 1
+    assert FIRST in told.stdout
+    assert told.stderr == "", "it is no mediated device, and needs no binding"
+
+
+@pytest.mark.parametrize("command", [("libvirt", "hostdev"), ("kata", "config")])
+def test_what_makes_a_function_ready_is_told(run: Run, command: tuple[str, str]) -> None:
+    run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
+    told = run(*command, FIRST, SECOND).stderr
+    assert f"is no vGPU yet: vfiomgr vgpu create --parent {SECOND}" in told
+    assert FIRST not in told
+    assert "vfiomgr bind" not in told
