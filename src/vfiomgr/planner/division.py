@@ -15,7 +15,12 @@ from vfiomgr.planner.instance_layout import lay_out
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from vfiomgr.model.gpu_instance import GpuInstance, GpuPartition, InstanceProfile
+    from vfiomgr.model.gpu_instance import (
+        GpuInstance,
+        GpuPartition,
+        InstancePlace,
+        InstanceProfile,
+    )
     from vfiomgr.model.intent import DivideGpu
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
@@ -49,7 +54,7 @@ def plan_divide(host: HostSnapshot, intent: DivideGpu) -> Plan:
         summary=f"divide {device.address} into GPU instances: {counted(tuple(after))}",
         steps=steps,
         locks=gpu_mode.gpu_locks(host, device),
-        notes=tuple(_notes(device)) if steps else (),
+        notes=tuple(_notes(host, device, after)) if steps else (),
         already=() if steps else (f"{device} is divided so already: {counted(tuple(after))}",),
         settles=(str(device.address),),
     )
@@ -123,8 +128,15 @@ def _no_room(
     )
 
 
-def _notes(device: PciDevice) -> Iterator[str]:
-    yield "GPU instances do not outlast a reboot: vfiomgr vgpu define keeps them with its vGPUs"
+def _notes(host: HostSnapshot, device: PciDevice, after: Sequence[InstancePlace]) -> Iterator[str]:
+    kept = next((known for known in host.defined.gpus if known.gpu.address == device.address), None)
+    if kept is None or kept.mig is None:
+        yield "GPU instances do not outlast a reboot: vfiomgr vgpu define keeps them with its vGPUs"
+    elif sorted(kept.mig) != sorted(place.name for place in after):
+        yield (
+            f"{kept.path} keeps other GPU instances for the next boot: vfiomgr vgpu define "
+            f"{kept.vgpus[0].address} keeps these"
+        )
     if device.sriov_totalvfs and not device.sriov_numvfs:
         yield (
             f"for vGPUs {device.address} needs virtual functions too: "

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.fakes.nvidia.cards import RTX_PRO_6000
-from tests.fakes.vgpu_hosts import GPUS, mig_host
+from tests.fakes.nvidia.cards import A100, RTX_PRO_6000
+from tests.fakes.vgpu_hosts import GPUS, mig_host, nvidia_host
 from vfiomgr import api
 from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.executor import sriov_manage
@@ -204,6 +204,21 @@ def test_instances_are_made_for_vgpus_as_far_as_they_are_missing(tmp_path: Path)
     assert there(kernel) == before
     apply(kernel, CreateVgpu(UUIDS[4:8], type="A100-1-5C"))
     assert len(there(kernel)) == 7
+
+
+def test_mediated_devices_in_instances_need_no_more_than_the_table_of_types(
+    tmp_path: Path,
+) -> None:
+    """Their driver does not tell in which instance they live: all of the profile count as used."""
+    kernel = nvidia_host(tmp_path, A100, "mdev-sriov", total_vfs=4)
+    apply(kernel, SetGpuMode(GPU, mig=True))
+    apply(kernel, CreateVgpu(UUIDS[:2], type="A100-1-5C"))
+    assert there(kernel) == ["1g.5gb at 5", "1g.5gb at 6"]
+    with pytest.raises(Refusal, match=rf"in use: vGPU {UUIDS[0]} \(perhaps\)"):
+        apply(kernel, divide("3g.20gb"))
+    apply(kernel, divide("1g.5gb", "1g.5gb", "3g.20gb"))
+    apply(kernel, CreateVgpu(UUIDS[2:3], type="A100-3-20C"))
+    assert len(there(kernel)) == 3
 
 
 def test_several_vgpus_share_an_instance_before_another_is_made(tmp_path: Path) -> None:

@@ -153,6 +153,20 @@ def test_the_vendors_table_completes_types_and_names(tmp_path: Path) -> None:
     assert (first.instance_profile, second.instance_profile) == (None, 47)
 
 
+def test_mediated_types_in_mig_mode_get_the_profile_that_they_live_in(tmp_path: Path) -> None:
+    mdev = tuple(
+        replace(
+            p,
+            family="mdev",
+            types=tuple(replace(k, id="nvidia-1561", instance_profile=None) for k in p.types),
+        )
+        for p in parents("0000:41:00.4", "0000:41:00.5")
+    )
+    divided = frozenset({"0000:41:00.0"})
+    (_, free), _ = with_known_types(Machine(tmp_path), [GPU], mdev, (), divided)
+    assert [(kind.id, kind.instance_profile) for kind in free.types] == [("nvidia-1561", 47)]
+
+
 def test_the_table_is_not_asked_for_where_nobody_needs_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     mdev = tuple(replace(p, family="mdev") for p in parents("0000:41:00.4", "0000:41:00.5"))

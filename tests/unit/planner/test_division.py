@@ -11,6 +11,12 @@ from tests.unit.devices import host_of
 from tests.unit.partitions import instance, partition
 from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, VFS, run
 from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.model.definition_facts import DefinitionFacts
+from vfiomgr.model.gpu_definition import (
+    FunctionDefinition,
+    GpuDefinition,
+    render_gpu_definition,
+)
 from vfiomgr.model.gpu_step import SetGpuInstances, SetMig
 from vfiomgr.model.intent import (
     CreateVgpu,
@@ -20,6 +26,7 @@ from vfiomgr.model.intent import (
     SwitchGpu,
     wants_gpu_modes,
 )
+from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.snapshot import read_snapshot, write_snapshot
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 from vfiomgr.model.vgpu_step import SetVgpuType
@@ -164,6 +171,18 @@ def test_a_profile_that_the_gpu_does_not_have() -> None:
     assert wants_gpu_modes(DivideGpu(GPU.address))
 
 
+def test_a_definition_that_keeps_other_instances_is_told() -> None:
+    function = FunctionDefinition(VFS[0].address, "474", "GRID A100-1-5C")
+    kept = GpuDefinition("vfiomgr/v1", GPU.identity, 2, (function,), mig=("1g.5gb",))
+    file = TextFile(kept.path, render_gpu_definition(kept))
+    there = replace(host(), definitions=DefinitionFacts((file,)))
+    (note,) = divided(there, g1_5=2).notes
+    assert "keeps other GPU instances for the next boot" in note
+    assert note.endswith(f"vfiomgr vgpu define {NAME} keeps these")
+    assert divided(there, g1_5=1).notes == ()
+    assert "do not outlast a reboot" in divided(host(), g1_5=1).notes[0]
+
+
 # ---- room for vGPUs, and making what they need
 
 
@@ -268,7 +287,7 @@ def test_a_gpu_that_leaves_its_driver_gives_its_instances_up_first() -> None:
         gpu_partitions=(partition(instance("1g.5gb", 6)),),
     )
     for to in ("host", "passthrough"):
-        first = plan(bare, SwitchGpu(GPU.address, to)).steps[0]  # type: ignore[arg-type]
+        first = plan(bare, SwitchGpu(GPU.address, to)).steps[0]
         assert isinstance(first, SetGpuInstances)
         assert first.after == ()
     off = SetMig(GPU.identity, before=True, after=False)
