@@ -150,8 +150,8 @@ def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:
     """
     step, later = steps[number], steps[number + 1 :]
     if step["kind"] == _INSTANCES:
-        alike = [o for o in later if (o["kind"], o["device"]) == (_INSTANCES, step["device"])]
-        return any(other["after"] for other in alike)
+        alike = (other for other in later if other["kind"] == _INSTANCES)
+        return any(other["after"] and other["device"] == step["device"] for other in alike)
     return step["kind"] in _SETTINGS
 
 

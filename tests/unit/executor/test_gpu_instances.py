@@ -288,7 +288,8 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
     host = api.scan(kernel, with_gpu_modes=True)
     modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
     places = {f"instances of {p.gpu}": f"{p.places}" for p in host.gpu_partitions}
-    return state | modes | places | {mark.path: mark.text for mark in host.vgpu_marks}
+    marks = {m.path: m.text for m in host.vgpu_marks if not m.path.endswith(".torn")}
+    return state | modes | places | marks
 
 
 def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
