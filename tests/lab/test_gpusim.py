@@ -383,7 +383,7 @@ def test_with_mig_a_vgpu_needs_a_gpu_instance() -> None:
     _told([smi, "mig", "-cgi", "14,19", "-C", "-i", gpu])
     assert _creatable(first) == ["474   : GRID A100-1-5C", "475   : GRID A100-2-10C"]
     (first / "nvidia/current_vgpu_type").write_text("474")
-    assert (first / "nvidia/gpu_instance_id").read_text() == "1\n"
+    assert (first / "nvidia/gpu_instance_id").read_text() == "2\n"
     assert _failure(second / "nvidia/current_vgpu_type", "474") == errno.EIO
     assert _failure(second / "nvidia/current_vgpu_type", "468") == errno.EIO
     gpusim.disable()

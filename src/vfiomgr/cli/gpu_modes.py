@@ -37,7 +37,7 @@ def mode(
     """Show how GPUs divide their memory, or set it for one.
 
     A mode is set while the GPU has no vGPU. Around a change of MIG, which outlasts a reboot, its
-    virtual functions are removed and made again.
+    virtual functions are removed and made again; GPU instances go with it.
 
     \b
     Examples:

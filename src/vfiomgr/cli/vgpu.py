@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
+from vfiomgr.cli.gpu_instances import instances
 from vfiomgr.cli.gpu_modes import mode, switch
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.parameters import WholeNumber
@@ -39,6 +40,7 @@ def vgpu() -> None:
 add_commands(vgpu)
 
 
+vgpu.add_command(instances)
 vgpu.add_command(mode)
 vgpu.add_command(switch)
 
@@ -51,7 +53,8 @@ def types(session: Session, parent: str | None) -> None:
     """List vGPU types by GPU: how many more of each can be made now, and why none of others.
 
     MORE is what the GPU as a whole has room for, not a sum over its virtual functions (<=: at
-    most, for the driver does not tell all); STRANDED is the memory (MiB) that no vGPU could use
+    most, for the driver does not tell all; +N: besides, once vgpu create has made GPU instances
+    for them, alone of their kind); STRANDED is the memory (MiB) that no vGPU could use
     once the GPU is filled with this type. The last rows are of all GPUs together.
 
     \b
@@ -98,6 +101,7 @@ def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
         "numa_node": gpu.numa_node,
         "active": sum(vgpu.type == kind.id for vgpu in gpu.instances),
         "available_instances": room.more,
+        "available_in_new_gpu_instances": room.makeable,
         "is_certain": room.is_certain,
         "unavailable_because": room.why_not,
         "stranded_mib": room.stranded,
@@ -109,6 +113,7 @@ def _total_item(room: Room) -> dict[str, object]:
         "id": room.type.id,
         "name": room.type.name,
         "available_instances": room.more,
+        "available_in_new_gpu_instances": room.makeable,
         "is_certain": room.is_certain,
     }
 
@@ -121,7 +126,8 @@ def _type_row(gpu: str, room: Room) -> tuple[str, ...]:
         or_dash(kind.name),
         "-" if kind.framebuffer is None else f"{kind.framebuffer}M",
         or_dash(kind.heads),
-        f"{'' if room.is_certain else '<='}{room.more}",
+        f"{'' if room.is_certain else '<='}{room.more}"
+        + f" +{room.makeable}" * bool(room.makeable),
         or_dash(room.stranded),
         room.why_not or or_dash(kind.resolution),
     )
@@ -219,13 +225,15 @@ def create(
 
     The type is called by name, or described: the smallest that serves is taken. Without --parent
     the GPU is chosen: --strategy pack prefers one that has vGPUs of this size already, then one
-    that loses the least memory to it, and keeps whole GPUs free.
+    that loses the least memory to it, and keeps whole GPUs free. On a GPU in MIG mode, GPU
+    instances are made where those that there are do not suffice.
 
     \b
     Examples:
       vfiomgr vgpu create --type A10-4Q
       vfiomgr vgpu create --type nvidia-754 --parent 0000:08:00.4
       vfiomgr vgpu create --framebuffer 6G --series Q --heads 2 --count 4
+      vfiomgr vgpu create --type A100-1-5C --count 2 --dry-run
       vfiomgr vgpu create --parent mtty --type mtty-2 --dry-run
     """
     if type_name is None and framebuffer is None and series is None and heads is None:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
-from vfiomgr.executor import by_id, gpu_mode, pins, reset, sriov, sriov_manage, vgpu
+from vfiomgr.executor import (
+    by_id,
+    gpu_instances,
+    gpu_mode,
+    pins,
+    reset,
+    sriov,
+    sriov_manage,
+    vgpu,
+)
 from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.files import configure
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
@@ -17,7 +26,13 @@ from vfiomgr.executor.writing import becomes_true, explaining, require_same_devi
 from vfiomgr.host import modules, origins, pci
 from vfiomgr.model import path
 from vfiomgr.model.attribute_step import SetVgpuAttribute
-from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
+from vfiomgr.model.gpu_step import (
+    RunSriovManage,
+    SetGpuInstances,
+    SetHeterogeneous,
+    SetMig,
+    SetPersistence,
+)
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.step import (
@@ -65,7 +80,9 @@ def perform(step: Step, tree: HostTree) -> None:
             _await_vfio_node(tree, step)
         case CreateMdev() | RemoveMdev() | SetVgpuType() | SetVgpuAttribute():
             _perform_on_vgpu(step, tree)
-        case RunSriovManage() | SetHeterogeneous() | SetMig() | SetPersistence():
+        case (
+            RunSriovManage() | SetHeterogeneous() | SetMig() | SetGpuInstances() | SetPersistence()
+        ):
             _perform_on_gpu(step, tree)
         case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
@@ -91,12 +108,15 @@ def _perform_on_vgpu(
         vgpu.perform(tree, step)
 
 
-def _perform_on_gpu(step: RunSriovManage | ModeStep, tree: HostTree) -> None:
+def _perform_on_gpu(step: RunSriovManage | SetGpuInstances | ModeStep, tree: HostTree) -> None:
     """Steps that NVIDIA's own programs carry out."""
-    if isinstance(step, RunSriovManage):
-        sriov_manage.run_sriov_manage(tree, step)
-    else:
-        gpu_mode.set_mode(tree, step)
+    match step:
+        case RunSriovManage():
+            sriov_manage.run_sriov_manage(tree, step)
+        case SetGpuInstances():
+            gpu_instances.set_instances(tree, step)
+        case _:
+            gpu_mode.set_mode(tree, step)
 
 
 def _perform_on_function(

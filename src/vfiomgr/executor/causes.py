@@ -137,7 +137,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("vgpu-type", EIO): (
         "the GPU refused: no GPU instance fits (MIG), its memory is taken, or another size runs",
-        "see dmesg (NVRM) and nvidia-smi vgpu -c; with MIG, make a GPU instance first",
+        "see dmesg (NVRM) and nvidia-smi vgpu -c; with MIG, vfiomgr vgpu instances list",
     ),
     ("vgpu-type", EBUSY): (
         "a guest has the virtual function open",

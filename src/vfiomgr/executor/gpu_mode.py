@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError, ProgramFailed
+from vfiomgr.executor.nvml import IN_USE
 from vfiomgr.executor.writing import require_same_device
 from vfiomgr.host.nvidia_modes import read_mode, read_persistence
 from vfiomgr.model.gpu_step import ModeStep, SetHeterogeneous, SetMig, SetPersistence
@@ -12,8 +13,6 @@ from vfiomgr.model.gpu_step import ModeStep, SetHeterogeneous, SetMig, SetPersis
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
-_IN_USE = 19
-"""NVML_ERROR_IN_USE, which nvidia-smi ends with: a vGPU exists."""
 _UNKNOWN = "is NVIDIA's driver loaded, with its vGPU host part? see nvidia-smi -q"
 
 
@@ -58,7 +57,7 @@ def _current(tree: HostTree, step: ModeStep) -> bool | None:
 
 
 def _explained(step: ModeStep, error: ProgramFailed) -> HostError:
-    if error.status == _IN_USE:
+    if error.status == IN_USE:
         message = f"{step.device.address} carries a vGPU, or is in use: {error.message}"
         return HostError(message, "remove its vGPUs first; vfiomgr vgpu list shows all")
     remedy = "see what nvidia-smi says above, and dmesg (NVRM)"

@@ -25,7 +25,7 @@ from vfiomgr.model.snapshot import to_jsonable
 from vfiomgr.model.step import Step, subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.plan import Plan
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 DIRECTORY = STATE / "journal"
 _SETTINGS = frozenset({"set-autoprobe", "set-heterogeneous", "set-reset-method"})
 """Steps that change what a later step of the same run restores."""
+_INSTANCES = "set-gpu-instances"
 _KEPT = 100
 """Runs to keep; older ones are removed."""
 _TAIL = 4096
@@ -142,6 +143,18 @@ class CutOff:
         return covers and not self.has_settings
 
 
+def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:
+    """Whether a step changes what a later one of its run restores.
+
+    GPU instances are put away around a run of sriov-manage, which would destroy them.
+    """
+    step, later = steps[number], steps[number + 1 :]
+    if step["kind"] == _INSTANCES:
+        alike = (other for other in later if other["kind"] == _INSTANCES)
+        return any(other["after"] and other["device"] == step["device"] for other in alike)
+    return step["kind"] in _SETTINGS
+
+
 def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
     """The runs that left their work half done, and are not under way, in their order."""
     found: list[CutOff] = []
@@ -156,7 +169,7 @@ def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
         steps = [record["step"] for record in records if "step" in record]
         step = plan["descriptions"][steps[-1] if steps else 0]
         is_of_this_boot = plan["boot_id"] == boot_id
-        has_settings = any(plan["steps"][number]["kind"] in _SETTINGS for number in steps)
+        has_settings = any(_is_restored_later(plan["steps"], number) for number in steps)
         found.append(
             CutOff(
                 name,

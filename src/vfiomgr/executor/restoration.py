@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vfiomgr.executor.run import Outcome
     from vfiomgr.model.intent import RestoreVgpus
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.step import Step
 
 State = Literal["restored", "already", "waiting", "failed"]
 
@@ -44,7 +45,8 @@ class Restoration:
         self._scan = scan
         self._apply = apply
         self._found: tuple[Candidate, ...] = ()
-        self._tried: set[str] = set()
+        self._tried: set[tuple[str, tuple[Step, ...]]] = set()
+        """Names with what was to be done; a GPU may need something else once that is done."""
         self._restored: set[str] = set()
         self._failures: dict[str, str] = {}
 
@@ -62,7 +64,7 @@ class Restoration:
             (
                 c
                 for c in self._found
-                if c.plan and not c.plan.is_empty and c.name not in self._tried
+                if c.plan and not c.plan.is_empty and (c.name, c.plan.steps) not in self._tried
             ),
             key=lambda candidate: candidate.gpu,
         )
@@ -70,7 +72,7 @@ class Restoration:
     def _bring_about(self, batch: Sequence[Candidate]) -> None:
         """All at once; where that fails, each by itself, so that the others are there."""
         names = tuple(candidate.name for candidate in batch)
-        self._tried.update(names)
+        self._tried.update((c.name, c.plan.steps) for c in batch if c.plan is not None)
         try:
             outcome = self._apply(replace(self._intent, only=names))
         except RollbackIncomplete as error:  # the kernel may hold the GPU: leave it alone

@@ -25,7 +25,7 @@ from vfiomgr.executor.schedule import Schedule
 from vfiomgr.executor.worker import Crew, Result
 from vfiomgr.host import stuck, uevents
 from vfiomgr.host.iommu import group_number
-from vfiomgr.model.gpu_step import RunSriovManage
+from vfiomgr.model.gpu_step import RunSriovManage, SetGpuInstances
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
@@ -257,7 +257,7 @@ def _seconds(step: Step) -> float | None:
     match step:
         case RebuildInitramfs():
             return IMAGE_DEADLINE
-        case RunSriovManage():
+        case RunSriovManage() | SetGpuInstances():
             return DIVIDING_DEADLINE
         case ReplaceFile():
             return DEADLINE  # its readers have their own, which is shorter

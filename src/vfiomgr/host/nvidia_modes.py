@@ -33,9 +33,14 @@ _DEVICE_API = "vfio-pci"
 _Fields = dict[tuple[str, str], str]
 
 
-def read_modes(tree: HostTree, devices: Sequence[PciDevice]) -> tuple[GpuMode, ...]:
-    """The modes of all GPUs that nvidia-smi sees; none where it is absent or gives no answer."""
-    return tuple(_modes(ask(tree, devices, "-q") or ""))
+def read_log(tree: HostTree, devices: Sequence[PciDevice]) -> str:
+    """All that nvidia-smi says of GPUs; nothing where it is absent or gives no answer."""
+    return ask(tree, devices, "-q") or ""
+
+
+def parse_modes(log: str) -> tuple[GpuMode, ...]:
+    """The modes of all GPUs that nvidia-smi sees."""
+    return tuple(_modes(log))
 
 
 def with_memory(modes: tuple[GpuMode, ...], parents: Sequence[VgpuParent]) -> tuple[GpuMode, ...]:
@@ -74,15 +79,17 @@ def with_known_types(
     devices: Sequence[PciDevice],
     parents: tuple[VgpuParent, ...],
     vgpus: tuple[Vgpu, ...],
+    divided: frozenset[str] = frozenset(),
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
     """Parents of the vendor's own interface with all types of their GPUs, and named vGPUs.
 
     A virtual function itself names only what it could become now, and nothing once it is a vGPU.
+    Mediated types of the GPUs in MIG mode (`divided`) get the GPU instances that they live in.
     """
-    if all(parent.family != _VENDOR for parent in parents):
+    if all(parent.family != _VENDOR and parent.gpu not in divided for parent in parents):
         return parents, vgpus
     known = dict(_types(ask(tree, devices, "vgpu", "-s", "-v") or ""))
-    completed = tuple(_completed(parent, known.get(parent.gpu, ())) for parent in parents)
+    completed = tuple(_completed(parent, known.get(parent.gpu, ()), divided) for parent in parents)
     kinds = {parent.name: parent.types for parent in completed if parent.family == _VENDOR}
     return completed, tuple(_named(vgpu, kinds.get(vgpu.parent, ())) for vgpu in vgpus)
 
@@ -92,12 +99,23 @@ def _named(vgpu: Vgpu, kinds: Sequence[VgpuType]) -> Vgpu:
     return replace(vgpu, type_name=vgpu.type_name or name)
 
 
-def _completed(parent: VgpuParent, known: Sequence[VgpuType]) -> VgpuParent:
-    if parent.family != _VENDOR or not known:
+def _completed(
+    parent: VgpuParent, known: Sequence[VgpuType], divided: frozenset[str]
+) -> VgpuParent:
+    if not known or (parent.family != _VENDOR and parent.gpu not in divided):
         return parent
+    if parent.family != _VENDOR:
+        by_number = {kind.number: kind for kind in known}
+        return replace(parent, types=tuple(_backed(kind, by_number) for kind in parent.types))
     kinds = {kind.id: kind for kind in (*parent.types, *known)}
     available = tuple(parent.offers(number) for number in kinds)
     return replace(parent, types=tuple(kinds.values()), available=available)
+
+
+def _backed(kind: VgpuType, known: dict[str, VgpuType]) -> VgpuType:
+    """A mediated type with the GPU instances that it lives in, which sysfs does not tell."""
+    other = known.get(kind.number, kind)
+    return replace(kind, instance_profile=other.instance_profile, per_instance=other.per_instance)
 
 
 def _modes(text: str) -> Iterator[GpuMode]:
@@ -145,6 +163,7 @@ def _type(fields: dict[str, str]) -> VgpuType | None:
         heads=_number(fields.get("Display Heads")),
         max_instances=_number(fields.get("Max Instances")),
         instance_profile=_number(fields.get("GPU Instance Profile ID")),
+        per_instance=_number(fields.get("Max Instances Per GI")),
     )
 
 

@@ -58,11 +58,22 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
 
 
 def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
-    from vfiomgr.host import nvidia_modes as smi  # noqa: PLC0415 - few callers need it
+    from vfiomgr.host import nvidia_instances as mig  # noqa: PLC0415 - few callers need it
+    from vfiomgr.host import nvidia_modes as smi  # noqa: PLC0415
 
-    parents, vgpus = smi.with_known_types(tree, host.devices, host.vgpu_parents, host.vgpus)
-    modes = smi.with_memory(smi.read_modes(tree, host.devices), parents)
-    return replace(host, gpu_modes=modes, vgpu_parents=parents, vgpus=vgpus)
+    log = smi.read_log(tree, host.devices)
+    modes = smi.parse_modes(log)
+    divided = frozenset(mode.gpu for mode in modes if mode.mig)
+    parents, vgpus = smi.with_known_types(
+        tree, host.devices, host.vgpu_parents, host.vgpus, divided
+    )
+    return replace(
+        host,
+        gpu_modes=smi.with_memory(modes, parents),
+        gpu_partitions=mig.read_partitions(tree, host.devices, divided, log),
+        vgpu_parents=parents,
+        vgpus=mig.with_places(tree, vgpus, parents, divided),
+    )
 
 
 def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:

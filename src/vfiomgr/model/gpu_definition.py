@@ -64,7 +64,7 @@ class GpuDefinition:
     heterogeneous: bool = False
     """Whether vGPUs of different sizes go together."""
     mig: tuple[str, ...] | None = None
-    """The profiles of its GPU instances, in the order of making; None without MIG."""
+    """The profiles of its GPU instances, as many as there are to be; None without MIG."""
 
     @property
     def path(self) -> HostPath:

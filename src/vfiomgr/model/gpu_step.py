@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vfiomgr.model.gpu_instance import InstancePlace, counted
 from vfiomgr.model.path import SRIOV_MANAGE
 from vfiomgr.model.pci import DeviceIdentity
 
@@ -89,6 +90,66 @@ class SetMig:
 
 
 @dataclass(frozen=True, slots=True)
+class SetGpuInstances:
+    """Divide a GPU in MIG mode into other GPU instances; those of both states are not touched.
+
+    Places are of the memory, so that whatever is destroyed can be made again where it was. What is
+    in neither state is somebody else's, and stays.
+    """
+
+    device: DeviceIdentity
+    before: tuple[InstancePlace, ...]
+    after: tuple[InstancePlace, ...]
+    kind: Literal["set-gpu-instances"] = "set-gpu-instances"
+
+    @property
+    def gone(self) -> tuple[InstancePlace, ...]:
+        """What is destroyed."""
+        return tuple(place for place in self.before if place not in self.after)
+
+    @property
+    def made(self) -> tuple[InstancePlace, ...]:
+        """What is made."""
+        return tuple(place for place in self.after if place not in self.before)
+
+    def describe(self) -> str:
+        """One line for people."""
+        parts = [f"make {', '.join(map(str, self.made))}"] if self.made else []
+        parts += [f"destroy {', '.join(map(str, self.gone))}"] if self.gone else []
+        kept = [place for place in self.before if place in self.after]
+        text = f"{self.device.address}: GPU instances: {'; '.join(reversed(parts))}"
+        return f"{text}; keep {counted(tuple(kept))}" if kept else text
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead; the numbers of instances are in the list."""
+        lines: list[str] = []
+        if self.gone:
+            where = ", ".join(str(place) for place in self.gone)
+            listing = " ".join(instance_command(self.device, "-lgi"))
+            lines.append(f"{listing}    # ID: the instance of {where}")
+            lines += [
+                " ".join(instance_command(self.device, word, "-gi", "ID"))
+                for word in (["-dci"] * any(p.has_compute for p in self.gone) + ["-dgi"])
+            ]
+        return (*lines, *map(" ".join, self.creations()))
+
+    def creations(self, among: tuple[InstancePlace, ...] | None = None) -> list[tuple[str, ...]]:
+        """The calls that make instances: all of them, or those that are missing."""
+        places = self.made if among is None else among
+        calls: list[tuple[str, ...]] = []
+        for has_compute in (True, False):
+            some = [place.specifier for place in places if place.has_compute is has_compute]
+            if some:
+                words = ("-cgi", ",".join(some), *(["-C"] * has_compute))
+                calls.append(instance_command(self.device, *words))
+        return calls
+
+    def inverse(self) -> SetGpuInstances:
+        """As it was divided."""
+        return SetGpuInstances(self.device, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
 class SetPersistence:
     """Keep a GPU's driver initialised while nobody uses it, or not: then it lets the GPU go."""
 
@@ -115,6 +176,11 @@ class SetPersistence:
 
 
 ModeStep = SetHeterogeneous | SetMig | SetPersistence
+
+
+def instance_command(device: DeviceIdentity, *words: str) -> tuple[str, ...]:
+    """A call about the GPU instances of a GPU."""
+    return ("nvidia-smi", "mig", *words, "-i", str(device.address))
 
 
 def sriov_manage_command(device: DeviceIdentity, *, is_on: bool) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from vfiomgr.model.definition import Attributes
+from vfiomgr.model.gpu_instance import InstancePlace
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import NodeOwner
 from vfiomgr.model.reset import ResetMethod
@@ -188,6 +189,8 @@ class SetVirtualFunctions:
     """None: as it is; else what a run that was cut off had found."""
     heterogeneous_after: bool | None = None
     """As `autoprobe_after`: whether vGPUs of different sizes may be on the new ones."""
+    instances_after: tuple[InstancePlace, ...] | None = None
+    """As `autoprobe_after`: the GPU instances (MIG), which go with the functions of a GPU."""
     kind: Literal["set-virtual-functions"] = "set-virtual-functions"
 
 
@@ -204,6 +207,16 @@ class SetGpuMode:
 
 
 @dataclass(frozen=True, slots=True)
+class DivideGpu:
+    """Have these GPU instances (MIG) on a GPU and no others; none without any."""
+
+    address: PciAddress
+    instances: tuple[tuple[str, int], ...] = ()
+    """Profiles, by name or number, and how many of each."""
+    kind: Literal["divide-gpu"] = "divide-gpu"
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchGpu:
     """Give a GPU, whole, to the host or to a guest, or make it ready to be divided into vGPUs."""
 
@@ -217,6 +230,8 @@ class SwitchGpu:
     """The vGPUs that a run which was cut off was to remove."""
     autoprobe_after: bool | None = None
     """None: as it is; else what a run that was cut off had found."""
+    instances_after: tuple[InstancePlace, ...] | None = None
+    """As `autoprobe_after`, for vGPUs: the GPU instances (MIG)."""
     kind: Literal["switch-gpu"] = "switch-gpu"
 
 
@@ -237,7 +252,7 @@ def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
     match intent:
         case Bind() | Unbind():
             return intent.addresses
-        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu() | Reset():
+        case SetVirtualFunctions() | SetGpuMode() | DivideGpu() | SwitchGpu() | Reset():
             return (intent.address,)
         case _:
             return ()
@@ -260,6 +275,7 @@ def wants_gpu_modes(intent: Intent) -> bool:
         | RestoreVgpus
         | SetVirtualFunctions
         | SetGpuMode
+        | DivideGpu
         | SwitchGpu,
     )
 
@@ -276,6 +292,7 @@ Intent = (
     | RestoreVgpus
     | SetVirtualFunctions
     | SetGpuMode
+    | DivideGpu
     | SwitchGpu
     | Reset
     | ForgetPersisted

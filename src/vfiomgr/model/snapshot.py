@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.model.access import NodeAccess
+from vfiomgr.model.gpu_instance import GpuInstance, GpuPartition, InstanceProfile
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
@@ -128,6 +129,8 @@ class HostSnapshot:
     """Why its PCI functions could not be looked for; None where they could."""
     definitions: DefinitionFacts | None = None
     """What is kept of vGPUs that are to be; None where nobody looked."""
+    gpu_partitions: tuple[GpuPartition, ...] = ()
+    """How GPUs in MIG mode are divided, where nvidia-smi was asked."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -290,6 +293,10 @@ class HostSnapshot:
         name = str(device.address)
         return next((mode for mode in self.gpu_modes if mode.gpu == name), None)
 
+    def partition(self, gpu: str) -> GpuPartition | None:
+        """How a GPU in MIG mode is divided, where nvidia-smi was asked and told."""
+        return next((known for known in self.gpu_partitions if known.gpu == gpu), None)
+
     def group(self, number: int | None) -> IommuGroup | None:
         """The IOMMU group of a number."""
         return None if number is None else self._groups_by_number.get(number)
@@ -343,6 +350,9 @@ _PARTS: tuple[Any, ...] = (
     VgpuType,
     Vgpu,
     GpuMode,
+    GpuPartition,
+    GpuInstance,
+    InstanceProfile,
     WedgedFunction,
     VfioVariant,
     VfioState,

@@ -11,7 +11,13 @@ from typing import Literal
 
 from vfiomgr.model import path
 from vfiomgr.model.attribute_step import SetVgpuAttribute
-from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
+from vfiomgr.model.gpu_step import (
+    RunSriovManage,
+    SetGpuInstances,
+    SetHeterogeneous,
+    SetMig,
+    SetPersistence,
+)
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import DeviceIdentity
@@ -314,6 +320,7 @@ Step = (
     | RunSriovManage
     | SetHeterogeneous
     | SetMig
+    | SetGpuInstances
     | SetPersistence
     | SetResetMethod
     | ResetFunction

@@ -47,6 +47,8 @@ class VgpuType:
     """How many a whole GPU carries."""
     instance_profile: int | None = None
     """With MIG: the number of the profile of the GPU instances that it lives in."""
+    per_instance: int | None = None
+    """With MIG: how many of it share one GPU instance."""
 
     @property
     def short_name(self) -> str | None:
@@ -174,6 +176,8 @@ class Vgpu:
     iommu_group: int | None
     vfio_device: str | None
     numa_node: int | None
+    gpu_instance: int | None = None
+    """With MIG: the number of the GPU instance that it lives in, where its driver tells."""
 
     @property
     def name(self) -> str:

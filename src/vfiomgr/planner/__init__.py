@@ -8,6 +8,7 @@ from vfiomgr.model.intent import (
     Bind,
     CreateVgpu,
     DefineVgpu,
+    DivideGpu,
     ForgetPersisted,
     ImportDriverctl,
     Intent,
@@ -24,6 +25,7 @@ from vfiomgr.model.intent import (
 )
 from vfiomgr.planner import (
     definitions,
+    division,
     gpu_mode,
     passthrough,
     persistence,
@@ -86,7 +88,7 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_create(host, intent)
         case RemoveVgpu():
             made = vgpu.plan_remove(host, intent)
-        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
+        case SetVirtualFunctions() | SetGpuMode() | DivideGpu() | SwitchGpu():
             made = _plan_division(host, intent)
         case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
             made = _plan_definition(host, intent)
@@ -102,7 +104,7 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
 
 
 def _plan_division(
-    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | DivideGpu | SwitchGpu
 ) -> Plan:
     """How a device is divided, or that it is not."""
     match intent:
@@ -110,6 +112,8 @@ def _plan_division(
             return sriov.plan_set(host, intent)
         case SetGpuMode():
             return gpu_mode.plan_mode(host, intent)
+        case DivideGpu():
+            return division.plan_divide(host, intent)
         case SwitchGpu():
             return switch.plan_switch(host, intent)
 

@@ -64,9 +64,9 @@ def _gpu_of(host: HostSnapshot, address: PciAddress) -> Gpu:
 
 
 def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
-    if gpu.mode is not None and gpu.mode.mig:
-        message = f"{gpu} is divided by MIG, and its GPU instances cannot be recorded"
-        raise Refusal(message, "make its GPU instances at boot yourself, and its vGPUs after them")
+    if gpu.mode is not None and gpu.mode.mig and gpu.partition is None:
+        message = f"{gpu} is divided by MIG, and nvidia-smi tells nothing of its GPU instances"
+        raise Refusal(message, f"run it by hand to see why: nvidia-smi mig -lgip -i {gpu.name}")
     return host.device(PciAddress.parse(gpu.name))
 
 
@@ -95,7 +95,17 @@ def _present(gpu: Gpu, device: PciDevice, old: GpuDefinition | None) -> GpuDefin
         base,
         virtual_functions=device.sriov_numvfs or len(device.virtual_functions),
         heterogeneous=base.heterogeneous if mode is None else mode,
+        mig=_instances(gpu, base),
     )
+
+
+def _instances(gpu: Gpu, base: GpuDefinition) -> tuple[str, ...] | None:
+    """The profiles of the GPU instances that are there; as they were kept where MIG is unknown."""
+    if gpu.mode is None or gpu.mode.mig is None:
+        return base.mig
+    if not gpu.mode.mig:
+        return None
+    return tuple(place.name for place in gpu.partition.places) if gpu.partition else base.mig
 
 
 def _wanted(

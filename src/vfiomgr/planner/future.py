@@ -11,6 +11,7 @@ from vfiomgr.model.vgpu_mark import mark_file
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from vfiomgr.model.gpu_instance import GpuPartition
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
@@ -41,7 +42,22 @@ def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSna
 def with_mode(host: HostSnapshot, mode: GpuMode) -> HostSnapshot:
     """Once a GPU is in a mode."""
     others = (other for other in host.gpu_modes if other.gpu != mode.gpu)
-    return replace(host, gpu_modes=(*others, mode))
+    host = replace(host, gpu_modes=(*others, mode))
+    return host if mode.mig else replace(host, gpu_partitions=_partitions_but(host, mode.gpu))
+
+
+def without_instances(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
+    """Once a GPU in MIG mode has no GPU instances: there is room for as many as it holds."""
+    partition = host.partition(str(device.address))
+    if partition is None:
+        return host
+    profiles = tuple(replace(profile, free=profile.total) for profile in partition.profiles)
+    empty = replace(partition, profiles=profiles, instances=())
+    return replace(host, gpu_partitions=(*_partitions_but(host, partition.gpu), empty))
+
+
+def _partitions_but(host: HostSnapshot, gpu: str) -> tuple[GpuPartition, ...]:
+    return tuple(other for other in host.gpu_partitions if other.gpu != gpu)
 
 
 def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.model.gpu_step import SetHeterogeneous, SetMig
 from vfiomgr.model.intent import SetVirtualFunctions
 from vfiomgr.model.plan import Plan
-from vfiomgr.planner import guards, sriov
+from vfiomgr.planner import gpu_instances, guards, sriov
 from vfiomgr.planner.future import with_functions, with_mode
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.locks import device_lock
@@ -32,7 +32,7 @@ def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
 
     """
     device = host.device(intent.address)
-    guards.refuse_if_any([*guards.stuck(host, device), *_silent(host, device)], frozenset())
+    guards.refuse_if_any([*guards.stuck(host, device), *silent(host, device)], frozenset())
     mode = host.gpu_mode(device)
     assert mode is not None  # noqa: S101 - refused above
     functions = _functions_after(device, intent)
@@ -54,7 +54,7 @@ def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
     return Plan(
         summary=f"set the mode of {device.address}: {_words(intent)}",
         steps=tuple(steps),
-        locks=_locks(host, device),
+        locks=gpu_locks(host, device),
         already=() if steps else (f"{device} is in this mode already",),
         settles=(str(device.address),),
     )
@@ -101,13 +101,17 @@ def _mig_steps(
     guards.refuse_if_any(_no_mig(device, mode), frozenset())
     if device.sriov_numvfs:
         guards.refuse_if_any(_carrying(host, device), frozenset())
-        steps += sriov.plan_set(host, SetVirtualFunctions(device.address, 0)).steps
+        none = SetVirtualFunctions(device.address, 0, instances_after=())
+        steps += sriov.plan_set(host, none).steps
         host = with_functions(host, device, 0)
+    else:
+        guards.refuse_if_any(gpu_instances.unmovable(host, device), frozenset())
+        steps += gpu_instances.exchange(host, device, ())
     steps.append(SetMig(device.identity, before=mode.mig is True, after=intent.mig))
     return steps, with_mode(host, replace(mode, mig=intent.mig, heterogeneous=False))
 
 
-def _silent(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """GPUs of whose modes nothing is known."""
     if device.physical_function is not None:
         yield Objection(
@@ -166,6 +170,7 @@ def _words(intent: SetGpuMode) -> str:
     return ", ".join(parts)
 
 
-def _locks(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
+def gpu_locks(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
+    """Those of a GPU, and of all its virtual functions."""
     functions = (d for d in host.devices if d.address in device.virtual_functions)
     return tuple(sorted({device_lock(device), *map(device_lock, functions)}))

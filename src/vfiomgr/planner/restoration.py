@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.model.intent import SetGpuMode, SetVirtualFunctions
 from vfiomgr.model.plan import Plan
-from vfiomgr.planner import gpu_mode, guards, sriov
+from vfiomgr.planner import gpu_instances, gpu_mode, guards, sriov
 from vfiomgr.planner.definitions import canonical, parent_named
+from vfiomgr.planner.future import with_functions
+from vfiomgr.planner.gpu_mode import gpu_locks
 from vfiomgr.planner.vgpu_start import (
     absence_of,
     function_target,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.gpu_definition import GpuDefinition
     from vfiomgr.model.intent import RestoreVgpus
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.guards import Objection
     from vfiomgr.planner.vgpu_start import Target
@@ -59,7 +62,7 @@ def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
         if not intent.only or candidate.name in intent.only
     ]
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
-    made = together("restore the vGPUs that start by themselves", plans)
+    made = together(host, "restore the vGPUs that start by themselves", plans)
     notes = [f"{c}: {c.why_not}" for c in found if c.why_not is not None]
     notes += [f"{c}: follows once {c.after} is ready" for c in found if c.after is not None]
     return replace(made, notes=(*made.notes, *notes))
@@ -89,22 +92,25 @@ def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...
 
 
 def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
-    """Virtual functions and the modes of a GPU, before its vGPUs.
+    """Virtual functions, then modes and GPU instances of a GPU, before its vGPUs.
 
     What sriov.plan_set makes of virtual functions brings heterogeneous sizes too, where NVIDIA's
     program makes them. MIG changes only without them, so it comes first; it is switched on where
-    the definition has it, and never off: its GPU instances may be somebody's.
+    the definition has it, and never off: its GPU instances may be somebody's. Which instances it
+    can have is known only then: they are prepared once it is on.
 
     Raises:
         Refusal: something is to be done that vfiomgr does not do, or not now.
 
     """
     device = host.device(definition.gpu.address)
-    guards.refuse_if_any(_divided(host, definition), frozenset())
+    guards.refuse_if_any(_unwanted_mig(host, definition), frozenset())
     needed = (str(function.address) for function in definition.autostarting)
     if all(host.device_named(name) is not None for name in needed):
         change = _change_of_modes(host, definition, device.sriov_numvfs or 0)
-        return gpu_mode.plan_mode(host, change) if change else Plan(f"prepare {device}", ())
+        if change is not None:
+            return gpu_mode.plan_mode(host, change)
+        return _divided(host, device, definition, Plan(f"prepare {device}", ()))
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
         raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
@@ -117,10 +123,22 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     wanted = SetVirtualFunctions(
         device.address, count, autoprobe=True, heterogeneous_after=definition.heterogeneous
     )
-    return sriov.plan_set(host, wanted)
+    functions = sriov.plan_set(host, wanted)
+    return _divided(with_functions(host, device, count), device, definition, functions)
 
 
-def _divided(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
+def _divided(
+    host: HostSnapshot, device: PciDevice, definition: GpuDefinition, before: Plan
+) -> Plan:
+    """A plan, and the GPU instances (MIG) that are missing then; more of them do no harm."""
+    part = gpu_instances.completion(host, device, definition.mig or ())
+    if part.is_empty:
+        return before
+    locks = {*before.locks, *gpu_locks(host, device)}
+    return replace(before, steps=(*before.steps, *part.steps), locks=tuple(sorted(locks)))
+
+
+def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
     """MIG where the vGPUs are defined without: none of their types can be made."""
     address = definition.gpu.address
     mode = host.gpu_mode(host.device(address))

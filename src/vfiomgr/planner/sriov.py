@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.gpu_instance import counted
 from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetAutoprobe, SetVfCount
-from vfiomgr.planner import guards
+from vfiomgr.planner import gpu_instances, guards
+from vfiomgr.planner.future import without_instances
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.locks import device_lock
 
@@ -49,6 +51,7 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
             *guards.stuck(host, device),
             *_no_maker(device),
             *(o for vf in present for o in _in_use(host, vf)),
+            *(gpu_instances.unmovable(host, device) if makes_by_program(host, device) else ()),
         ],
         frozenset(),
     )
@@ -65,8 +68,12 @@ def settled(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFuncti
     device = host.device(intent.address)
     if intent.autoprobe_after is None:
         intent = replace(intent, autoprobe_after=device.sriov_drivers_autoprobe)
-    if intent.heterogeneous_after is None and makes_by_program(host, device):
+    if not makes_by_program(host, device):
+        return intent
+    if intent.heterogeneous_after is None:
         intent = replace(intent, heterogeneous_after=_is_heterogeneous(host, device))
+    if intent.instances_after is None:
+        intent = replace(intent, instances_after=gpu_instances.places(host, device))
     return intent
 
 
@@ -111,8 +118,13 @@ def _changes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions)
 def _changes_by_program(
     host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
 ) -> Iterator[Step]:
-    """sriov-manage, and heterogeneous mode, which it clears without a word."""
+    """sriov-manage, and what it clears without a word: heterogeneous mode, and GPU instances."""
     identity, present = device.identity, device.sriov_numvfs or 0
+    here = gpu_instances.places(host, device)
+    instances = here if intent.instances_after is None else intent.instances_after
+    if present != intent.count and here:
+        yield from gpu_instances.exchange(host, device, ())
+        host = without_instances(host, device)
     mixed = _is_heterogeneous(host, device)
     wanted = mixed if intent.heterogeneous_after is None else intent.heterogeneous_after
     if present not in (0, intent.count):
@@ -125,6 +137,7 @@ def _changes_by_program(
         mixed = False
     if intent.count and mixed is not wanted:
         yield SetHeterogeneous(identity, before=mixed, after=wanted)
+    yield from gpu_instances.exchange(host, device, instances)
 
 
 def _changes_by_kernel(device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
@@ -201,14 +214,28 @@ def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
             yield replace(objection, remedy=remedy, allowance=None)
 
 
+def _instance_notes(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[str]:
+    """sriov-manage takes the GPU from its driver, and GPU instances are the driver's."""
+    partition = host.partition(str(device.address))
+    if partition is None:
+        yield f"GPU instances (MIG) of {device}, if there are any, are lost: nvidia-smi tells none"
+    elif partition.instances:
+        fate = "are lost with its virtual functions"
+        if intent.instances_after is None:
+            fate = "are destroyed before, since sriov-manage would, and made again where they were"
+        yield f"GPU instances (MIG) of {device} {fate}: {counted(partition.places)}"
+
+
 def _notes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[str]:
     if makes_by_program(host, device):
         users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
         if users:
             yield f"sriov-manage waits a few seconds for these to let go of {device}: {users}"
         mode = host.gpu_mode(device)
-        if device.sriov_numvfs and mode is not None and mode.mig:
-            yield f"GPU instances (MIG) of {device} are lost with its virtual functions"
+        if mode is not None and mode.mig:
+            yield from _instance_notes(host, device, intent)
         return
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the present virtual functions are lost"

@@ -22,7 +22,7 @@ from vfiomgr.model.intent import (
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.snapshot import HostSnapshot
 from vfiomgr.model.vgpu_mark import MARKS
-from vfiomgr.planner import future, gpu_mode, guards, passthrough, sriov, vgpu
+from vfiomgr.planner import future, gpu_instances, gpu_mode, guards, passthrough, sriov, vgpu
 from vfiomgr.planner.guards import Objection
 
 if TYPE_CHECKING:
@@ -98,12 +98,16 @@ def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
         mixed = (mode is not None and mode.heterogeneous is True) if mixed is None else mixed
     vgpus = tuple(vgpu.name for vgpu in gpu_mode.vgpus_on(host, device) if host.is_own(vgpu))
     autoprobe = device.sriov_drivers_autoprobe
+    instances = intent.instances_after
+    if intent.to == "vgpu" and instances is None:
+        instances = gpu_instances.places(host, device)
     return replace(
         intent,
         functions=functions,
         heterogeneous=mixed,
         vgpus=tuple(dict.fromkeys((*intent.vgpus, *vgpus))),
         autoprobe_after=autoprobe if intent.autoprobe_after is None else intent.autoprobe_after,
+        instances_after=instances,
     )
 
 
@@ -132,7 +136,11 @@ def _to_vgpu(course: _Course) -> None:
     if wanted != device.sriov_numvfs:
         _remove_vgpus(course)
         _set_functions(course, wanted or 0)
-    elif intent.heterogeneous is not None and device.driver == _NVIDIA:
+        return
+    if intent.instances_after is not None:
+        steps = gpu_instances.exchange(course.host, device, intent.instances_after)
+        course.add(Plan("", steps), course.host)
+    if intent.heterogeneous is not None and device.driver == _NVIDIA:
         mode_intent = SetGpuMode(device.address, heterogeneous=intent.heterogeneous)
         course.add(gpu_mode.plan_mode(course.host, mode_intent), course.host)
 
@@ -154,6 +162,10 @@ def _clear(course: _Course) -> None:
     _remove_vgpus(course)
     if course.device.sriov_numvfs:
         _set_functions(course, 0)
+        return
+    guards.refuse_if_any(gpu_instances.unmovable(course.host, course.device), frozenset())
+    steps = gpu_instances.exchange(course.host, course.device, ())
+    course.add(Plan("", steps), future.without_instances(course.host, course.device))
 
 
 def _remove_vgpus(course: _Course) -> None:
@@ -179,9 +191,11 @@ def _set_functions(course: _Course, count: int) -> None:
         autoprobe=device.driver == _NVIDIA,
         autoprobe_after=intent.autoprobe_after,
         heterogeneous_after=intent.heterogeneous if count else None,
+        instances_after=intent.instances_after if count else (),
     )
     part = sriov.plan_set(course.host, wanted)
-    course.add(part, future.with_functions(course.host, device, count))
+    then = future.with_functions(course.host, device, count)
+    course.add(part, then if count else future.without_instances(then, device))
 
 
 def _end_persistence(course: _Course) -> None:
@@ -232,9 +246,10 @@ def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterato
 
 
 def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
-    """A roll-back could not make them again: sriov-manage wipes the GPU instances below them."""
+    """Where nvidia-smi does not tell GPU instances, a roll-back could not make them again."""
     mode = host.gpu_mode(device)
-    if here and mode is not None and mode.mig:
+    is_known = host.partition(str(device.address)) is not None
+    if here and mode is not None and mode.mig and not is_known:
         names = [vgpu.name for vgpu in here]
         yield Objection(
             f"{device} carries vGPUs in GPU instances (MIG), which no failure could give back: "

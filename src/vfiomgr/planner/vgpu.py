@@ -13,7 +13,7 @@ from vfiomgr.model.plan import Plan
 from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
-from vfiomgr.planner import guards
+from vfiomgr.planner import gpu_instances, guards
 from vfiomgr.planner.locks import device_lock
 from vfiomgr.planner.vgpu_choice import Choice, Placement, choose, find_parents, is_called
 from vfiomgr.planner.vgpu_room import gpus
@@ -51,14 +51,15 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         step, vgpu = _creation(host, place, uuid)
         steps.append(step)
         made.append(vgpu)
+    instances = gpu_instances.needed(host, steps)
     marks = [ReplaceFile(mark_file(v), None, mark_of(v)) for v in (*unmarked, *made)]
     locks = {name for place in choice.places for name in _gpu_locks(host, place)}
     locks |= {name for vgpu in there.values() for name in _locks(host, vgpu)}
     return Plan(
         _summary(intent, choice.places),
-        (*steps, *(_fresh(host, mark) for mark in marks)),
+        (*instances, *steps, *(_fresh(host, mark) for mark in marks)),
         locks=tuple(sorted({*locks, *(f"vgpu-{vgpu.name}" for vgpu in made)})),
-        notes=choice.notes,
+        notes=(*choice.notes, *gpu_instances.notes(instances)),
         already=already,
         settles=(*(vgpu.name for vgpu in made), *(vgpu.name for vgpu in there.values())),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,9 @@ def choose(host: HostSnapshot, intent: CreateVgpu) -> Choice:
     reasons: dict[str, str] = {}
     open_gpus = [gpu for gpu in asked if _is_open(gpu, fitting[gpu.name], intent, reasons)]
     count = len(intent.uuids)
-    for size in _sizes(fitting[gpu.name] for gpu in open_gpus):
-        candidates = list(_candidates(open_gpus, fitting, size))
+    sizes = _sizes(fitting[gpu.name] for gpu in open_gpus)
+    for makes_instances, size in itertools.product((False, True), sizes):
+        candidates = list(_candidates(open_gpus, fitting, size, makes_instances=makes_instances))
         if sum(found.more for _, found in candidates) >= count:
             considered = {gpu.name for gpu, _ in candidates}
             for gpu in open_gpus:
@@ -167,14 +169,23 @@ def _sizes(fitting: Iterable[Sequence[VgpuType]]) -> list[int | None]:
 
 
 def _candidates(
-    open_gpus: Sequence[Gpu], fitting: dict[str, list[VgpuType]], size: int | None
+    open_gpus: Sequence[Gpu],
+    fitting: dict[str, list[VgpuType]],
+    size: int | None,
+    *,
+    makes_instances: bool,
 ) -> Iterator[tuple[Gpu, Room]]:
-    """Each GPU with the smallest of its types, up to a size, that it has room for."""
+    """Each GPU with the smallest of its types, up to a size, that it has room for.
+
+    GPU instances (MIG) are made only where those that there are do not suffice.
+    """
     for gpu in open_gpus:
         for kind in fitting[gpu.name]:
             if size is not None and (kind.framebuffer is None or kind.framebuffer > size):
                 continue
             found = room(gpu, kind)
+            if makes_instances:
+                found = replace(found, more=found.more + found.makeable)
             if found.more:
                 yield gpu, found
                 break
@@ -190,7 +201,9 @@ def _placed(
     for gpu, found in candidates:
         number = spread[gpu.name]
         kind = found.type
-        free = [p for p in gpu.free if p.offers(kind.id)] or list(gpu.free)
+        free = sorted(gpu.free, key=lambda parent: not parent.offers(kind.id))
+        if not found.makeable:
+            free = [parent for parent in free if parent.offers(kind.id)] or free
         parents = free[:number] if gpu.is_divided else free[:1] * number
         places += [Placement(gpu, parent, kind) for parent in parents]
         if number:
@@ -209,7 +222,7 @@ def _why_chosen(gpu: Gpu, found: Room, number: int) -> str:
         parts.append("what its free virtual functions offer is not told in full")
     if gpu.lock is not None and gpu.lock == size:
         parts.append("has this size already")
-    if gpu.framebuffer and size:
+    if gpu.framebuffer and size and gpu.partition is None:
         parts.append(f"{gpu.framebuffer - sum(gpu.sizes) - number * size} MiB are left then")
     return ", ".join(parts)
 
@@ -310,11 +323,11 @@ def _no_room(
     count = len(intent.uuids)
     room_in_all = 0
     for gpu in open_gpus:
-        best = max((room(gpu, kind) for kind in fitting[gpu.name]), key=lambda found: found.more)
-        room_in_all += best.more
+        best = max((room(gpu, kind) for kind in fitting[gpu.name]), key=_room_in_the_end)
+        room_in_all += _room_in_the_end(best)
         reasons[gpu.name] = (
-            f"room for {best.more} of {best.type}"
-            if best.more
+            f"room for {_room_in_the_end(best)} of {best.type}"
+            if _room_in_the_end(best)
             else _why_none(gpu, fitting[gpu.name])
         )
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
@@ -325,6 +338,11 @@ def _no_room(
         "remove one with vfiomgr vgpu remove, or ask for another type: vfiomgr vgpu types "
         "shows what still fits",
     )
+
+
+def _room_in_the_end(found: Room) -> int:
+    """With the GPU instances that could be made."""
+    return found.more + found.makeable
 
 
 def _why_none(gpu: Gpu, kinds: Sequence[VgpuType]) -> str:

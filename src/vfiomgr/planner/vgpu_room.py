@@ -7,8 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.model.gpu_instance import GpuPartition, counted
 from vfiomgr.model.pci import PciAddress, PciDevice
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
+from vfiomgr.planner.instance_layout import more_of
+from vfiomgr.planner.instance_seats import seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,6 +36,8 @@ class Room:
     """Why there is no room for another one."""
     stranded: int | None
     """MiB that no instance could use once the GPU is filled with this type."""
+    makeable: int = 0
+    """How many more besides, in GPU instances (MIG) that would have to be made for them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Gpu:
     """Virtual functions that rejected a type before: they are used only where they are named."""
     asked: str | None = None
     """The one parent that may be used, where one was named."""
+    partition: GpuPartition | None = None
+    """Its GPU instances in MIG mode, where nvidia-smi told."""
 
     @property
     def family(self) -> Family:
@@ -137,6 +144,7 @@ def gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
             mode=modes.get(name),
             closed=frozenset(lost_functions(host, parents)),
             wedged=frozenset(one.name for one in host.wedged),
+            partition=host.partition(name),
         )
         for name, parents in sorted(by_gpu.items(), key=lambda item: in_order(item[0]))
     )
@@ -177,6 +185,7 @@ def totals(found: Iterable[Room]) -> tuple[Room, ...]:
             all(one.is_certain for one in several),
             None if any(one.more for one in several) else "no GPU has room",
             None,
+            sum(one.makeable for one in several),
         )
         for several in alike.values()
         if len(several) > 1
@@ -190,6 +199,8 @@ def rooms(gpu: Gpu) -> tuple[Room, ...]:
 
 def room(gpu: Gpu, kind: VgpuType) -> Room:
     """What a GPU has room for, of one type."""
+    if gpu.partition is not None and kind.instance_profile is not None:
+        return _room_in_instances(gpu, gpu.partition, kind)
     offering, is_told = _offering(gpu, kind)
     limit = _limit(gpu, kind)
     used = _used(gpu, kind)
@@ -206,6 +217,21 @@ def room(gpu: Gpu, kind: VgpuType) -> Room:
     elif not more:
         why_not = _why_full(gpu, kind, limit, used)
     return Room(kind, more, is_certain or not more, why_not, _stranded(gpu, kind, more))
+
+
+def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Room:
+    """Of a type that lives in GPU instances: in those that there are, and in those to be made."""
+    offering, is_told = _offering(gpu, kind)
+    limit, used = _limit(gpu, kind), _used(gpu, kind)
+    functions = len(gpu.free) if limit is None else min(len(gpu.free), max(0, limit - used))
+    more = min(functions, seats(gpu, kind)) if offering or not is_told else 0
+    profile = partition.profile(kind.instance_profile)
+    made = more_of(partition, profile) if profile is not None and functions > more else 0
+    makeable = min(made * (kind.per_instance or 1), functions - more)
+    why_not = None if more else _why_full(gpu, kind, limit, used)
+    if makeable and not more:
+        why_not = f"no GPU instance {profile} is free (MIG): vgpu create makes one"
+    return Room(kind, more, is_certain=True, why_not=why_not, stranded=None, makeable=makeable)
 
 
 def _offering(gpu: Gpu, kind: VgpuType) -> tuple[Sequence[VgpuParent], bool]:
@@ -268,6 +294,8 @@ def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
 def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
     """What is missing of MIG for a type, or is too much of it."""
     profile = kind.instance_profile
+    if gpu.partition is not None:
+        return _why_not_divided(gpu, gpu.partition, kind)
     if gpu.mode is not None and gpu.mode.mig:
         if profile is not None:
             command = f"nvidia-smi mig -cgi {profile} -C -i {gpu.name}"
@@ -277,6 +305,22 @@ def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
         command = f"vfiomgr vgpu mode {gpu.name} --mig"
         return f"it lives in a GPU instance, of profile {profile}, and MIG is off: {command}"
     return None
+
+
+def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str | None:
+    """Why there is no place for a GPU instance of a type, on a GPU whose instances are known."""
+    if kind.instance_profile is None:
+        if not any(other.instance_profile is not None for other in gpu.types):
+            return None
+        command = f"vfiomgr vgpu mode {gpu.name} --no-mig"
+        return f"it lives in no GPU instance, and MIG is on: {command}"
+    profile = partition.profile(kind.instance_profile)
+    if profile is None:
+        return f"the GPU has no GPU instance profile {kind.instance_profile}"
+    return (
+        f"no GPU instance {profile} is free (MIG), and none fits beside {counted(partition.places)}"
+        f": vfiomgr vgpu instances set {gpu.name}"
+    )
 
 
 def why_none_is_free(gpu: Gpu) -> str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition import PARAMETERS, Attributes, differing
+from vfiomgr.model.gpu_step import SetGpuInstances
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
-from vfiomgr.planner import guards, vgpu
+from vfiomgr.planner import gpu_instances, guards, vgpu
 from vfiomgr.planner.definitions import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.planner.locks import device_lock
 from vfiomgr.planner.vgpu_room import gpus, room
@@ -59,7 +60,7 @@ def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
     plans = [
         started(host, _target(host, name, intent.parent), intent.begun) for name in intent.names
     ]
-    return together(f"start vGPU {', '.join(intent.names)}", plans)
+    return together(host, f"start vGPU {', '.join(intent.names)}", plans)
 
 
 def settled(host: HostSnapshot, intent: StartVgpu) -> StartVgpu:
@@ -222,9 +223,9 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
         message = f"{target} was defined as {target.type_name}, and {kind.id} is {kind.name} now"
         raise Refusal(message, "define it anew: the numbers of another driver differ")
     gpu = next(known for known in gpus(host) if known.name == parent.gpu)
-    why_not = room(gpu, kind).why_not
-    if why_not is not None:
-        message = f"{target.parent} has no room for another {kind}: {why_not}"
+    found = room(gpu, kind)
+    if not found.more and not found.makeable:
+        message = f"{target.parent} has no room for another {kind}: {found.why_not}"
         raise Refusal(message, "remove one with vfiomgr vgpu remove; vgpu types shows what fits")
     return parent, kind
 
@@ -242,11 +243,24 @@ def _attribute(target: Target, name: str, before: str | None, after: str) -> Set
     return SetVgpuAttribute(target.name, target.directory, name, before, after)
 
 
-def together(summary: str, plans: Sequence[Plan]) -> Plan:
-    """One plan of several."""
+def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
+    """One plan of several; the GPU instances (MIG) that vGPUs need are counted for all of them.
+
+    Raises:
+        Refusal: GPU instances for all of them do not fit.
+
+    """
+    steps = tuple(step for plan in plans for step in plan.steps)
+    instances = gpu_instances.needed(host, steps)
+    counted = {step.device.address for step in instances}
+    steps = tuple(
+        step
+        for step in steps
+        if not (isinstance(step, SetGpuInstances) and step.device.address in counted)
+    )
     return Plan(
         summary=summary,
-        steps=tuple(step for plan in plans for step in plan.steps),
+        steps=(*instances, *steps),
         locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
         notes=_distinct(note for plan in plans for note in plan.notes),
         already=_distinct(text for plan in plans for text in plan.already),

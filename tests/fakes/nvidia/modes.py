@@ -49,12 +49,14 @@ class GpuModes:
         self._set(gpu, Modes(is_mig=is_on))
 
     def create(self, gpu: Gpu, wanted: str, *, has_compute: bool) -> GpuInstance:
-        """A GPU instance at the first place of its profile that is free."""
-        profile = gpu.card.profile(wanted)
-        if profile is None:
+        """A GPU instance at the first free place of its profile, or at the one after `:`."""
+        name, _, place = wanted.partition(":")
+        profile = gpu.card.profile(name)
+        known = [] if profile is None else [p for p in profile.places if place in ("", str(p[0]))]
+        if profile is None or not known:
             raise NvmlError(*INVALID_ARGUMENT)
         modes = self.modes(gpu)
-        for start, number in profile.places:
+        for start, number in known:
             if not any(self._overlap(gpu, profile, start, other) for other in modes.instances):
                 made = GpuInstance(number, profile.number, start, has_compute=has_compute)
                 modes.instances = sorted([*modes.instances, made], key=lambda i: i.id)
@@ -77,6 +79,16 @@ class GpuModes:
     def profile(self, gpu: Gpu, instance: GpuInstance) -> InstanceProfile:
         """The profile that an instance was made by."""
         return next(p for p in gpu.card.profiles if p.number == instance.profile)
+
+    def create_compute(self, gpu: Gpu, instance: GpuInstance) -> None:
+        """Give a GPU instance the compute instance that takes all of it."""
+        if instance.has_compute:
+            raise NvmlError(*INSUFFICIENT_RESOURCES)
+        modes = self.modes(gpu)
+        modes.instances = [
+            replace(i, has_compute=True) if i.id == instance.id else i for i in modes.instances
+        ]
+        self._set(gpu, modes)
 
     def destroy_compute(self, gpu: Gpu, instance: GpuInstance) -> None:
         """Take the compute instances of a GPU instance away, unless a vGPU is on it."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.nvidia.gpus import Gpu, NvidiaGpus
 
-_CHANGING = {"-shm", "-mig", "-pm", "-cgi", "-dgi", "-dci"}
+_CHANGING = {"-shm", "-mig", "-pm", "-cgi", "-cci", "-dgi", "-dci"}
 _WITH_VALUE = {"-i", "-shm", "-mig", "-pm", "-cgi", "-gi"}
 _NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "

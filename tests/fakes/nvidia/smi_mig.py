@@ -34,18 +34,30 @@ class SmiMig:
             return self._create(able, options["-cgi"].split(","), has_compute="-C" in options)
         if "-lgip" in options:
             return Said(0, text.lines(row for gpu in able for row in self._profiles(gpu)))
+        if "-lgipp" in options:
+            return Said(0, text.lines(row for gpu in able for row in self._places(gpu)))
         return self._act(self._found(able, options.get("-gi")), options)
 
     def _act(self, found: _Found, options: dict[str, str]) -> Said:
         if not found:
             return Said(NOT_FOUND[0], f"No GPU instances found: {NOT_FOUND[1]}\n")
-        if "-lgi" in options:
-            return Said(0, text.lines([*text.instances_head(), *self._instances(found)]))
-        if "-dci" in options:
-            return self._destroy(found, "compute instances", self._modes.destroy_compute)
-        if "-dgi" in options:
-            return self._destroy(found, "GPU instances", self._modes.destroy)
-        return _USAGE
+        acts: dict[str, Callable[[_Found], Said]] = {
+            "-lgi": self._list,
+            "-lci": self._list_compute,
+            "-cci": self._create_compute,
+            "-dci": self._destroy_compute,
+            "-dgi": lambda those: self._destroy(those, "GPU instances", self._modes.destroy),
+        }
+        return next((act(found) for word, act in acts.items() if word in options), _USAGE)
+
+    def _list(self, found: _Found) -> Said:
+        return Said(0, text.lines([*text.instances_head(), *self._instances(found)]))
+
+    def _destroy_compute(self, found: _Found) -> Said:
+        there = [(gpu, instance) for gpu, instance in found if instance.has_compute]
+        if not there:
+            return Said(NOT_FOUND[0], f"No compute instances found: {NOT_FOUND[1]}\n")
+        return self._destroy(there, "compute instances", self._modes.destroy_compute)
 
     def _found(self, gpus: list[Gpu], wanted: str | None) -> _Found:
         return [
@@ -59,6 +71,33 @@ class SmiMig:
         for profile in gpu.card.profiles:
             free = self._modes.free_places(gpu, profile)
             yield from text.profile_of(self._index(gpu), profile, free)
+
+    def _places(self, gpu: Gpu) -> Iterable[str]:
+        for profile in gpu.card.profiles:
+            yield text.places_of(self._index(gpu), profile)
+
+    def _list_compute(self, found: _Found) -> Said:
+        there = [(gpu, instance) for gpu, instance in found if instance.has_compute]
+        if not there:
+            return Said(NOT_FOUND[0], f"No compute instances found: {NOT_FOUND[1]}\n")
+        rows = list(text.compute_head())
+        for gpu, instance in there:
+            profile = self._modes.profile(gpu, instance)
+            rows += text.compute_of(self._index(gpu), instance, profile)
+        return Said(0, text.lines(rows))
+
+    def _create_compute(self, found: _Found) -> Said:
+        rows: list[str] = []
+        for gpu, instance in found:
+            where = f"GPU {self._index(gpu):>2} GPU instance ID {instance.id:>2}"
+            try:
+                self._modes.create_compute(gpu, instance)
+            except NvmlError as error:
+                rows.append(f"Unable to create a compute instance on {where}: {error}")
+                rows.append(f"Failed to create compute instances: {error}")
+                return Said(error.number, text.lines(rows))
+            rows.append(f"Successfully created compute instance ID  0 on {where}")
+        return Said(0, text.lines(rows))
 
     def _instances(self, found: _Found) -> Iterable[str]:
         for gpu, instance in found:

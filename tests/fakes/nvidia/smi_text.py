@@ -133,3 +133,28 @@ def profile_of(index: int, profile: InstanceProfile, free: int) -> Iterator[str]
     """One profile of `nvidia-smi mig -lgip`, without what it has of a GPU's engines."""
     name = f"MIG {profile.name}"
     yield f"|{index:>4}  {name:<19}{profile.number:>4}{free:>6}/{len(profile.places):<10}|"
+
+
+def places_of(index: int, profile: InstanceProfile) -> str:
+    """One line of `nvidia-smi mig -lgipp`."""
+    starts = ",".join(str(start) for start, _ in profile.places)
+    word = "Placements:" if len(profile.places) > 1 else "Placement :"
+    return f"GPU {index:>2} Profile ID {profile.number:>2} {word} {{{starts}}}:{profile.size}"
+
+
+def compute_head() -> Iterator[str]:
+    """The beginning of `nvidia-smi mig -lci`."""
+    yield f"+{'-' * 68}+"
+    yield f"| {'Compute instances:':<67}|"
+    yield f"| {'GPU     GPU       Name             Profile   Instance   Placement':<67}|"
+    yield f"| {'      Instance                       ID        ID       Start:Size':<67}|"
+    yield f"| {'        ID':<67}|"
+    yield f"|{'=' * 68}|"
+
+
+def compute_of(index: int, instance: GpuInstance, profile: InstanceProfile) -> Iterator[str]:
+    """The compute instance of one GPU instance of `nvidia-smi mig -lci`."""
+    name = f"MIG {profile.name}"
+    numbers = f"{0:>8}{0:>10}{0:>11}:{profile.name[0]:<6}"
+    yield f"|{index:>4}{instance.id:>7}       {name:<16}{numbers}  |"
+    yield f"+{'-' * 68}+"

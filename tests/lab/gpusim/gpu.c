@@ -6,7 +6,8 @@
  * unlock          a write lets the next write to sriov_numvfs through
  * heterogeneous   0 or 1; only while there is no vGPU, and never together with MIG
  * mig             0 or 1; only while there is no vGPU
- * instances       slices of the GPU instances, as "1 1 2"; only while none has a vGPU
+ * instances       slices of the GPU instance that begins at each of the places 0 to 6, as
+ *                 "3 0 0 0 2 0 1"; those that have a vGPU stay
  * vgpus, held     how many vGPUs there are, and how many of them guests have
  * model, features, framebuffer, types, creatable   what nvidia-smi prints
  */
@@ -94,13 +95,13 @@ static ssize_t instances_show(struct device *dev, struct device_attribute *attr,
 	int i, length = 0;
 
 	mutex_lock(&gpu->lock);
-	for (i = 0; i < GPUSIM_MAX_INSTANCES && gpu->instances[i]; i++)
+	for (i = 0; i < GPUSIM_MAX_INSTANCES; i++)
 		length += sysfs_emit_at(buf, length, "%s%u", i ? " " : "", gpu->instances[i]);
 	mutex_unlock(&gpu->lock);
 	return length + sysfs_emit_at(buf, length, "\n");
 }
 
-/* Reads "1 1 2"; false where those instances do not fit together. */
+/* Reads "3 0 0 0 2 0 1"; false where there are more slices than a GPU has. */
 static bool read_instances(const char *buf, unsigned int *instances)
 {
 	unsigned int total = 0, slices;
@@ -112,13 +113,25 @@ static bool read_instances(const char *buf, unsigned int *instances)
 	while ((word = strsep(&rest, " \n"))) {
 		if (!*word)
 			continue;
-		if (count == GPUSIM_MAX_INSTANCES || kstrtouint(word, 10, &slices) || !slices ||
+		if (count == GPUSIM_MAX_INSTANCES || kstrtouint(word, 10, &slices) ||
 		    slices > TOTAL_SLICES)
 			return false;
 		total += slices;
 		instances[count++] = slices;
 	}
 	return total <= TOTAL_SLICES;
+}
+
+/* Whether every vGPU still has its GPU instance among others. */
+static bool keeps_used(struct gpusim_gpu *gpu, const unsigned int *instances)
+{
+	struct gpusim_vf *vf;
+
+	list_for_each_entry(vf, &gpu->functions, link)
+		if (vf->type && vf->instance >= 0 &&
+		    instances[vf->instance] != gpu->instances[vf->instance])
+			return false;
+	return true;
 }
 
 static ssize_t instances_store(struct device *dev, struct device_attribute *attr, const char *buf,
@@ -133,7 +146,7 @@ static ssize_t instances_store(struct device *dev, struct device_attribute *attr
 	mutex_lock(&gpu->lock);
 	if (!gpu->mig)
 		result = -EOPNOTSUPP;
-	else if (gpusim_is_used(gpu))
+	else if (!keeps_used(gpu, instances))
 		result = -EBUSY;
 	else
 		memcpy(gpu->instances, instances, sizeof(instances));

@@ -62,7 +62,7 @@ struct gpusim_gpu {
 	bool unlocked;			/* the next write to sriov_numvfs is sriov-manage's */
 	bool remaking;			/* functions go because their number changes */
 	DECLARE_BITMAP(wedged, GPUSIM_MAX_FUNCTIONS);
-	unsigned int instances[GPUSIM_MAX_INSTANCES];	/* slices of each; 0: no such one */
+	unsigned int instances[GPUSIM_MAX_INSTANCES];	/* slices of what begins there, or 0 */
 };
 
 /* One virtual function, which holds a vGPU or none. */
@@ -71,7 +71,7 @@ struct gpusim_vf {
 	struct list_head link;
 	const struct gpusim_type *type;	/* NULL: no vGPU */
 	int placement;			/* GiB from the start; -1: the GPU is homogeneous */
-	int instance;			/* index of the GPU instance; -1: none */
+	int instance;			/* where its GPU instance begins; -1: none */
 	bool open;
 	char params[GPUSIM_MAX_PARAMS];
 };

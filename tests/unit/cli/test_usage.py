@@ -44,7 +44,11 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
         ("bind --alow x", "no option --alow; did you mean", BIND),
         ("--nix list", "vfiomgr has no option --nix", "e.g. vfiomgr list"),
         ("lst", "no such command 'lst'", "it has list, show, groups, check, bind"),
-        ("vgpu nix", "vfiomgr vgpu: no such command 'nix'", "it has create, define, list, mode,"),
+        (
+            "vgpu nix",
+            "vfiomgr vgpu: no such command 'nix'",
+            "it has create, define, instances, list, mode,",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_an_example(run: Run, line: str, cause: str, remedy: str) -> None:

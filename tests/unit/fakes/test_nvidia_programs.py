@@ -338,6 +338,32 @@ def test_more_instances_than_fit_are_refused(tmp_path: Path) -> None:
     assert " 1/7 " in listed
 
 
+def test_an_instance_is_made_where_it_is_asked_for(tmp_path: Path) -> None:
+    kernel = mig_host(tmp_path)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", "0")
+    places = kernel.run(["nvidia-smi", "mig", "-lgipp", "-i", "0"]) or ""
+    assert "GPU  0 Profile ID 14 Placements: {0,2,4}:2\n" in places
+    assert "GPU  0 Profile ID  5 Placement : {0}:4\n" in places
+    kernel.call("nvidia-smi", "mig", "-cgi", "19:5,9:0", "-i", "0")
+    listed = kernel.run(["nvidia-smi", "mig", "-lgi", "-i", "0"]) or ""
+    assert "|   0  MIG 1g.5gb            19       12          5:1     |" in listed
+    assert "ended with 23" in fails(kernel, "nvidia-smi", "mig", "-cgi", "14:4", "-i", "0")
+    assert "ended with 2" in fails(kernel, "nvidia-smi", "mig", "-cgi", "14:3", "-i", "0")
+
+
+def test_compute_instances_come_and_go_by_themselves(tmp_path: Path) -> None:
+    kernel = mig_host(tmp_path)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", "0")
+    kernel.call("nvidia-smi", "mig", "-cgi", "9:0", "-i", "0")
+    assert "ended with 6" in fails(kernel, "nvidia-smi", "mig", "-lci", "-i", "0")
+    kernel.call("nvidia-smi", "mig", "-cci", "-gi", "2", "-i", "0")
+    listed = kernel.run(["nvidia-smi", "mig", "-lci", "-i", "0"]) or ""
+    assert "|   0      2       MIG 3g.20gb" in listed
+    assert "ended with 23" in fails(kernel, "nvidia-smi", "mig", "-cci", "-gi", "2", "-i", "0")
+    kernel.call("nvidia-smi", "mig", "-dci", "-gi", "2", "-i", "0")
+    assert "ended with 6" in fails(kernel, "nvidia-smi", "mig", "-dci", "-gi", "2", "-i", "0")
+
+
 def test_a_gpu_without_mig_has_none(kernel: FakeKernel) -> None:
     assert shown(kernel, "Current") == "N/A"
     assert "ended with 3" in fails(kernel, "nvidia-smi", "-mig", "1", "-i", "0")

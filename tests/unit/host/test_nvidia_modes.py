@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.devices import pci_device
-from vfiomgr.host.nvidia_modes import read_mode, read_modes, read_persistence, with_known_types
+from vfiomgr.host.nvidia_modes import (
+    parse_modes,
+    read_log,
+    read_mode,
+    read_persistence,
+    with_known_types,
+)
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, describe_type
@@ -111,7 +117,7 @@ def parents(*names: str) -> tuple[VgpuParent, ...]:
 
 
 def test_modes_are_read_by_section(tmp_path: Path) -> None:
-    first, second, third = read_modes(Machine(tmp_path), [GPU])
+    first, second, third = parse_modes(read_log(Machine(tmp_path), [GPU]))
     assert (first.gpu, first.heterogeneous, first.mig) == ("0000:41:00.0", True, None)
     assert (second.gpu, second.heterogeneous, second.mig) == ("0001:c8:00.0", False, False)
     assert (third.gpu, third.heterogeneous, third.mig) == ("0000:61:00.0", None, True)
@@ -120,7 +126,7 @@ def test_modes_are_read_by_section(tmp_path: Path) -> None:
 
 def test_what_is_not_supported_is_not_taken_for_supported(tmp_path: Path) -> None:
     """The device's own word counts; an older driver speaks for all, and misspells it."""
-    found = read_modes(Machine(tmp_path), [GPU])
+    found = parse_modes(read_log(Machine(tmp_path), [GPU]))
     assert [mode.mixes_sizes for mode in found] == [True, False, False]
 
 
@@ -147,6 +153,20 @@ def test_the_vendors_table_completes_types_and_names(tmp_path: Path) -> None:
     assert (first.instance_profile, second.instance_profile) == (None, 47)
 
 
+def test_mediated_types_in_mig_mode_get_the_profile_that_they_live_in(tmp_path: Path) -> None:
+    mdev = tuple(
+        replace(
+            p,
+            family="mdev",
+            types=tuple(replace(k, id="nvidia-1561", instance_profile=None) for k in p.types),
+        )
+        for p in parents("0000:41:00.4", "0000:41:00.5")
+    )
+    divided = frozenset({"0000:41:00.0"})
+    (_, free), _ = with_known_types(Machine(tmp_path), [GPU], mdev, (), divided)
+    assert [(kind.id, kind.instance_profile) for kind in free.types] == [("nvidia-1561", 47)]
+
+
 def test_the_table_is_not_asked_for_where_nobody_needs_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     mdev = tuple(replace(p, family="mdev") for p in parents("0000:41:00.4", "0000:41:00.5"))
@@ -158,14 +178,14 @@ def test_the_table_is_not_asked_for_where_nobody_needs_it(tmp_path: Path) -> Non
 def test_other_words_tell_nothing(tmp_path: Path, said: str) -> None:
     machine = Machine(tmp_path, said)
     before = parents("0000:41:00.4", "0000:41:00.5")
-    assert read_modes(machine, [GPU]) == ()
+    assert parse_modes(read_log(machine, [GPU])) == ()
     assert with_known_types(machine, [GPU], before, ()) == (before, ())
 
 
 def test_without_nvidia_smi_or_with_a_stuck_gpu_nothing_is_known(tmp_path: Path) -> None:
     before = parents("0000:41:00.4", "0000:41:00.5")
-    assert read_modes(HostTree(tmp_path), [GPU]) == ()
+    assert parse_modes(read_log(HostTree(tmp_path), [GPU])) == ()
     assert with_known_types(HostTree(tmp_path), [GPU], before, ()) == (before, ())
     machine = Machine(tmp_path)
-    assert read_modes(machine, [GPU, replace(GPU, stuck="nvidia -> vfio-pci")]) == ()
+    assert parse_modes(read_log(machine, [GPU, replace(GPU, stuck="nvidia -> vfio-pci")])) == ()
     assert machine.asked == []

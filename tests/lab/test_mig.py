@@ -1,0 +1,103 @@
+"""GPU instances (MIG) on a real kernel: a GPU of gpusim, by the stand-ins for NVIDIA's programs."""
+
+from __future__ import annotations
+
+import shutil
+import uuid as uuids
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab import gpusim
+from tests.lab.command import document, vfiomgr
+from tests.lab.deaths import MOMENTS, TREE, dies
+from vfiomgr import api
+from vfiomgr.model.intent import CreateVgpu, DivideGpu, RemoveVgpu
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.vgpu_mark import MARKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.topology("sriov")
+
+_KEPT = HostPath("/run/gpusim")
+
+
+@pytest.fixture
+def gpu() -> Iterator[str]:
+    """An A100 in MIG mode, with its virtual functions and no GPU instance."""
+    gpusim.load(family="vendor", model="A100")
+    gpusim.install_tools()
+    address = gpusim.gpu()
+    vfiomgr("vgpu", "mode", address, "--mig")
+    vfiomgr("vgpu", "switch", address, "vgpu")
+    yield address
+    gpusim.unload()
+    gpusim.remove_tools()
+    for directory in (MARKS, _KEPT):  # of vGPUs and GPU instances that went with their driver
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def places() -> list[str]:
+    """The GPU instances as vfiomgr lists them."""
+    (item,) = document("vgpu", "instances", "list")["items"]
+    return [f"{one['profile']} at {one['start']}" for one in item["instances"]]
+
+
+def used_by() -> dict[str, list[str]]:
+    """Who uses each of them."""
+    (item,) = document("vgpu", "instances", "list")["items"]
+    return {f"{one['profile']} at {one['start']}": one["users"] for one in item["instances"]}
+
+
+def test_vgpus_come_with_the_instances_that_they_lack(gpu: str) -> None:
+    types = {t["name"]: t for t in document("vgpu", "types")["items"]}
+    small = types["GRID A100-1-5C"]
+    assert (small["available_instances"], small["available_in_new_gpu_instances"]) == (0, 7)
+    made = document("vgpu", "create", "--type", "A100-1-5C", "--count", "2")["vgpus"]
+    assert places() == ["1g.5gb at 5", "1g.5gb at 6"]
+    assert used_by() == {f"1g.5gb at {5 + n}": [f"vGPU {made[n]}"] for n in (0, 1)}
+    refused = vfiomgr("vgpu", "instances", "clear", gpu, status=4).stderr
+    assert f"is in use: vGPU {made[0]}" in refused
+    vfiomgr("vgpu", "remove", made[0])
+    vfiomgr("vgpu", "instances", "set", gpu, "3g.20gb=1", "1g.5gb=1")
+    assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]
+    assert [users for users in used_by().values() if users] == [[f"vGPU {made[1]}"]]
+    full = vfiomgr("vgpu", "create", "--type", "A100-7-40C", status=4).stderr
+    assert "none fits beside 3g.20gb, 1g.5gb" in full
+    vfiomgr("vgpu", "remove", "--all")
+    vfiomgr("vgpu", "instances", "clear", gpu)
+    assert places() == []
+
+
+def test_virtual_functions_take_no_instances_along(gpu: str) -> None:
+    vfiomgr("vgpu", "instances", "set", gpu, "4g.20gb=1", "2g.10gb=1")
+    before = places()
+    vfiomgr("sriov", "set", gpu, "0")
+    assert places() == before
+    vfiomgr("vgpu", "switch", gpu, "vgpu")
+    assert places() == before
+    vfiomgr("vgpu", "mode", gpu, "--no-mig")
+    assert document("vgpu", "instances", "list")["items"] == []
+
+
+def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
+    address = PciAddress.parse(gpu)
+    vfiomgr("vgpu", "instances", "set", gpu, "2g.10gb=1", "1g.5gb=1")
+    before = places()
+    divide = DivideGpu(address, (("3g.20gb", 1), ("1g.5gb", 1)))
+    create = CreateVgpu((str(uuids.uuid4()),), type="A100-1-5C")
+    for intent in (divide, create):
+        host = api.scan(TREE, with_users=True, with_gpu_modes=True)
+        for step in range(len(api.plan(host, intent).steps)):
+            for moment in MOMENTS:
+                assert dies(intent, step, moment)
+                api.recover(tree=TREE)
+                assert places() == before, (intent, step, moment)
+                assert api.scan(TREE).vgpus == ()
+    assert dies(divide, 0, MOMENTS[-1])
+    api.recover(tree=TREE, finish=True)
+    assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]
+    api.apply(RemoveVgpu(every=True), tree=TREE)
