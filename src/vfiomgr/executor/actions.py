@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
-from vfiomgr.executor import by_id, gpu_mode, pins, reset, sriov, sriov_manage, vgpu
+from vfiomgr.executor import by_id, gpu_mode, pins, quotas, reset, sriov, sriov_manage, vgpu
 from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.files import configure
 from vfiomgr.executor.nodes import NODE_DEADLINE, let_udev_finish
@@ -20,6 +20,7 @@ from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig, SetPersistence
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
+from vfiomgr.model.quota_step import SetQuotas
 from vfiomgr.model.step import (
     AwaitVfioNode,
     ChangeDriver,
@@ -57,22 +58,29 @@ def perform(step: Step, tree: HostTree) -> None:
             _load_module(tree, step)
         case RememberOrigin() | ForgetOrigin():
             _keep_origin(tree, step)
-        case ChangeDriver():
-            _change_driver(tree, step.device, step.before, step.after)
-        case ReleaseDriver():
-            _release_driver(tree, step)
+        case ChangeDriver() | ReleaseDriver():
+            _move(tree, step)
         case AwaitVfioNode():
             _await_vfio_node(tree, step)
         case CreateMdev() | RemoveMdev() | SetVgpuType() | SetVgpuAttribute():
             _perform_on_vgpu(step, tree)
         case RunSriovManage() | SetHeterogeneous() | SetMig() | SetPersistence():
             _perform_on_gpu(step, tree)
-        case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
+        case SetAutoprobe() | SetVfCount() | SetQuotas():
+            _divide(step, tree)
+        case SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
         case ReplaceFile() | RebuildInitramfs() | SetNodeAccess():
             configure(tree, step)
         case _ as never:
             assert_never(never)
+
+
+def _move(tree: HostTree, step: ChangeDriver | ReleaseDriver) -> None:
+    if isinstance(step, ChangeDriver):
+        _change_driver(tree, step.device, step.before, step.after)
+    else:
+        _release_driver(tree, step)
 
 
 def _keep_origin(tree: HostTree, step: RememberOrigin | ForgetOrigin) -> None:
@@ -99,15 +107,22 @@ def _perform_on_gpu(step: RunSriovManage | ModeStep, tree: HostTree) -> None:
         gpu_mode.set_mode(tree, step)
 
 
-def _perform_on_function(
-    step: SetAutoprobe | SetVfCount | SetResetMethod | ResetFunction | RequireAnswer, tree: HostTree
-) -> None:
-    """Steps that leave a function on its driver."""
+def _divide(step: SetAutoprobe | SetVfCount | SetQuotas, tree: HostTree) -> None:
+    """Steps about the virtual functions of a physical one."""
     match step:
         case SetAutoprobe():
             sriov.set_autoprobe(tree, step)
         case SetVfCount():
             sriov.set_vf_count(tree, step)
+        case SetQuotas():
+            quotas.set_quotas(tree, step)
+
+
+def _perform_on_function(
+    step: SetResetMethod | ResetFunction | RequireAnswer, tree: HostTree
+) -> None:
+    """Steps that leave a function on its driver."""
+    match step:
         case SetResetMethod():
             reset.set_reset_method(tree, step)
         case ResetFunction():
