@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid as uuids
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,15 @@ import click
 from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.gpu_modes import mode, switch
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.parameters import WholeNumber
+from vfiomgr.cli.parameters import WholeNumber, mebibytes
+from vfiomgr.cli.quotas import quota_item
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_definitions import add_commands
 from vfiomgr.cli.vgpu_names import uuid_of
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
+from vfiomgr.planner.quota_room import function_rooms, function_vgpus
 from vfiomgr.planner.vgpu_choice import find_parents
 from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, lost_functions, rooms, totals
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 _TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
 _HEADINGS = ("VGPU", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER", "MADE BY")
-_SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
-_GIB = 1024
 
 
 @click.group("vgpu")
@@ -62,8 +61,7 @@ def types(session: Session, parent: str | None) -> None:
       vfiomgr vgpu types --parent 0000:08:00.0 --format json
     """
     host = session.host(with_gpu_modes=True)
-    found = gpus(host) if parent is None else tuple(find_parents(host, parent))
-    items = [(gpu, room) for gpu in found for room in rooms(gpu)]
+    found, items = _rooms(host, parent)
     together = totals(room for _, room in items)
     if session.format != "table":
         body = {
@@ -81,6 +79,22 @@ def types(session: Session, parent: str | None) -> None:
         note("no device of this host makes vGPUs")
     _tell_of_lost(host)
     _tell_of_idle(host)
+
+
+def _rooms(
+    host: HostSnapshot, parent: str | None
+) -> tuple[tuple[Gpu, ...], list[tuple[Gpu, Room]]]:
+    """The GPUs, and what each has room for; also of those that are divided as a whole."""
+    divided = function_rooms(host)
+    if parent is not None:
+        name = str(host.parse_address(parent)) if ":" in parent else parent
+        asked = [(gpu, one) for gpu, one in divided if gpu.name == name]
+        if asked:
+            return tuple(gpu for gpu, _ in asked), asked
+        divided = ()
+    found = gpus(host) if parent is None else tuple(find_parents(host, parent))
+    items = [(gpu, one) for gpu in found for one in rooms(gpu)]
+    return (*found, *(gpu for gpu, _ in divided)), [*items, *divided]
 
 
 def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
@@ -174,30 +188,51 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
         list_defined(session)
         return
     host = session.host()
+    functions = function_vgpus(host)
+    if functions and session.snapshot is None:
+        host = session.host(with_users=True)  # only here is somebody to be looked for
+        functions = function_vgpus(host)
+    vgpus = (*host.vgpus, *functions)
     if session.format != "table":
-        items = [_vgpu_item(host, vgpu) for vgpu in host.vgpus]
+        items = [_vgpu_item(host, vgpu) for vgpu in vgpus]
         print_document("VgpuList", {"items": items}, session.format)
-    elif host.vgpus:
-        rows = [
-            (
-                v.name,
-                v.parent,
-                v.type,
-                or_dash(v.type_name),
-                or_dash(v.iommu_group),
-                or_dash(v.driver),
-                "vfiomgr" if host.is_own(v) else "-",
-            )
-            for v in host.vgpus
-        ]
-        print_table(_HEADINGS, rows)
+    elif vgpus:
+        print_table(_HEADINGS, [_vgpu_row(host, vgpu) for vgpu in vgpus])
     else:
         note("no vGPU is active")
 
 
+def _vgpu_row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
+    users = ", ".join(dict.fromkeys(_users(host, vgpu) or ()))
+    return (
+        vgpu.name,
+        vgpu.parent,
+        vgpu.type,
+        or_dash(vgpu.type_name),
+        or_dash(vgpu.iommu_group),
+        or_dash(vgpu.driver) + (f", held by {users}" if users else ""),
+        "vfiomgr" if host.is_own(vgpu) else "-",
+    )
+
+
 def _vgpu_item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
     facts = {name: getattr(vgpu, name) for name in type(vgpu).__dataclass_fields__}
-    return {"name": vgpu.name, **facts, "made_by_vfiomgr": host.is_own(vgpu)}
+    item = {"name": vgpu.name, **facts, "made_by_vfiomgr": host.is_own(vgpu)}
+    device = host.device_named(vgpu.parent)
+    if vgpu.family != "sriov-vf" or device is None:
+        return item
+    quotas = host.function_quotas(device)
+    shown = None if quotas is None else quota_item(quotas, device.address)
+    gpu = device.physical_function
+    return {**item, "gpu": gpu, "quotas": shown, "users": _users(host, vgpu)}
+
+
+def _users(host: HostSnapshot, vgpu: Vgpu) -> list[str] | None:
+    """Who holds a virtual function; None where nobody looked."""
+    device = host.device_named(vgpu.parent)
+    if host.users is None or device is None or vgpu.family != "sriov-vf":
+        return None
+    return list(dict.fromkeys(map(str, host.holders(device))))
 
 
 @vgpu.command("create")
@@ -254,7 +289,7 @@ def create(
     intent = CreateVgpu(
         uuids=names,
         type=type_name,
-        framebuffer=None if framebuffer is None else _mebibytes(framebuffer),
+        framebuffer=None if framebuffer is None else mebibytes("--framebuffer", framebuffer),
         series=series.upper() if series else None,
         heads=heads,
         parent=parent,
@@ -333,11 +368,3 @@ def _name(host: HostSnapshot, text: str) -> str:
         return str(host.parse_address(text))
     except UsageError:
         return uuid_of(text)
-
-
-def _mebibytes(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if not found or not int(found[1]):
-        message = f"--framebuffer {text} is no size"
-        raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
-    return int(found[1]) * (_GIB if found[3] else 1)
