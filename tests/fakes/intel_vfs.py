@@ -41,6 +41,8 @@ _SUPPLIES = {"ggtt": 4 << 30, "contexts": 65000, "doorbells": 240}
 _DEBUG = HostPath("/sys/kernel/debug/dri")
 _SCHEDULING = ("exec_quantum_ms", "preempt_timeout_us")
 _ALIGNMENT = 2 << 20
+_CONTEXTS = 128
+"""So many at a time (CTXS_GRANULARITY of i915)."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,9 @@ class IntelVfs:
         return str(unsigned(text, bits=64 if name in (*_RESOURCES, "vram_quota") else 32))
 
     def _set(self, gpu: IntelGpu, root: HostPath, name: str, paths: list[str], value: str) -> None:
-        if name == gpu.quota:
-            value = str(-(-int(value) // _ALIGNMENT) * _ALIGNMENT)
+        if name in (gpu.quota, "contexts_quota"):
+            unit = _ALIGNMENT if name == gpu.quota else _CONTEXTS
+            value = str(-(-int(value) // unit) * unit)
         if name in (gpu.quota, *_RESOURCES):
             self._refuse_too_much(gpu, root, paths, int(value))
         if name in _RESOURCES and int(value):
@@ -263,7 +266,7 @@ class IntelVfs:
             return
         for kind, supply in _supplies(gpu).items():
             name = gpu.quota if kind == "lmem" else f"{kind}_quota"
-            unit = _ALIGNMENT if supply > _ALIGNMENT else 1
+            unit = {"contexts": _CONTEXTS, "doorbells": 1}.get(kind, _ALIGNMENT)
             for path in self._quotas(gpu, root, name):
                 if int(path.removeprefix(f"{root}/vf").split("/")[0]) <= number:
                     self._sysfs.put(path, str(supply // number // unit * unit))

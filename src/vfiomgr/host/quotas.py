@@ -6,6 +6,8 @@ Read only of GPUs whose driver is one of theirs and that make virtual functions.
 from __future__ import annotations
 
 import re
+import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model import path
@@ -112,11 +114,13 @@ def _tiles(tree: HostTree, function: HostPath) -> Iterator[HostPath]:
 def _attributes(tree: HostTree, place: HostPath) -> Iterator[QuotaAttribute]:
     for name in tree.children(place):
         if name in QUANTITIES or name in SHARED:
-            yield QuotaAttribute(place / name, tree.read(place / name) or None)
+            status = tree.status(place / name)
+            is_writable = status is None or bool(status.st_mode & stat.S_IWUSR)
+            yield QuotaAttribute(place / name, tree.read(place / name) or None, is_writable)
 
 
 def _below(directory: HostPath, attribute: QuotaAttribute) -> QuotaAttribute:
-    return QuotaAttribute(attribute.name.removeprefix(f"{directory}/"), attribute.text)
+    return replace(attribute, name=attribute.name.removeprefix(f"{directory}/"))
 
 
 def _supplies(tree: HostTree, directory: HostPath) -> Iterator[QuotaAttribute]:

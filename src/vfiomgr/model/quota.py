@@ -42,6 +42,7 @@ BULK_PRIORITY = ".bulk_profile/sched_priority"
 PHYSICAL_PRIORITY = "pf/profile/sched_priority"
 RECORDS = RUNTIME / "quotas"
 _CHOSEN = re.compile(r"\[(\w+)\]")
+_IN_BYTES = ("vram_quota", "lmem_quota", "ggtt_quota")
 _LARGEST_UNIT = 64 << 20
 """Bytes that a quota of memory may be more than was asked for: it is aligned, to 2 MiB as yet."""
 _MIB = 1 << 20
@@ -57,6 +58,7 @@ class QuotaAttribute:
 
     name: str
     text: str | None
+    is_writable: bool = True
 
     @property
     def kind(self) -> str:
@@ -180,6 +182,13 @@ class GpuQuotas:
         found = self.function(number)
         return found is not None and bool(found.of(quantity))
 
+    def can_set(self, quantity: Quantity, number: int = 1) -> bool:
+        """Whether it can be set as well; the priority of virtual functions for all of them."""
+        found = self.function(number)
+        if quantity == "sched_priority" and number:
+            return self.has(quantity, number)
+        return found is not None and all(a.is_writable for a in found.of(quantity))
+
     def text(self, name: str) -> str | None:
         """What an attribute reads."""
         if name == AUTO:
@@ -247,7 +256,7 @@ def is_met(name: str, wanted: str, text: str | None) -> bool:
     found = chosen(text)
     if found is None or not (found.isdecimal() and wanted.isdecimal()):
         return found == wanted
-    if QUANTITIES.get(name.rpartition("/")[2]) == "memory" and int(wanted):
+    if name.endswith(_IN_BYTES) and int(wanted):
         return int(wanted) <= int(found) < int(wanted) + _LARGEST_UNIT
     return int(found) == int(wanted)
 

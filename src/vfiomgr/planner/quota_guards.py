@@ -110,7 +110,13 @@ def _no_quotas(device: PciDevice) -> Objection:
 def _missing(
     device: PciDevice, known: GpuQuotas, quantity: Quantity, *, is_physical: bool
 ) -> Iterator[Objection]:
-    if known.has(quantity, 0 if is_physical else 1):
+    number = 0 if is_physical else 1
+    if known.has(quantity, number) and not known.can_set(quantity, number):
+        yield Objection(
+            f"{_NAMES[quantity]} can only be read of {device}: its driver shares it out itself",
+            _without(device, _NAMES[quantity]),
+        )
+    if known.has(quantity, number):
         return
     if is_physical and quantity == "memory":
         remedy = "the host has what its virtual functions leave; leave out --vf-memory"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, Share
     from vfiomgr.model.step import Step
 
-_ALIGNED = {"ggtt_quota": 2 << 20}
-"""What i915 rounds up to; others count single things."""
+_ALIGNED = {"ggtt_quota": 2 << 20, "contexts_quota": 128}
+"""What i915 rounds up to (CTXS_GRANULARITY in intel_iov_provisioning.c); doorbells are single."""
 
 
 def wanted(known: GpuQuotas, share: Share, numbers: Iterable[int]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def _of_function(
         for attribute in memory:
             yield attribute.name, str(-(-share.memory // len(memory)))
         # i915 shares nothing out any more, neither memory nor what a function needs besides.
-        for attribute in function.shared:
+        for attribute in (a for a in function.shared if a.is_writable):
             yield attribute.name, str(_fair(known, attribute.name, attribute.kind, count))
     for quantity in ("exec_quantum_ms", "preempt_timeout_us"):
         value = getattr(share, quantity)
@@ -144,7 +144,7 @@ def kept_shares(device: PciDevice, known: GpuQuotas) -> Iterator[SetQuotas]:
         own = [
             QuotaChange(attribute.name, before="0", after=attribute.text)
             for attribute in (function.attributes if function is not None else ())
-            if attribute.number and attribute.text is not None
+            if attribute.is_writable and attribute.number and attribute.text is not None
         ]
         if own:
             own.sort(key=lambda change: _place(change.name))

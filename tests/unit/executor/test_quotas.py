@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import PowerCut
+from tests.fakes.sysfs import READ_ONLY
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
 from tests.unit.executor.faults import (
     assert_all_faults_are_undone,
@@ -122,7 +123,7 @@ def test_i915_gives_each_tile_half_and_shares_out_again_afterwards(tmp_path: Pat
     for tile in ("gt0", "gt1"):
         place = IOV / f"vf3/{tile}"
         assert kernel.read(place / "lmem_quota") == str(2 * GIB)
-        assert kernel.read(place / "contexts_quota") == str(65000 // 3)
+        assert kernel.read(place / "contexts_quota") == str(65000 // 3 // 128 * 128)
         assert kernel.read(place / "doorbells_quota") == "80"
         assert int(kernel.read(place / "ggtt_quota") or 0) % (2 << 20) == 0
     assert kernel.read(IOV / "pf/auto_provisioning") == "0"
@@ -131,6 +132,19 @@ def test_i915_gives_each_tile_half_and_shares_out_again_afterwards(tmp_path: Pat
     assert kernel.read(IOV / "vf1/gt0/lmem_quota") == str(4 * GIB), "the driver's own share"
     set_vfs(kernel, 0)
     assert kernel.state() == before
+
+
+def test_memory_that_can_only_be_read_hinders_nothing_else(tmp_path: Path) -> None:
+    kernel = xe_host(tmp_path, vfs=2)
+    for number in range(1, 8):
+        path = ADMIN / f"vf{number}/profile/vram_quota"
+        kernel.sysfs.put(path, kernel.read(path) or "", READ_ONLY)
+    with pytest.raises(Refusal, match="--vf-memory can only be read"):
+        set_vfs(kernel, 3, Share(memory=GIB))
+    kernel.sriov.grants[str(GPU)] = 3
+    with pytest.raises(RolledBack, match="not 4"):
+        set_vfs(kernel, 4, Share(exec_quantum_ms=20))
+    assert len(api.scan(kernel).device(GPU).virtual_functions) == 2
 
 
 def test_time_is_changed_while_guests_run_and_memory_not(
