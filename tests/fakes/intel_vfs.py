@@ -52,7 +52,8 @@ class IntelGpu:
     `has_vram_quota` as of Linux 7.0, `firmware_refuses` are attributes that answer EIO, and those
     that the hardware has not answer EPERM: `not_applicable`. `shows_in` debugfs alone is an xe
     before Linux 6.19, before 6.18 below each `gt`. Where debugfs is mounted, `tells_vram` too.
-    With `shares_time` it gives all functions so many ms when they are made, whatever they had.
+    `ignores` are attributes whose writes succeed and change nothing. With `shares_time` it gives
+    all functions so many ms when they are made, whatever they had.
     """
 
     address: str
@@ -66,6 +67,7 @@ class IntelGpu:
     shows_in: Literal["sysfs", "debugfs", "gt"] = "sysfs"
     tells_vram: bool = False
     shares_time: int = 0
+    ignores: frozenset[str] = frozenset()
 
     @property
     def quota(self) -> str:
@@ -207,6 +209,8 @@ class IntelVfs:
             value = str(-(-int(value) // unit) * unit)
         if name in (gpu.quota, *_RESOURCES):
             self._refuse_too_much(gpu, root, paths, int(value))
+        if name in gpu.ignores:
+            return
         if name in _RESOURCES and int(value):
             self._sysfs.put(root / "pf/auto_provisioning", "0")
         for path in paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from vfiomgr.model.intent import Bind, ChangeQuotas, Intent, SetVirtualFunctions
 from vfiomgr.model.path import PCI_DEVICES, HostPath
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.quota import Share, record_file
+from vfiomgr.model.step import SetVfCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +104,36 @@ def test_memory_may_be_aligned_by_the_driver(tmp_path: Path) -> None:
 
 def test_a_quota_that_is_not_taken_is_no_success(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path)
+    gpu = kernel.intel.known[GPUS[0]]
+    kernel.intel.known[GPUS[0]] = replace(gpu, ignores=frozenset({"exec_quantum_ms"}))
+    before = kernel.state()
+    with pytest.raises(RolledBack, match="exec_quantum_ms is 0 after 20 was written"):
+        set_vfs(kernel, 2, Share(memory=GIB, exec_quantum_ms=20))
+    assert kernel.state() == before
+
+
+def test_the_hosts_own_priority_outlives_a_crash_while_all_have_one(tmp_path: Path) -> None:
+    kernel = xe_host(tmp_path)
+    set_vfs(kernel, 2)
+    kernel.write(ADMIN / "pf/profile/sched_priority", "high")
+
+    def cut(path: str, _text: str) -> None:
+        if ".bulk_profile" in path:
+            kernel.kill(at=1)  # before the host's own is given back
+
+    kernel.before_write = cut
+    with pytest.raises(PowerCut):
+        change(kernel, GPU, Share(sched_priority="normal"))
+    kernel.before_write = None
+    kernel.revive()
+    assert kernel.read(ADMIN / "pf/profile/sched_priority") == "low [normal] high"
+    api.recover(tree=kernel, finish=True)
+    assert kernel.read(ADMIN / "pf/profile/sched_priority") == "low normal [high]"
+    assert texts(kernel, "sched_priority", 1) == ["low [normal]"]
+
+
+def test_what_tiles_have_otherwise_each_is_written_over(tmp_path: Path) -> None:
+    kernel = xe_host(tmp_path)
     before = kernel.state()
 
     def forget(path: str, _text: str) -> None:
@@ -141,10 +173,8 @@ def test_memory_that_can_only_be_read_hinders_nothing_else(tmp_path: Path) -> No
         kernel.sysfs.put(path, kernel.read(path) or "", READ_ONLY)
     with pytest.raises(Refusal, match="--vf-memory can only be read"):
         set_vfs(kernel, 3, Share(memory=GIB))
-    kernel.sriov.grants[str(GPU)] = 3
-    with pytest.raises(RolledBack, match="not 4"):
-        set_vfs(kernel, 4, Share(exec_quantum_ms=20))
-    assert len(api.scan(kernel).device(GPU).virtual_functions) == 2
+    steps = api.plan(api.scan(kernel), SetVirtualFunctions(GPU, 0)).steps
+    assert [step.shares for step in steps if isinstance(step, SetVfCount)] == [()]
 
 
 def test_time_is_changed_while_guests_run_and_memory_not(
