@@ -36,8 +36,13 @@ _VFS = re.compile(r"vf[1-9]\d*")
 _BOOL = re.compile(r"[yYtT1nNfF0]|[oO][nNfF]")
 _PRIORITIES = ("low", "normal", "high")
 _RESOURCES = ("ggtt_quota", "lmem_quota", "contexts_quota", "doorbells_quota")
+_SUPPLIES = {"ggtt": 4 << 30, "contexts": 65000, "doorbells": 240}
+"""What a tile has besides memory."""
+_DEBUG = HostPath("/sys/kernel/debug/dri")
 _SCHEDULING = ("exec_quantum_ms", "preempt_timeout_us")
 _ALIGNMENT = 2 << 20
+_CONTEXTS = 128
+"""So many at a time (CTXS_GRANULARITY of i915)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class IntelGpu:
     """A GPU on xe or i915; `vram` in bytes is what its virtual functions share.
 
     `has_vram_quota` as of Linux 7.0, `firmware_refuses` are attributes that answer EIO, and those
-    that the hardware has not answer EPERM: `not_applicable`.
+    that the hardware has not answer EPERM: `not_applicable`. `shows_in` debugfs alone is an xe
+    before Linux 6.19, before 6.18 below each `gt`. Where debugfs is mounted, `tells_vram` too.
+    `ignores` are attributes whose writes succeed and change nothing. With `shares_time` it gives
+    all functions so many ms when they are made, whatever they had.
     """
 
     address: str
@@ -56,6 +64,10 @@ class IntelGpu:
     has_vram_quota: bool = True
     firmware_refuses: frozenset[str] = frozenset()
     not_applicable: frozenset[str] = frozenset()
+    shows_in: Literal["sysfs", "debugfs", "gt"] = "sysfs"
+    tells_vram: bool = False
+    shares_time: int = 0
+    ignores: frozenset[str] = frozenset()
 
     @property
     def quota(self) -> str:
@@ -84,6 +96,15 @@ class IntelVfs:
         gpu, directory = self._of(driver, address)
         if gpu is None or directory is None:
             return
+        debug = _DEBUG / address
+        if gpu.tells_vram:
+            for tile in range(gpu.tiles):
+                text = f"  use_type: 1\n  use_tt: 0\n  size: {gpu.vram // gpu.tiles}\n  usage: 0"
+                self._sysfs.put(debug / f"vram{tile}_mm", text, READ_ONLY)
+        if gpu.shows_in != "sysfs":
+            for path, text in _debugfs(gpu):
+                self._sysfs.put(debug / path, text)
+            return
         for path, text, mode in self._admin(gpu) if gpu.driver == "xe" else self._iov(gpu):
             self._sysfs.put(self._root(gpu, directory) / path, text, mode)
         self._sysfs.link(self._root(gpu, directory) / "pf/device", directory)
@@ -94,6 +115,7 @@ class IntelVfs:
         if gpu is not None and directory is not None:
             self._sriov.disable(directory)
             self._sysfs.drop(directory / "sriov_admin")
+            self._sysfs.drop(_DEBUG / address)
 
     def _of(self, driver: Driver, address: str) -> tuple[IntelGpu | None, HostPath | None]:
         gpu = self.known.get(address)
@@ -129,7 +151,8 @@ class IntelVfs:
     def _iov(gpu: IntelGpu) -> Iterator[tuple[str, str, int]]:
         yield "pf/auto_provisioning", "1", READ_WRITE
         for tile in _tiles(gpu):
-            yield f"pf/{tile}/available/lmem_free", str(gpu.vram // gpu.tiles), READ_ONLY
+            for name, number in _supplies(gpu).items():
+                yield f"pf/{tile}/available/{name}_free", str(number), READ_ONLY
             for name in _SCHEDULING:
                 yield f"pf/{tile}/{name}", "0", READ_WRITE
             for number in range(1, gpu.total_vfs + 1):
@@ -181,9 +204,13 @@ class IntelVfs:
         return str(unsigned(text, bits=64 if name in (*_RESOURCES, "vram_quota") else 32))
 
     def _set(self, gpu: IntelGpu, root: HostPath, name: str, paths: list[str], value: str) -> None:
-        if name == gpu.quota:
-            value = str(-(-int(value) // _ALIGNMENT) * _ALIGNMENT)
+        if name in (gpu.quota, "contexts_quota"):
+            unit = _ALIGNMENT if name == gpu.quota else _CONTEXTS
+            value = str(-(-int(value) // unit) * unit)
+        if name in (gpu.quota, *_RESOURCES):
             self._refuse_too_much(gpu, root, paths, int(value))
+        if name in gpu.ignores:
+            return
         if name in _RESOURCES and int(value):
             self._sysfs.put(root / "pf/auto_provisioning", "0")
         for path in paths:
@@ -191,21 +218,32 @@ class IntelVfs:
             is_priority = name == "sched_priority"
             mode = READ_ONLY if is_priority and "/pf/" not in path else READ_WRITE
             self._sysfs.put(path, _choice(value, words) if is_priority else value, mode)
+        self._count_supplies(gpu, root)
+
+    def _count_supplies(self, gpu: IntelGpu, root: HostPath) -> None:
+        """What i915 has left to give on each tile."""
+        for tile in _tiles(gpu) if gpu.driver == "i915" else ():
+            for name, number in _supplies(gpu).items():
+                quotas = self._quotas(gpu, root, f"{name}_quota")
+                used = sum(int(self._sysfs.get(q)) for q in quotas if _tile(q) == tile)
+                path = root / f"pf/{tile}/available/{name}_free"
+                self._sysfs.update(path, str(number - used), READ_ONLY)
 
     def _refuse_too_much(self, gpu: IntelGpu, root: HostPath, paths: list[str], value: int) -> None:
         """EIO where the functions would have more than the GPU."""
-        others = set(self._quotas(gpu, root)) - set(paths)
-        tile = gpu.vram // gpu.tiles
+        name = paths[0].rpartition("/")[2]
+        others = set(self._quotas(gpu, root, name)) - set(paths)
+        tile = _supplies(gpu)["lmem" if name == gpu.quota else name.removesuffix("_quota")]
         same_tile = [p for p in others if gpu.driver == "xe" or _tile(p) == _tile(paths[0])]
         used = sum(int(self._sysfs.get(path)) for path in same_tile)
         if used + value * len(paths) > tile:
             reject(errno.EIO)
 
-    def _quotas(self, gpu: IntelGpu, root: HostPath) -> list[str]:
-        """The paths of the memory quotas of all virtual functions."""
+    def _quotas(self, gpu: IntelGpu, root: HostPath, name: str = "") -> list[str]:
+        """The paths of the quotas of all virtual functions: of memory unless told."""
         functions = [name for name in self._sysfs.names(root) if _VFS.fullmatch(name)]
         places = ["profile"] if gpu.driver == "xe" else _tiles(gpu)
-        paths = [f"{root}/{f}/{place}/{gpu.quota}" for f in functions for place in places]
+        paths = [f"{root}/{f}/{place}/{name or gpu.quota}" for f in functions for place in places]
         return [path for path in paths if self._sysfs.exists(path)]
 
     def _is_enabled(self, directory: HostPath, function: str) -> bool:
@@ -217,20 +255,26 @@ class IntelVfs:
     def _made(self, address: str) -> None:
         """Links to the new ones; where nobody gave them memory, each gets a fair share."""
         gpu, directory = self.known.get(address), self._sysfs.target(PCI_DEVICES / address)
-        if gpu is None or directory is None:
+        if gpu is None or directory is None or gpu.shows_in != "sysfs":
             return
         root = self._root(gpu, directory)
         number = int(self._sysfs.get(directory / "sriov_numvfs"))
         for index in range(number):
             virtual = self._sysfs.target(directory / f"virtfn{index}")
             self._sysfs.link(root / f"vf{index + 1}" / "device", virtual or directory)
-        quotas = self._quotas(gpu, root)
-        if not self._shares(gpu, root, quotas):
+        if gpu.shares_time:
+            for index in range(number):
+                quantum = root / f"vf{index + 1}/profile/exec_quantum_ms"
+                self._sysfs.put(quantum, str(gpu.shares_time))
+        if not self._shares(gpu, root, self._quotas(gpu, root)):
             return
-        share = gpu.vram // gpu.tiles // number // _ALIGNMENT * _ALIGNMENT
-        for path in quotas:
-            if int(path.removeprefix(f"{root}/vf").split("/")[0]) <= number:
-                self._sysfs.put(path, str(share))
+        for kind, supply in _supplies(gpu).items():
+            name = gpu.quota if kind == "lmem" else f"{kind}_quota"
+            unit = {"contexts": _CONTEXTS, "doorbells": 1}.get(kind, _ALIGNMENT)
+            for path in self._quotas(gpu, root, name):
+                if int(path.removeprefix(f"{root}/vf").split("/")[0]) <= number:
+                    self._sysfs.put(path, str(supply // number // unit * unit))
+        self._count_supplies(gpu, root)
 
     def _shares(self, gpu: IntelGpu, root: HostPath, quotas: list[str]) -> bool:
         """Whether the driver itself gives memory to functions."""
@@ -243,18 +287,45 @@ class IntelVfs:
         gpu, directory = self.known.get(address), self._sysfs.target(PCI_DEVICES / address)
         if gpu is None or directory is None or not self._sysfs.exists(directory / "driver"):
             return
+        if gpu.shows_in != "sysfs":
+            return
         root = self._root(gpu, directory)
         for name in self._sysfs.names(root):
             if _VFS.fullmatch(name):
                 self._sysfs.drop(root / name / "device")
-        quotas = self._quotas(gpu, root)
-        for path in quotas if gpu.driver == "xe" or self._shares(gpu, root, quotas) else ():
-            self._sysfs.put(path, "0")
+        if gpu.driver == "xe" or self._shares(gpu, root, self._quotas(gpu, root)):
+            for name in _RESOURCES if gpu.driver == "i915" else (gpu.quota,):
+                for path in self._quotas(gpu, root, name):
+                    self._sysfs.put(path, "0")
+        self._count_supplies(gpu, root)
 
     def make_inconsistent(self, address: str, path: str) -> None:
         """Reading a value that differs between tiles is EUCLEAN; `path` is below its directory."""
         place = PCI_DEVICES / address / path
         self._sysfs.put(place, "", READ_WRITE | UNASSIGNED)
+
+
+def _supplies(gpu: IntelGpu) -> dict[str, int]:
+    """What each tile has to share out."""
+    memory = {"lmem": gpu.vram // gpu.tiles}
+    return memory | _SUPPLIES if gpu.driver == "i915" else memory
+
+
+def _debugfs(gpu: IntelGpu) -> Iterator[tuple[str, str]]:
+    """An xe before its sriov_admin (xe_gt_sriov_pf_debugfs.c, xe_tile_sriov_pf_debugfs.c)."""
+    numbers = {"exec_quantum_ms": "20", "preempt_timeout_us": "0", "sched_priority": "1"}
+    share = str(gpu.vram // gpu.tiles // gpu.total_vfs // _ALIGNMENT * _ALIGNMENT)
+    for function in ("pf", *(f"vf{number}" for number in range(1, gpu.total_vfs + 1))):
+        for tile in range(gpu.tiles):
+            inner = f"sriov/{function}/tile{tile}"
+            place = f"{inner}/gt{tile}" if gpu.shows_in == "debugfs" else f"gt{tile}/{function}"
+            for name, text in numbers.items():
+                yield f"{place}/{name}", text
+            if function == "pf":
+                continue
+            if gpu.shows_in == "debugfs":
+                yield f"{inner}/vram_quota", share
+            yield f"{place}/lmem_quota", share
 
 
 def _choice(chosen: str, words: tuple[str, ...]) -> str:

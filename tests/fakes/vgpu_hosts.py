@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tests.fakes import samples
 from tests.fakes.gvtg import gvtg
@@ -180,6 +180,10 @@ def xe_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     vram: int = 24 << 30,
     has_vram_quota: bool = True,
     firmware_refuses: Iterable[str] = (),
+    tiles: int = 1,
+    shows_in: Literal["sysfs", "debugfs", "gt"] = "sysfs",
+    tells_vram: bool = False,
+    shares_time: int = 0,
 ) -> FakeKernel:
     """Arc Pro GPUs on xe with `vfs` virtual functions of `total_vfs`, which xe has too."""
     kernel = _intel_host(tmp_path, "xe")
@@ -190,6 +194,10 @@ def xe_host(  # noqa: PLR0913 - each is a fact of its own, with a default
             vram=vram,
             has_vram_quota=has_vram_quota,
             firmware_refuses=frozenset(firmware_refuses),
+            tiles=tiles,
+            shows_in=shows_in,
+            tells_vram=tells_vram,
+            shares_time=shares_time,
         )
         _add_intel(kernel, gpu, index, device="e211", vfs=vfs)
     return kernel
@@ -207,6 +215,27 @@ def i915_host(
     return kernel
 
 
+def gim_host(tmp_path: Path, *, vfs: int = 4) -> FakeKernel:
+    """A Radeon Pro V710 on AMD's GIM, which made `vfs` virtual functions as it was loaded."""
+    kernel = _intel_host(tmp_path, "xe")
+    kernel.add_driver("gim", ids=[("1002", "*", "03")], configures_sriov=False)
+    kernel.add_pci(
+        GPUS[0],
+        vendor="1002",
+        device="7461",
+        class_code="038000",
+        group=1,
+        bridge=_add_port(kernel, 0),
+        driver="gim",
+        total_vfs=12,
+        vf_device="7460",
+        vf_offset=1,
+        vf_stride=1,
+    )
+    kernel.sriov.make(PCI_DEVICES / GPUS[0], vfs)
+    return kernel
+
+
 def _intel_host(tmp_path: Path, driver: str) -> FakeKernel:
     kernel = FakeKernel(tmp_path / "host", has_cdev=True)
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
@@ -217,8 +246,9 @@ def _intel_host(tmp_path: Path, driver: str) -> FakeKernel:
 def _add_intel(kernel: FakeKernel, gpu: IntelGpu, index: int, *, device: str, vfs: int) -> None:
     port = _add_port(kernel, index)
     kernel.add_intel_gpu(gpu, device=device, group=2 * index + 1, bridge=port)
-    if vfs:
-        kernel.sriov.set_number(PCI_DEVICES / gpu.address, str(vfs))
+    directory = kernel.sysfs.target(PCI_DEVICES / gpu.address)
+    if vfs and directory is not None:
+        kernel.sriov.set_number(directory, str(vfs))
 
 
 def _add_port(kernel: FakeKernel, index: int) -> str:

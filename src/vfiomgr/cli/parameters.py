@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import click
 
+from vfiomgr.errors import UsageError
+
 _DAY = 86400
+_SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
+_GIB = 1024
+
+
+def mebibytes(option: str, text: str) -> int:
+    """A size of memory in MiB, as `6G` or `6144M`.
+
+    Raises:
+        UsageError: it is none.
+
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found or not int(found[1]):
+        message = f"{option} {text} is no size"
+        raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
+    return int(found[1]) * (_GIB if found[3] else 1)
 
 
 class WholeNumber(click.IntRange):

@@ -18,8 +18,9 @@ from vfiomgr.model.path import BOOT_ID, PCI_DEVICES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
 
 Format = Literal["table", "json", "yaml"]
 _MACHINE = "/"
@@ -93,13 +94,25 @@ class Session:
         )
         return self._required(host)
 
-    def with_vgpu_users(self, host: HostSnapshot) -> HostSnapshot:
-        """With those who use its vGPUs alone: a look for all users takes many times as long."""
-        from vfiomgr.host.users import read_holders  # noqa: PLC0415 - not every command looks
+    def with_vgpu_users(
+        self, host: HostSnapshot, functions: tuple[PciDevice, ...] = ()
+    ) -> HostSnapshot:
+        """With those who use its vGPUs alone: a look for all users takes many times as long.
+
+        It is taken where one of the virtual `functions` that are vGPUs has nodes of a host driver,
+        which a process can also have mapped without having them open.
+        """
+        from vfiomgr.host.users import (  # noqa: PLC0415 - not every command looks
+            read_holders,
+            read_users,
+        )
 
         if self.snapshot is not None:
             return host
-        nodes = {node for vgpu in host.vgpus for node in host.guest_nodes(vgpu)}
+        if any(device.nodes for device in functions):
+            return replace(host, users=read_users(self.tree))
+        holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
+        nodes = {node for holder in holders for node in host.guest_nodes(holder)}
         return replace(host, users=read_holders(self.tree, nodes))
 
     def devices(self) -> HostSnapshot:

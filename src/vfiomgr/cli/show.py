@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.output import or_dash, print_document
+from vfiomgr.cli.quotas import quota_item, quota_items
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind
@@ -74,9 +75,18 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
         "origin": origin.state if origin else None,
         "reset_unavailable": unavailable_resets(host, device),
+        "quotas": _quotas(host, device),
         "refusal": refusal.message if refusal else None,
         "remedy": refusal.hint if refusal else None,
     }
+
+
+def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
+    """What a virtual function gets of its GPU; of a physical one, what each gets."""
+    known, own = host.quotas_of(device), host.function_quotas(device)
+    if known is not None:
+        return quota_items(host, known)
+    return [] if own is None else [quota_item(own, device.address)]
 
 
 def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
@@ -110,6 +120,7 @@ def _lines(
         ("reset", _reset(host, device)),
         ("memory", ", ".join(_bars(device)) or "-"),
         *_virtual(device),
+        *_several("quota", _shares(host, device)),
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
         *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
         ("held by", _held(facts["users"])),  # type: ignore[arg-type]
@@ -143,6 +154,17 @@ def _virtual(device: PciDevice) -> Iterator[tuple[str, str]]:
         yield ("vfs", f"{device.sriov_numvfs or 0} of {device.sriov_totalvfs}")
     if device.physical_function:
         yield ("vf of", str(device.physical_function))
+
+
+def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
+    """Of a virtual function its own; of a physical one those of all that are there."""
+    own = host.function_quotas(device)
+    if own is not None:
+        yield str(own)
+    for address in device.virtual_functions:
+        quotas = host.function_quotas(host.device(address)) if host.quotas else None
+        if quotas is not None:
+            yield f"{address}: {quotas}"
 
 
 def _held(users: list[str] | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid as uuids
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,14 @@ from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.gpu_instances import instances
 from vfiomgr.cli.gpu_modes import mode, switch
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.parameters import WholeNumber
+from vfiomgr.cli.parameters import WholeNumber, mebibytes
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_definitions import add_commands
 from vfiomgr.cli.vgpu_names import uuid_of
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import Allowance, CreateVgpu, RemoveVgpu, Strategy
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
+from vfiomgr.planner.quota_room import function_rooms
 from vfiomgr.planner.vgpu_choice import find_parents
 from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, lost_functions, rooms, totals
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
 
 _TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
-_SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
-_GIB = 1024
 
 
 @click.group("vgpu")
@@ -63,8 +61,7 @@ def types(session: Session, parent: str | None) -> None:
       vfiomgr vgpu types --parent 0000:08:00.0 --format json
     """
     host = session.host(with_gpu_modes=True)
-    found = gpus(host) if parent is None else tuple(find_parents(host, parent))
-    items = [(gpu, room) for gpu in found for room in rooms(gpu)]
+    found, items = _rooms(host, parent)
     together = totals(room for _, room in items)
     if session.format != "table":
         body = {
@@ -82,6 +79,22 @@ def types(session: Session, parent: str | None) -> None:
         note("no device of this host makes vGPUs")
     _tell_of_lost(host)
     _tell_of_idle(host)
+
+
+def _rooms(
+    host: HostSnapshot, parent: str | None
+) -> tuple[tuple[Gpu, ...], list[tuple[Gpu, Room]]]:
+    """The GPUs, and what each has room for; also of those that are divided as a whole."""
+    divided = function_rooms(host)
+    if parent is not None:
+        name = str(host.parse_address(parent)) if ":" in parent else parent
+        asked = [(gpu, one) for gpu, one in divided if gpu.name == name]
+        if asked:
+            return tuple(gpu for gpu, _ in asked), asked
+        divided = ()
+    found = gpus(host) if parent is None else tuple(find_parents(host, parent))
+    items = [(gpu, one) for gpu in found for one in rooms(gpu)]
+    return (*found, *(gpu for gpu, _ in divided)), [*items, *divided]
 
 
 def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
@@ -246,7 +259,7 @@ def create(
     intent = CreateVgpu(
         uuids=names,
         type=type_name,
-        framebuffer=None if framebuffer is None else _mebibytes(framebuffer),
+        framebuffer=None if framebuffer is None else mebibytes("--framebuffer", framebuffer),
         series=series.upper() if series else None,
         heads=heads,
         parent=parent,
@@ -328,11 +341,3 @@ def _name(host: HostSnapshot, text: str) -> str:
             raise
         message = f"{text!r} is neither a UUID nor the address of a virtual function"
         raise UsageError(message, "vfiomgr vgpu list shows what vGPUs are called") from error
-
-
-def _mebibytes(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if not found or not int(found[1]):
-        message = f"--framebuffer {text} is no size"
-        raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
-    return int(found[1]) * (_GIB if found[3] else 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.quotas import quota_item
+from vfiomgr.planner.quota_room import function_vgpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
     from vfiomgr.model.definition import VgpuDefinition
     from vfiomgr.model.gpu_definition import FunctionDefinition
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
 
@@ -24,15 +27,19 @@ _UNSEEN = "?"
 
 def list_active(session: Session) -> None:
     """What vGPUs there are."""
-    host = session.with_vgpu_users(session.host())
+    host = session.host()
+    functions = function_vgpus(host)
+    devices = tuple(filter(None, (_function(host, vgpu) for vgpu in functions)))
+    host = session.with_vgpu_users(host, devices)
+    vgpus = (*host.vgpus, *functions)
     if session.format != "table":
-        items = [_item(host, vgpu) for vgpu in host.vgpus]
+        items = [_item(host, vgpu) for vgpu in vgpus]
         print_document("VgpuList", {"items": items}, session.format)
-    elif host.vgpus:
-        print_table(_HEADINGS, [_row(host, vgpu) for vgpu in host.vgpus])
+    elif vgpus:
+        print_table(_HEADINGS, [_row(host, vgpu) for vgpu in vgpus])
     else:
         note("no vGPU is active")
-    if host.users is None and host.vgpus:
+    if host.users is None and vgpus:
         note(unseen_users("who uses them"))
 
 
@@ -45,7 +52,7 @@ def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
     """The processes that use a vGPU, each once; None where nobody could look."""
     if host.users is None:
         return None
-    found = {user.pid: user for user in host.holders(vgpu)}
+    found = {user.pid: user for user in _holders(host, vgpu)}
     return [
         {"pid": user.pid, "command": user.command, "unit": user.unit, "guest": user.guest}
         for user in found.values()
@@ -55,8 +62,16 @@ def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
 def _used_by(host: HostSnapshot, vgpu: Vgpu) -> str:
     if host.users is None:
         return _UNSEEN
-    users: tuple[DeviceUser, ...] = host.holders(vgpu)
-    return or_dash(", ".join(dict.fromkeys(map(str, users))))
+    return or_dash(", ".join(dict.fromkeys(map(str, _holders(host, vgpu)))))
+
+
+def _holders(host: HostSnapshot, vgpu: Vgpu) -> tuple[DeviceUser, ...]:
+    return host.holders(_function(host, vgpu) or vgpu)
+
+
+def _function(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
+    """The virtual function that is a vGPU as a whole."""
+    return host.device_named(vgpu.parent) if vgpu.family == "sriov-vf" else None
 
 
 def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str]]:
@@ -80,8 +95,19 @@ def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
         **facts,
         "made_by_vfiomgr": host.is_own(vgpu),
         "definition": defined and dict(zip(("type", "start", "path"), defined, strict=True)),
+        **_share(host, vgpu),
         "users": users_of(host, vgpu),
     }
+
+
+def _share(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
+    """What a virtual function that is a vGPU as a whole gets, and of which GPU."""
+    device = _function(host, vgpu)
+    if device is None:
+        return {}
+    quotas = host.function_quotas(device)
+    shown = None if quotas is None else quota_item(quotas, device.address)
+    return {"gpu": device.physical_function, "quotas": shown}
 
 
 def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:

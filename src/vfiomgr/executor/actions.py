@@ -14,6 +14,7 @@ from vfiomgr.executor import (
     gpu_instances,
     gpu_mode,
     pins,
+    quotas,
     reset,
     sriov,
     sriov_manage,
@@ -35,6 +36,7 @@ from vfiomgr.model.gpu_step import (
 )
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.pci import is_vfio_driver
+from vfiomgr.model.quota_step import SetQuotas
 from vfiomgr.model.step import (
     AwaitVfioNode,
     ChangeDriver,
@@ -72,10 +74,8 @@ def perform(step: Step, tree: HostTree) -> None:
             _load_module(tree, step)
         case RememberOrigin() | ForgetOrigin():
             _keep_origin(tree, step)
-        case ChangeDriver():
-            _change_driver(tree, step.device, step.before, step.after)
-        case ReleaseDriver():
-            _release_driver(tree, step)
+        case ChangeDriver() | ReleaseDriver():
+            _move(tree, step)
         case AwaitVfioNode():
             _await_vfio_node(tree, step)
         case CreateMdev() | RemoveMdev() | SetVgpuType() | SetVgpuAttribute():
@@ -84,12 +84,21 @@ def perform(step: Step, tree: HostTree) -> None:
             RunSriovManage() | SetHeterogeneous() | SetMig() | SetGpuInstances() | SetPersistence()
         ):
             _perform_on_gpu(step, tree)
-        case SetAutoprobe() | SetVfCount() | SetResetMethod() | ResetFunction() | RequireAnswer():
+        case SetAutoprobe() | SetVfCount() | SetQuotas():
+            _divide(step, tree)
+        case SetResetMethod() | ResetFunction() | RequireAnswer():
             _perform_on_function(step, tree)
         case ReplaceFile() | RebuildInitramfs() | SetNodeAccess():
             configure(tree, step)
         case _ as never:
             assert_never(never)
+
+
+def _move(tree: HostTree, step: ChangeDriver | ReleaseDriver) -> None:
+    if isinstance(step, ChangeDriver):
+        _change_driver(tree, step.device, step.before, step.after)
+    else:
+        _release_driver(tree, step)
 
 
 def _keep_origin(tree: HostTree, step: RememberOrigin | ForgetOrigin) -> None:
@@ -119,15 +128,22 @@ def _perform_on_gpu(step: RunSriovManage | SetGpuInstances | ModeStep, tree: Hos
             gpu_mode.set_mode(tree, step)
 
 
-def _perform_on_function(
-    step: SetAutoprobe | SetVfCount | SetResetMethod | ResetFunction | RequireAnswer, tree: HostTree
-) -> None:
-    """Steps that leave a function on its driver."""
+def _divide(step: SetAutoprobe | SetVfCount | SetQuotas, tree: HostTree) -> None:
+    """Steps about the virtual functions of a physical one."""
     match step:
         case SetAutoprobe():
             sriov.set_autoprobe(tree, step)
         case SetVfCount():
             sriov.set_vf_count(tree, step)
+        case SetQuotas():
+            quotas.set_quotas(tree, step)
+
+
+def _perform_on_function(
+    step: SetResetMethod | ResetFunction | RequireAnswer, tree: HostTree
+) -> None:
+    """Steps that leave a function on its driver."""
+    match step:
         case SetResetMethod():
             reset.set_reset_method(tree, step)
         case ResetFunction():

@@ -21,6 +21,8 @@ from errno import (
     EOPNOTSUPP,
     EPERM,
     ERANGE,
+    ESTALE,
+    EUCLEAN,
     EUSERS,
 )
 from typing import Literal
@@ -41,6 +43,7 @@ Operation = Literal[
     "autoprobe",
     "vf-count",
     "nvidia-vf-count",
+    "quota",
     "reset-method",
     "reset",
     "d3cold",
@@ -52,6 +55,10 @@ _GONE = "the device vanished meanwhile; vfiomgr list --all shows what is there"
 _NO_ROOM = (
     "the firmware left too few bus numbers or too little address space (MMIO) for so many",
     "ask for fewer; boot with pci=realloc, or pci=assign-busses where dmesg tells of bus numbers",
+)
+_NO_VRAM = (
+    "the GPU has not so much free memory in one piece, with what the host itself uses",
+    "ask for less; end programs of the host that use the GPU",
 )
 _VENDOR_MAKES_THEM = (
     "NVIDIA's driver does not make virtual functions so",
@@ -218,6 +225,49 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("vf-count", EAGAIN): ("the driver is busy, perhaps with a reset", "try again in a moment"),
     ("vf-count", ENODEV): ("the function vanished meanwhile", _GONE),
     ("vf-count", EACCES): ("root's rights are missing here", "run as root, outside of a container"),
+    ("quota", EINVAL): (
+        "the driver does not take this value, or this priority for this function",
+        "vfiomgr sriov quota shows what functions have; see dmesg",
+    ),
+    ("quota", ERANGE): (
+        "the number does not fit: time has 32 bits, memory 64",
+        "ask for a smaller one",
+    ),
+    ("quota", EPERM): (
+        "this GPU has no such quota, or i915 keeps the memory of functions that are there",
+        "leave this quota out; memory is set before the functions are made: vfiomgr sriov set",
+    ),
+    ("quota", EIO): (
+        "the GPU's firmware (GuC) refuses; most likely functions would have more than there is",
+        "ask for less; vfiomgr sriov quota shows what functions have, dmesg what the firmware said",
+    ),
+    ("quota", ENOSPC): _NO_VRAM,
+    ("quota", ENOMEM): _NO_VRAM,
+    ("quota", EUCLEAN): (
+        "the value differs between the tiles of the GPU",
+        "set it for all functions: vfiomgr sriov quota with the physical function's address",
+    ),
+    ("quota", ESTALE): (
+        "i915 shares out by itself only where no function has a quota",
+        "set those that are left below iov/vf*/gt* to 0 first",
+    ),
+    ("quota", EOPNOTSUPP): (
+        "the firmware does not change this of a single function",
+        "name the physical function, for all of its virtual ones",
+    ),
+    ("quota", EACCES): (
+        "it can only be read here, or root's rights are missing",
+        "run as root; the priority of a virtual function goes with that of all",
+    ),
+    ("quota", EBUSY): (
+        "the function is in use, or the driver is not ready for it",
+        "shut the guest down, or try again in a moment",
+    ),
+    ("quota", ENOENT): (
+        "the driver shows this quota no longer",
+        "is the GPU still on xe or i915? vfiomgr show tells",
+    ),
+    ("quota", ENODEV): ("the GPU vanished meanwhile", _GONE),
     ("reset-method", EINVAL): (
         f"the kernel cannot reset the function so; {_ALONE}",
         "see dmesg; vfiomgr show tells which methods there are, and why others are not",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
+from vfiomgr.executor.quotas import set_quotas
 from vfiomgr.executor.writing import becomes_true, explaining, require_same_device
 from vfiomgr.host import pci
 from vfiomgr.host.iommu import group_number
@@ -52,6 +53,8 @@ def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
     if present != step.after:
         if present and step.after:
             _write_count(tree, address, 0)
+        for share in step.shares if step.after else ():
+            set_quotas(tree, share)
         _write_count(tree, address, step.after)
     made = pci.read_virtual_functions(tree, address)
     if virtual_function_count(tree, address) != step.after or len(made) != step.after:

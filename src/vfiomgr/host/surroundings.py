@@ -11,6 +11,7 @@ from vfiomgr.host import (
     modules,
     nvidia,
     persistence,
+    quotas,
     users,
     uses,
     vgpu_marks,
@@ -54,6 +55,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         wedged=wedged.read_wedged(tree),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
         definitions=definitions.read_definitions(tree, host.vgpus),
+        quotas=quotas.read_quotas(tree, host.devices),
     )
 
 

@@ -9,6 +9,7 @@ from vfiomgr.model.definition import Attributes
 from vfiomgr.model.gpu_instance import InstancePlace
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import NodeOwner
+from vfiomgr.model.quota import Share
 from vfiomgr.model.reset import ResetMethod
 
 Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route"]
@@ -191,7 +192,25 @@ class SetVirtualFunctions:
     """As `autoprobe_after`: whether vGPUs of different sizes may be on the new ones."""
     instances_after: tuple[InstancePlace, ...] | None = None
     """As `autoprobe_after`: the GPU instances (MIG), which go with the functions of a GPU."""
+    share: Share | None = None
+    """What each of them gets of the GPU; None: what its driver gives."""
+    priority_after: str | None = None
+    """As `autoprobe_after`: of the physical function, which has that of all others for a moment."""
     kind: Literal["set-virtual-functions"] = "set-virtual-functions"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeQuotas:
+    """Give the functions of a GPU, or one of them, another share of it while they are there."""
+
+    address: PciAddress
+    """One virtual function, or the physical one, for all of its virtual ones."""
+    share: Share
+    is_physical: bool = False
+    """Of the physical function itself."""
+    priority_after: str | None = None
+    """None: the physical function's own is as it is; else what a run that was cut off had found."""
+    kind: Literal["change-quotas"] = "change-quotas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +271,14 @@ def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
     match intent:
         case Bind() | Unbind():
             return intent.addresses
-        case SetVirtualFunctions() | SetGpuMode() | DivideGpu() | SwitchGpu() | Reset():
+        case (
+            SetVirtualFunctions()
+            | ChangeQuotas()
+            | SetGpuMode()
+            | DivideGpu()
+            | SwitchGpu()
+            | Reset()
+        ):
             return (intent.address,)
         case _:
             return ()
@@ -291,6 +317,7 @@ Intent = (
     | StopVgpu
     | RestoreVgpus
     | SetVirtualFunctions
+    | ChangeQuotas
     | SetGpuMode
     | DivideGpu
     | SwitchGpu

@@ -14,6 +14,7 @@ from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, QuotaAttribute
 from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
 
@@ -131,6 +132,8 @@ class HostSnapshot:
     """What is kept of vGPUs that are to be; None where nobody looked."""
     gpu_partitions: tuple[GpuPartition, ...] = ()
     """How GPUs in MIG mode are divided, where nvidia-smi was asked."""
+    quotas: tuple[GpuQuotas, ...] = ()
+    """Of GPUs whose drivers share them out among plain virtual functions."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -297,6 +300,19 @@ class HostSnapshot:
         """How a GPU in MIG mode is divided, where nvidia-smi was asked and told."""
         return next((known for known in self.gpu_partitions if known.gpu == gpu), None)
 
+    def quotas_of(self, device: PciDevice) -> GpuQuotas | None:
+        """How a GPU is shared out among its virtual functions."""
+        name = str(device.address)
+        return next((found for found in self.quotas if found.gpu == name), None)
+
+    def function_quotas(self, device: PciDevice) -> FunctionQuotas | None:
+        """What a virtual function gets of its GPU."""
+        physical = self.device_named(str(device.physical_function))
+        known = self.quotas_of(physical) if physical is not None else None
+        if physical is None or known is None or device.address not in physical.virtual_functions:
+            return None
+        return known.function(physical.virtual_functions.index(device.address) + 1)
+
     def group(self, number: int | None) -> IommuGroup | None:
         """The IOMMU group of a number."""
         return None if number is None else self._groups_by_number.get(number)
@@ -354,6 +370,9 @@ _PARTS: tuple[Any, ...] = (
     GpuInstance,
     InstanceProfile,
     WedgedFunction,
+    GpuQuotas,
+    FunctionQuotas,
+    QuotaAttribute,
     VfioVariant,
     VfioState,
     NodeFact,

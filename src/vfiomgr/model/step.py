@@ -21,6 +21,7 @@ from vfiomgr.model.gpu_step import (
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import DeviceIdentity
+from vfiomgr.model.quota_step import SetQuotas
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 
 
@@ -216,11 +217,16 @@ class SetAutoprobe:
 
 @dataclass(frozen=True, slots=True)
 class SetVfCount:
-    """Have so many virtual functions; the kernel wants 0 between two other numbers."""
+    """Have so many virtual functions; the kernel wants 0 between two other numbers.
+
+    With `shares` the driver forgets their quotas with them, so that these are set before they are
+    made, by the step itself or by its inverse.
+    """
 
     device: DeviceIdentity
     before: int
     after: int
+    shares: tuple[SetQuotas, ...] = ()
     kind: Literal["set-vf-count"] = "set-vf-count"
 
     def describe(self) -> str:
@@ -231,11 +237,12 @@ class SetVfCount:
         """What a person could type instead."""
         target = path.pci_device(self.device.address) / "sriov_numvfs"
         clearing = (_write("0", target),) if self.before and self.after else ()
-        return (*clearing, _write(str(self.after), target))
+        sharing = [line for share in self.shares for line in share.commands()] if self.after else ()
+        return (*clearing, *sharing, _write(str(self.after), target))
 
     def inverse(self) -> SetVfCount:
         """As many as before."""
-        return SetVfCount(self.device, before=self.after, after=self.before)
+        return SetVfCount(self.device, before=self.after, after=self.before, shares=self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +324,7 @@ Step = (
     | SetVgpuAttribute
     | SetAutoprobe
     | SetVfCount
+    | SetQuotas
     | RunSriovManage
     | SetHeterogeneous
     | SetMig

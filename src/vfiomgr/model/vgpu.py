@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-Family = Literal["mdev", "vendor-vfio"]
+Family = Literal["mdev", "vendor-vfio", "sriov-vf"]
 """How instances are made and handed over, probed from what is there.
 
 `mdev`: a UUID is written to a type's `create` (drivers/vfio/mdev/mdev_sysfs.c). `vendor-vfio`: a
-type's number is written to `nvidia/current_vgpu_type` of a virtual function.
+type's number is written to `nvidia/current_vgpu_type` of a virtual function. `sriov-vf`: a virtual
+function is one whole, with quotas of its GPU (Intel), or what its driver was loaded with (AMD).
 """
 
 _MAKER = re.compile(r"^(?:NVIDIA|GRID)[ _]+", re.IGNORECASE)

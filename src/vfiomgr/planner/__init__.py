@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.model.intent import (
     Bind,
+    ChangeQuotas,
     CreateVgpu,
     DefineVgpu,
     DivideGpu,
@@ -29,6 +30,7 @@ from vfiomgr.planner import (
     gpu_mode,
     passthrough,
     persistence,
+    quotas,
     reset,
     restoration,
     sriov,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 def settled(host: HostSnapshot, intent: Intent) -> Intent:
     """The intent as a journal needs it: with all that only the host as it is can tell."""
     match intent:
-        case SetVirtualFunctions() | SetGpuMode() | SwitchGpu():
+        case SetVirtualFunctions() | ChangeQuotas() | SetGpuMode() | SwitchGpu():
             return _settled_division(host, intent)
         case Reset():
             return reset.settled(host, intent)
@@ -60,11 +62,13 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
 
 
 def _settled_division(
-    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | SwitchGpu
+    host: HostSnapshot, intent: SetVirtualFunctions | ChangeQuotas | SetGpuMode | SwitchGpu
 ) -> Intent:
     match intent:
         case SetVirtualFunctions():
             return sriov.settled(host, intent)
+        case ChangeQuotas():
+            return quotas.settled(host, intent)
         case SetGpuMode():
             return gpu_mode.settled(host, intent)
         case SwitchGpu():
@@ -88,7 +92,7 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = vgpu.plan_create(host, intent)
         case RemoveVgpu():
             made = vgpu.plan_remove(host, intent)
-        case SetVirtualFunctions() | SetGpuMode() | DivideGpu() | SwitchGpu():
+        case SetVirtualFunctions() | ChangeQuotas() | SetGpuMode() | DivideGpu() | SwitchGpu():
             made = _plan_division(host, intent)
         case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
             made = _plan_definition(host, intent)
@@ -104,12 +108,15 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
 
 
 def _plan_division(
-    host: HostSnapshot, intent: SetVirtualFunctions | SetGpuMode | DivideGpu | SwitchGpu
+    host: HostSnapshot,
+    intent: SetVirtualFunctions | ChangeQuotas | SetGpuMode | DivideGpu | SwitchGpu,
 ) -> Plan:
     """How a device is divided, or that it is not."""
     match intent:
         case SetVirtualFunctions():
             return sriov.plan_set(host, intent)
+        case ChangeQuotas():
+            return quotas.plan_change(host, intent)
         case SetGpuMode():
             return gpu_mode.plan_mode(host, intent)
         case DivideGpu():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.gpu_step import RunSriovManage, SetMig
 from vfiomgr.model.host_step import ReplaceFile
+from vfiomgr.model.quota_step import SetQuotas
 from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import guards
@@ -70,7 +71,9 @@ def plan_undo(
             kept.append(number)
             moving += [device] if device.stuck or device.driver != step.before.driver else []
     made = [vgpu for number in kept if (vgpu := _made_by(host, steps[number])) is not None]
-    held = [objection for vgpu in made for objection in guards.held_by_guest(host, vgpu)]
+    divided = {d.address: d for n in kept for d in _divided_by(host, steps[n])}
+    holders: list[PciDevice | Vgpu] = [*made, *divided.values()]
+    held = [objection for holder in holders for objection in guards.held_by_guest(host, holder)]
     guards.refuse_if_any([*guards.undoing(host, moving), *held], allow)
     return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
 
@@ -84,6 +87,19 @@ def _made_by(host: HostSnapshot, step: Step) -> Vgpu | None:
             return host.vgpu(str(step.device.address))
         case _:
             return None
+
+
+def _divided_by(host: HostSnapshot, step: Step) -> list[PciDevice]:
+    """The virtual functions that undoing a step takes away, or takes memory from."""
+    if not isinstance(step, SetVfCount | SetQuotas):
+        return []
+    physical = host.device_named(str(step.device.address))
+    functions = physical.virtual_functions if physical is not None else ()
+    if isinstance(step, SetQuotas):
+        functions = functions[step.function - 1 : step.function] if step.is_of_memory else ()
+    elif not step.after:
+        functions = ()
+    return [device for device in host.devices if device.address in functions]
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.model.gpu_instance import counted
 from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous
+from vfiomgr.model.intent import ChangeQuotas
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.plan import Plan
+from vfiomgr.model.quota import PHYSICAL_PRIORITY
 from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetAutoprobe, SetVfCount
-from vfiomgr.planner import gpu_instances, guards
+from vfiomgr.planner import gpu_instances, guards, quotas
 from vfiomgr.planner.future import without_instances
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.locks import device_lock
+from vfiomgr.planner.quota_guards import GIM, fixed_at_load, impossible
+from vfiomgr.planner.quotas import Provision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,11 +45,9 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {intent.count}"
     guards.refuse_if_any(_impossible(host, device, intent.count), frozenset())
+    guards.refuse_if_any(_unshareable(host, device, intent), frozenset())
     if device.sriov_numvfs == intent.count:
-        already = (
-            f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
-        )
-        return Plan(summary, tuple(_changes(host, device, intent)), locks, already=(already,))
+        return _plan_as_many(host, device, intent, Plan(summary, (), locks))
     guards.refuse_if_any(
         [
             *guards.stuck(host, device),
@@ -63,13 +65,37 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     )
 
 
+def _plan_as_many(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions, plan: Plan
+) -> Plan:
+    """The number is right already; what is around it may not be."""
+    already = f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
+    steps = tuple(_changes(host, device, intent))
+    if intent.share is None or not intent.count:
+        return replace(plan, steps=steps, already=(already,))
+    change = ChangeQuotas(device.address, intent.share, priority_after=intent.priority_after)
+    made = quotas.plan_change(host, change)
+    return replace(
+        plan, steps=(*steps, *made.steps), notes=made.notes, already=(already, *made.already)
+    )
+
+
 def settled(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
     """The intent with what it must restore, so that it can be finished after a crash."""
     device = host.device(intent.address)
     if intent.autoprobe_after is None:
         intent = replace(intent, autoprobe_after=device.sriov_drivers_autoprobe)
-    if not makes_by_program(host, device):
-        return intent
+    if makes_by_program(host, device):
+        return _settled_by_program(host, device, intent)
+    known = host.quotas_of(device)
+    if intent.priority_after is None and known is not None:
+        intent = replace(intent, priority_after=known.text(PHYSICAL_PRIORITY))
+    return intent
+
+
+def _settled_by_program(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> SetVirtualFunctions:
     if intent.heterogeneous_after is None:
         intent = replace(intent, heterogeneous_after=_is_heterogeneous(host, device))
     if intent.instances_after is None:
@@ -112,7 +138,7 @@ def _departures(
 def _changes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
     if makes_by_program(host, device):
         return _changes_by_program(host, device, intent)
-    return _changes_by_kernel(device, intent)
+    return _changes_by_kernel(host, device, intent)
 
 
 def _changes_by_program(
@@ -140,25 +166,38 @@ def _changes_by_program(
     yield from gpu_instances.exchange(host, device, instances)
 
 
-def _changes_by_kernel(device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
-    """The numbers, and autoprobe as each of them wants it.
+def _changes_by_kernel(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[Step]:
+    """The numbers, and autoprobe as each of them wants it; quotas while there is no function.
 
-    It is off also while functions are removed: a roll-back makes them again, and no host driver
-    shall take those that had none.
+    Autoprobe is off also while functions are removed: a roll-back makes them again, and no host
+    driver shall take those that had none.
     """
     identity, present = device.identity, device.sriov_numvfs or 0
     autoprobe = device.sriov_drivers_autoprobe
     restored = autoprobe if intent.autoprobe_after is None else intent.autoprobe_after
     changes = present != intent.count
+    shares = _provision(host, device, intent) if changes or not present else Provision()
     numbers = [(present, 0, False)] if changes and present else []
     numbers += [(0, intent.count, intent.autoprobe)] if changes and intent.count else []
+    yield from shares.opening
+    if not present:
+        yield from shares.between
     for before, after, wanted in numbers:
         if autoprobe is not None and autoprobe is not wanted:
             yield SetAutoprobe(identity, before=autoprobe, after=wanted)
             autoprobe = wanted
-        yield SetVfCount(identity, before=before, after=after)
+        kept = shares.kept if before else ()
+        yield SetVfCount(identity, before=before, after=after, shares=kept)
+        yield from shares.checks if after else shares.between
     if autoprobe is not None and restored is not None and autoprobe is not restored:
         yield SetAutoprobe(identity, before=autoprobe, after=restored)
+    yield from shares.closing
+
+
+def _provision(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Provision:
+    return quotas.provision(host, device, intent) or Provision()
 
 
 def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
@@ -179,6 +218,8 @@ def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[O
             f"{device} makes at most {device.sriov_totalvfs} virtual functions, not {count}",
             "ask for fewer; the device's own firmware settings may raise the limit",
         )
+    elif device.driver == GIM and count != device.sriov_numvfs:
+        yield fixed_at_load(device, "its virtual functions are made")
     elif makes_by_program(host, device) and count not in (
         *(0, device.sriov_totalvfs),
         device.sriov_numvfs,
@@ -188,6 +229,23 @@ def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[O
             f"{count}: NVIDIA's sriov-manage knows no other number",
             f"ask for {device.sriov_totalvfs} or 0; one that is no vGPU takes no memory of the GPU",
         )
+
+
+def _unshareable(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[Objection]:
+    """Quotas that the driver does not have, or that nobody would get; more than there is."""
+    if intent.share is None:
+        return
+    if not intent.count:
+        yield Objection(
+            "no virtual functions are asked for, and so nobody to have a quota",
+            "leave the quotas out: those that vfiomgr set go with the functions",
+        )
+        return
+    yield from impossible(host, device, intent.share)
+    if device.sriov_numvfs != intent.count:
+        yield from quotas.unaffordable(host, device, intent.count, intent.share)
 
 
 def _no_maker(device: PciDevice) -> Iterator[Objection]:
@@ -237,6 +295,10 @@ def _notes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -
         if mode is not None and mode.mig:
             yield from _instance_notes(host, device, intent)
         return
+    known = host.quotas_of(device)
+    shared = quotas.shares_in_words(known, intent.count, intent.share) if known else None
+    if shared is not None:
+        yield shared
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the present virtual functions are lost"
     if not intent.count:

@@ -15,6 +15,7 @@ from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner import gpu_instances, guards
 from vfiomgr.planner.locks import device_lock
+from vfiomgr.planner.quota_room import refuse_function
 from vfiomgr.planner.vgpu_choice import Choice, Placement, choose, find_parents, is_called
 from vfiomgr.planner.vgpu_room import gpus
 
@@ -36,6 +37,7 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         Refusal: there is no room, or a UUID is taken by another vGPU.
 
     """
+    refuse_function(host, _address_of(host, intent.parent), count=len(intent.uuids))
     there = _there_already(host, intent)
     missing = [number for number in range(len(intent.uuids)) if number not in there]
     already = tuple(f"{there[number]} exists already" for number in sorted(there))
@@ -65,6 +67,13 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
     )
 
 
+def _address_of(host: HostSnapshot, name: str | None) -> str | None:
+    """The name of a device as sysfs has it, where it is an address."""
+    if name is None or ":" not in name:
+        return name
+    return str(host.parse_address(name))
+
+
 def settled(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
     """The intent with the places that were chosen, so that it can be finished after a crash."""
     if intent.places:
@@ -91,6 +100,8 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
         UnknownDevice: a name is neither a vGPU's nor could be one's.
 
     """
+    for name in intent.names:
+        refuse_function(host, name)
     found, already = _named(host, intent)
     objections = [o for vgpu in found for o in guards.held_by_guest(host, vgpu)]
     guards.refuse_if_any(objections, intent.allow)

@@ -13,23 +13,30 @@ from vfiomgr import api
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.model.intent import Intent
 
+    Host = Callable[[Path], FakeKernel]
 
-def prepared(tmp_path: Path, earlier: tuple[Intent, ...]) -> FakeKernel:
-    """A network adapter's host on which the earlier intents were carried out."""
-    kernel = network_adapter(tmp_path)
+
+def prepared(
+    tmp_path: Path, earlier: tuple[Intent, ...], host: Host = network_adapter
+) -> FakeKernel:
+    """A host (a network adapter's) on which the earlier intents were carried out."""
+    kernel = host(tmp_path)
     for intent in earlier:
         api.apply(intent, tree=kernel)
     return kernel
 
 
-def operations_of(tmp_path: Path, earlier: tuple[Intent, ...], intent: Intent) -> int:
+def operations_of(
+    tmp_path: Path, earlier: tuple[Intent, ...], intent: Intent, host: Host = network_adapter
+) -> int:
     """How many operations an intent takes."""
-    kernel = prepared(tmp_path / "count", earlier)
+    kernel = prepared(tmp_path / "count", earlier, host)
     before = len(kernel.operations)
     api.apply(intent, tree=kernel)
     return len(kernel.operations) - before
@@ -46,12 +53,17 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
 
 
 def assert_all_faults_are_undone(
-    tmp_path: Path, earlier: tuple[Intent, ...], intent: Intent, *, late: bool
+    tmp_path: Path,
+    earlier: tuple[Intent, ...],
+    intent: Intent,
+    *,
+    late: bool,
+    host: Host = network_adapter,
 ) -> None:
     """A failure at any operation leaves everything as it was."""
     failed = 0
-    for at in range(1, operations_of(tmp_path, earlier, intent) + 1):
-        kernel = prepared(tmp_path / str(at), earlier)
+    for at in range(1, operations_of(tmp_path, earlier, intent, host) + 1):
+        kernel = prepared(tmp_path / str(at), earlier, host)
         before = kept(kernel)
         (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
         error = _failure(kernel, intent)
@@ -71,13 +83,18 @@ def _failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
 
 
 def assert_all_power_cuts_can_be_ended(
-    tmp_path: Path, earlier: tuple[Intent, ...], intent: Intent, *, finish: bool
+    tmp_path: Path,
+    earlier: tuple[Intent, ...],
+    intent: Intent,
+    *,
+    finish: bool,
+    host: Host = network_adapter,
 ) -> None:
     """Recovery leads on to the end, or back, from any operation."""
-    done = prepared(tmp_path / "done", earlier)
+    done = prepared(tmp_path / "done", earlier, host)
     api.apply(intent, tree=done)
-    for at in range(1, operations_of(tmp_path, earlier, intent) + 1):
-        kernel = prepared(tmp_path / str(at), earlier)
+    for at in range(1, operations_of(tmp_path, earlier, intent, host) + 1):
+        kernel = prepared(tmp_path / str(at), earlier, host)
         before = kept(kernel)
         kernel.kill(at=at, after=at % 2 == 0)
         with pytest.raises(PowerCut):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
+from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
 from tests.unit.fakes.vgpu_deeds import written
 from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, HostPath
 
@@ -190,6 +190,40 @@ def test_i915_shares_out_what_nobody_set(tmp_path: Path) -> None:
     assert kernel.read(IOV / "vf5/gt1/lmem_quota") == "0"
     kernel.write(NUMVFS, "0")
     assert kernel.state() == before
+
+
+def test_i915_counts_what_is_left_and_gives_contexts_by_128(tmp_path: Path) -> None:
+    kernel = i915_host(tmp_path)
+    kernel.write(IOV / "vf1/gt/contexts_quota", "130")
+    assert kernel.read(IOV / "vf1/gt/contexts_quota") == "256"
+    assert kernel.read(IOV / "pf/gt/available/contexts_free") == str(65000 - 256)
+    assert written(kernel, IOV / "vf2/gt/doorbells_quota", "241") == errno.EIO
+    kernel.write(IOV / "vf1/gt/lmem_quota", str(4 * GIB))
+    assert kernel.read(IOV / "pf/gt/available/lmem_free") == str(12 * GIB)
+
+
+def test_a_quota_of_one_kind_ends_the_sharing_of_all(tmp_path: Path) -> None:
+    kernel = i915_host(tmp_path)
+    kernel.write(IOV / "vf1/gt/lmem_quota", str(4 * GIB))
+    kernel.write(NUMVFS, "1")
+    assert kernel.read(IOV / "vf1/gt/doorbells_quota") == "0"
+
+
+def test_an_xe_before_6_19_has_debugfs_alone(tmp_path: Path) -> None:
+    kernel = xe_host(tmp_path, shows_in="debugfs", tells_vram=True)
+    assert not kernel.exists(ADMIN)
+    debug = HostPath(f"/sys/kernel/debug/dri/{GPU}")
+    assert kernel.read(debug / "sriov/vf1/tile0/gt0/exec_quantum_ms") == "20"
+    assert "size: 25769803776" in (kernel.read(debug / "vram0_mm") or "")
+    kernel.write(NUMVFS, "2")
+    kernel.write(PCI_DRIVERS / "xe/unbind", GPU)
+    assert not kernel.exists(debug)
+
+
+def test_gim_configures_nothing_later(tmp_path: Path) -> None:
+    kernel = gim_host(tmp_path)
+    assert kernel.read(NUMVFS) == "4"
+    assert written(kernel, NUMVFS, "0") == errno.ENOENT
 
 
 def test_a_fault_hits_a_quota_as_any_write(kernel: FakeKernel) -> None:
