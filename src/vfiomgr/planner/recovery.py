@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.gpu_step import RunSriovManage, SetMig
 from vfiomgr.model.host_step import ReplaceFile
-from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
+from vfiomgr.model.step import (
+    ChangeDriver,
+    ReleaseDriver,
+    RememberOrigin,
+    SetVfCount,
+    subject,
+)
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import guards
 
@@ -98,6 +104,22 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
             found = _present(host, step)
             if isinstance(found, str):
                 raise Refusal(found, "vfiomgr recover --undo closes the run without touching it")
+
+
+def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
+    """Make sure that a plan is the one that a person has looked at.
+
+    Raises:
+        Refusal: the host has changed in something that it touches.
+
+    """
+    if tuple(steps) == tuple(reviewed):
+        return
+    changed = [step for step in steps if step not in reviewed]
+    changed += [step for step in reviewed if step not in steps]
+    names = dict.fromkeys(subject(step) or step.describe() for step in changed)
+    message = f"the host has changed since the plan was made: {', '.join(names) or 'the order'}"
+    raise Refusal(message, "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN")
 
 
 def _makes_again(step: Step) -> bool:

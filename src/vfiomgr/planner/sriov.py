@@ -38,7 +38,7 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     present = _virtual_functions(host, device)
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {intent.count}"
-    guards.refuse_if_any(_impossible(host, device, intent.count), frozenset())
+    guards.refuse_if_any(impossible(host, device, intent.count), frozenset())
     if device.sriov_numvfs == intent.count:
         already = (
             f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
@@ -148,7 +148,7 @@ def _changes_by_kernel(device: PciDevice, intent: SetVirtualFunctions) -> Iterat
         yield SetAutoprobe(identity, before=autoprobe, after=restored)
 
 
-def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
+def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
     """What no state of the host would change."""
     if device.physical_function is not None:
         yield Objection(
