@@ -77,6 +77,7 @@ class Session:
         with_readiness: bool = False,
         with_resets: bool = False,
         with_gpu_modes: bool = False,
+        serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> HostSnapshot:
         """The facts to answer from: of a snapshot file, or of the tree as it is now."""
         from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
@@ -90,8 +91,19 @@ class Session:
             with_readiness=with_readiness,
             with_resets=with_resets,
             with_gpu_modes=with_gpu_modes,
+            serials_of=serials_of,
         )
         return self._required(host)
+
+    def require_live(self, why: str, remedy: str) -> None:
+        """Make sure that a tree is meant.
+
+        Raises:
+            UsageError: a snapshot is.
+
+        """
+        if self.snapshot is not None:
+            raise UsageError(why, remedy)
 
     def devices(self) -> HostSnapshot:
         """As `host`, but from a tree nothing besides the devices, which takes a fraction of it."""

@@ -10,6 +10,7 @@ from vfiomgr.model.gpu_step import RunSriovManage, SetMig
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.step import (
     ChangeDriver,
+    LoadModule,
     ReleaseDriver,
     RememberOrigin,
     SetVfCount,
@@ -113,10 +114,12 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
         Refusal: the host has changed in something that it touches.
 
     """
-    if tuple(steps) == tuple(reviewed):
+    now = [step for step in steps if not isinstance(step, LoadModule)]  # of which no harm comes
+    then = [step for step in reviewed if not isinstance(step, LoadModule)]
+    if now == then:
         return
-    changed = [step for step in steps if step not in reviewed]
-    changed += [step for step in reviewed if step not in steps]
+    changed = [step for step in now if step not in then]
+    changed += [step for step in then if step not in now]
     names = dict.fromkeys(subject(step) or step.describe() for step in changed)
     message = f"the host has changed since the plan was made: {', '.join(names) or 'the order'}"
     raise Refusal(message, "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN")
