@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _MOST_NODES = 100_000
 """Aliases can make a short text mean more than any host could need."""
 _TAG = "tag:yaml.org,2002:"
-_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _MERGE = "<<"
 _NO_TAGS = "leave it out: layouts have none"
 Path = tuple[str | int, ...]
@@ -106,21 +105,12 @@ def read_located(text: str, where: Callable[[Path], str]) -> tuple[Located, list
         Unreadable: it is neither, or not one document.
 
     """
-    text = text.removeprefix(_BYTE_ORDER_MARK)
     try:
         node = _one_node(text)
         flaws: list[Flaw] = []
-        return _Locator(flaws, where, is_json=_is_json(text)).located(node, ()), flaws
+        return _Locator(flaws, where).located(node, ()), flaws
     except RecursionError:
         _fail(Place(), "it is nested too deeply", "a layout needs no more than ten levels")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _one_node(text: str) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
@@ -191,10 +181,9 @@ def _syntax_flaw(error: Exception, text: str) -> Flaw:
 class _Locator:
     """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
 
-    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str], *, is_json: bool) -> None:
+    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str]) -> None:
         self._flaws = flaws
         self._where = where
-        self._is_json = is_json
         self._constructor = YAML(typ="safe", pure=True).constructor
         self._above: list[int] = []
         self._count = 0
@@ -246,7 +235,7 @@ class _Locator:
             case "bool" | "int" | "float":
                 return self._plain(node)
             case "str" | "timestamp":
-                return _whole(node.value) if self._is_json else node.value
+                return node.value
         self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
         return node.value
 
@@ -258,8 +247,3 @@ class _Locator:
 
     def _add(self, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
         self._flaws.append(Flaw(_place(node), self._where(path), what, remedy))
-
-
-def _whole(text: str) -> str:
-    """JSON writes a character beyond U+FFFF as two escapes, which YAML takes for two characters."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -17,6 +17,7 @@ from vfiomgr.model.layout import (
     VgpuRule,
     VgpuWish,
 )
+from vfiomgr.model.layout_cover import covers
 from vfiomgr.model.layout_document import choose_layout, find_flaws, read_layouts, render_layouts
 from vfiomgr.model.layout_wording import RULES, keys_of
 from vfiomgr.model.pci import PciAddress
@@ -107,7 +108,7 @@ def test_aliases_of_aliases_end_before_memory_does() -> None:
     assert [flaw.what for flaw in flaws] == ["too much for a layout"]
 
 
-@pytest.mark.parametrize("text", ["\N{ZERO WIDTH NO-BREAK SPACE}{}", "version: \x07", "\x00"])
+@pytest.mark.parametrize("text", ["\N{ZERO WIDTH NO-BREAK SPACE}{", "version: \x07", "\x00"])
 def test_odd_characters_are_no_defect(text: str) -> None:
     _, flaws = find_flaws(text)
     assert flaws
@@ -120,6 +121,17 @@ def test_json_may_escape_what_is_beyond_16_bits() -> None:
     }
     read = read_layouts(json.dumps(document), "x")
     assert read.layouts["a"].description == "\U0001f5a5"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    text = "\N{ZERO WIDTH NO-BREAK SPACE}version: vfiomgr/v1\nlayouts: {a: {devices: []}}\n"
+    assert list(read_layouts(text, "x").layouts) == ["a"]
+
+
+def test_an_address_is_not_covered_without_one_for_it_may_be_the_console_s() -> None:
+    wide = Selector(id=("10de:*",))
+    assert covers(wide, Selector(id=("10de:2235",)))
+    assert not covers(wide, Selector(id=("10de:2235",), address=(PciAddress(0, 0x41, 0, 0),)))
 
 
 def test_braces_do_not_make_json_of_yaml() -> None:

@@ -122,6 +122,9 @@ def test_of_entries_about_one_gpu_the_last_holds() -> None:
         "  b:\n"
         "  - {devices: [0], vgpu-devices: {A40-1Q: 1}}\n"
         "  - {devices: all, vgpu-devices: {A40-4Q: 1}}\n"
+        "  overlap:\n"
+        "  - {devices: [0, 1], vgpu-devices: {A40-1Q: 1}}\n"
+        "  - {devices: [1, 2], vgpu-devices: {A40-2Q: 1}}\n"
         "  c:\n"
         "  - {devices: all, vgpu-devices: {A40-4Q: 1}}\n"
         f"  - {{device-filter: {A40!r}, devices: all, vgpu-devices: {{A40-8Q: 1}}}}\n"
@@ -130,7 +133,13 @@ def test_of_entries_about_one_gpu_the_last_holds() -> None:
         name: [wish.type for rule in layout.devices for wish in rule.vgpus]  # type: ignore[union-attr]
         for name, layout in found.layouts.items()
     }
-    assert types == {"a": ["A40-2Q"], "b": ["A40-4Q"], "c": ["A40-8Q", "A40-4Q"]}
+    assert types == {
+        "a": ["A40-2Q"],
+        "b": ["A40-4Q"],
+        "overlap": ["A40-2Q", "A40-1Q"],
+        "c": ["A40-8Q", "A40-4Q"],
+    }
+    assert [len(r.select.address) for r in found.layouts["overlap"].devices] == [2, 1]
     assert (
         "vgpu-device-manager, b, entry 1: a later entry has all of its GPUs, so that it never"
         in ("".join(found.left))
@@ -250,6 +259,7 @@ def test_identifiers_of_the_command_line(words: str, ids: tuple[str, ...], left:
     found = _of_host(replace(HOST, kernel_command_line=f"quiet {words} iommu=pt"))
     rules = found.layouts["imported"].devices if ids else ()
     assert [rule.select.id for rule in rules] == ([ids] if ids else [])
+    assert [rule.at_least for rule in rules] == ([0 if "1002" in words else 1] if ids else [])
     assert len(found.left) == len(left)
     assert all(part in told for part, told in zip(left, found.left, strict=True))
 
