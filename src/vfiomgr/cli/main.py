@@ -30,6 +30,7 @@ _COMMANDS = {
     "recover": ("vfiomgr.cli.recover", "recover"),
     "reset": ("vfiomgr.cli.reset", "reset"),
     "sriov": ("vfiomgr.cli.sriov", "sriov"),
+    "layout": ("vfiomgr.cli.layout", "layout"),
     "persist": ("vfiomgr.cli.persist", "persist"),
     "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
     "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
