@@ -69,7 +69,7 @@ def plan(
       vfiomgr plan fleet.yaml --layout kata-node --out today.json
       vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
     """
-    from vfiomgr.planner.layout import compare  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.planner.layout import compare, plan_of  # noqa: PLC0415 - brings pydantic
 
     session.tell_of_cut_off_runs()
     intent = _intent(session, file, name, allow)
@@ -77,7 +77,7 @@ def plan(
     compared = compare(host, intent)
     if session.format == "table":
         _print_differences(compared)
-    made = api.plan(host, intent)
+    made = plan_of(host, intent, compared)
     body = _planned(intent, compared, made)
     if out is not None:
         _write_plan(out, body)

@@ -55,7 +55,16 @@ def plan_layout(host: HostSnapshot, intent: ApplyLayout) -> Plan:
         Refusal: all that speaks against it, of all parts.
 
     """
-    compared = compare(host, intent)
+    return plan_of(host, intent, compare(host, intent))
+
+
+def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Plan:
+    """The same, where the two have been compared already.
+
+    Raises:
+        Refusal: all that speaks against it, of all parts.
+
+    """
     parts = [part for part in compared.parts if not intent.only or part.name in intent.only]
     if not intent.only:
         guards.refuse_if_any(compared.objections, frozenset())

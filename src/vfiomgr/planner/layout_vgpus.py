@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.layout import VgpuRule
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import VgpuParent
 
 _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
 """The name space of the names that layouts give."""
@@ -113,13 +114,15 @@ class _Shares:
 
 def _carrying(case: Case, rule: VgpuRule, names: tuple[str, ...]) -> Part:
     host = case.host
-    known = tuple(gpu for gpu in gpus(host) if gpu.name in names)
+    wanted = frozenset(names)
+    known = tuple(gpu for gpu in gpus(host) if gpu.name in wanted)
+    absent = wanted.difference(gpu.name for gpu in known) if rule.vgpus else ()
     shares = _shared_out(case, rule, known)
     waits = bool(shares.surplus and shares.missing)
 
     def planned() -> Plan:
-        for name in names if rule.vgpus else ():
-            find_parents(host, name)
+        for name in absent:
+            find_parents(host, name)  # which tells why it makes none
         guards.refuse_if_any(_impossible(case, rule, known, shares), frozenset())
         if waits:
             return _without_surplus(case, shares)
@@ -277,17 +280,25 @@ def _without_surplus(case: Case, shares: _Shares) -> Plan:
 
 
 def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: _Shares) -> Plan:
-    """The new ones, each batch on the host as the one before leaves it."""
+    """The new ones, each batch on its GPUs as the batches before leave them."""
     plans: list[Plan] = []
+    made: list[Vgpu] = []
+    parents: dict[str, list[VgpuParent]] = {}
+    for parent in host.vgpu_parents:
+        parents.setdefault(parent.gpu, []).append(parent)
     for lacking, names in shares.missing:
-        wish, allowed = lacking.wish, {gpu.name for gpu in lacking.scope}
-        narrow = replace(host, vgpu_parents=tuple(p for p in host.vgpu_parents if p.gpu in allowed))
-        intent = replace(_creation(wish, names), strategy=rule.strategy)
+        here = [parent for gpu in lacking.scope for parent in parents[gpu.name]]
+        places = {parent.name for parent in here}
+        before = [one for one in made if one.parent in places]
+        narrow = future.with_vgpus(replace(host, vgpu_parents=tuple(here)), before)
+        intent = replace(_creation(lacking.wish, names), strategy=rule.strategy)
         plan = vgpu.plan_create(narrow, intent)
-        made = [one for step in plan.steps if (one := _made_by(host, step)) is not None]
-        parameters = [_parameter(one.name, None, wish) for one in made if wish.parameters]
+        new = [one for step in plan.steps if (one := _made_by(narrow, step)) is not None]
+        parameters = [
+            _parameter(v.name, None, lacking.wish) for v in new if lacking.wish.parameters
+        ]
         plans.append(replace(plan, steps=(*plan.steps, *parameters)))
-        host = future.with_vgpus(host, made)
+        made += new
     return _in_turn(*plans)
 
 
