@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, StuckInKernel, UsageError, VfiomgrError
+from vfiomgr.executor.applied import reversion
 from vfiomgr.executor.journal import (
     CutOff,
     Journal,
@@ -29,30 +30,57 @@ from vfiomgr.executor.lock import hold
 from vfiomgr.executor.run import DEADLINE, Outcome
 from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.run import undo as undo_steps
+from vfiomgr.host.accounts import find_owner
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import Bind, named_functions, wants_gpu_modes, wants_resets
-from vfiomgr.model.path import PCI_DRIVERS_PROBE
-from vfiomgr.model.pci import UNKNOWN_CALL
-from vfiomgr.model.step import Step
+from vfiomgr.model.intent import (
+    ApplyLayout,
+    Bind,
+    named_functions,
+    wants_gpu_modes,
+    wants_resets,
+)
+from vfiomgr.model.path import BOOT_ID, MACHINE_ID, PCI_DEVICES, PCI_DRIVERS_PROBE
+from vfiomgr.model.pci import UNKNOWN_CALL, PciAddress, is_address
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.step import Step, subject
 from vfiomgr.planner import plan, settled
-from vfiomgr.planner.recovery import Undoing, plan_undo, refuse_other_devices
+from vfiomgr.planner.recovery import (
+    Undoing,
+    plan_undo,
+    refuse_other_devices,
+    refuse_other_steps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.executor.restoration import Restored
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
-    from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.layout import Layout
     from vfiomgr.model.persistence import PersistedBinding
-    from vfiomgr.model.plan import Plan
     from vfiomgr.model.readiness import Report
     from vfiomgr.model.snapshot import HostSnapshot
 
-__all__ = ["HostTree", "Outcome", "apply", "check", "plan", "recover", "restore", "scan", "watch"]
+__all__ = [
+    "HostTree",
+    "Outcome",
+    "apply",
+    "apply_each",
+    "check",
+    "layout_intent",
+    "plan",
+    "recover",
+    "restore",
+    "revert",
+    "scan",
+    "watch",
+]
 
 _PATIENCE = 10
 """Seconds to wait for a call of another program on a device."""
+_MOST_PLANS = 8
+"""Plans that one run carries out in turn; more would go round in circles."""
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
@@ -98,11 +126,14 @@ def apply(  # noqa: PLR0913 - all but the intent have defaults
     on_note: Callable[[str], None] = _NO_REPORT,
     on_step: Callable[[Step], None] = _NO_REPORT,
     deadline: float | None = None,
+    on_plan: Callable[[Plan], None] = _NO_REPORT,
+    reviewed: tuple[Step, ...] | None = None,
 ) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks.
 
-    `on_note` is told of waiting for another process, and of earlier runs that were cut off;
-    `deadline` is how many seconds each step may take.
+    `on_note` is told of waiting for another process, and of earlier runs that were cut off,
+    `on_plan` of each plan that is carried out; `deadline` is how many seconds each step may take;
+    with `reviewed`, the first plan must have these very steps.
 
     Raises:
         Refusal: a guard forbids it; nothing was changed.
@@ -110,9 +141,102 @@ def apply(  # noqa: PLR0913 - all but the intent have defaults
         RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.executor.run.run`.
 
     """
-    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE)
+    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE, on_plan, reviewed)
     with _prepared(work):
         return _apply(intent, work)
+
+
+def layout_intent(
+    tree: HostTree | None,
+    name: str,
+    layout: Layout,
+    *,
+    allow: frozenset[Allowance] = frozenset(),
+) -> ApplyLayout:
+    """The wish for a layout, with what of the host it takes: accounts, and what names come from.
+
+    Raises:
+        UsageError: the host has no such account; without a tree, one is not a number.
+
+    """
+    from hashlib import sha256  # noqa: PLC0415 - slow to import
+
+    owners = tuple(find_owner(tree, owner) for owner in layout.owners)
+    machine = None if tree is None else tree.read(MACHINE_ID)
+    # The identifier itself is confidential (machine-id(5)).
+    seed = sha256(f"vfiomgr {machine}".encode()).hexdigest() if machine else ""
+    return ApplyLayout(name, layout, owners, seed, allow)
+
+
+def apply_each(  # noqa: PLR0913 - as `apply`
+    intent: ApplyLayout,
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
+    on_plan: Callable[[Plan], None] = _NO_REPORT,
+) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
+    """Bring what can be of a host to a layout: one part that fails keeps no other from it.
+
+    Each device that differs, with what came of it; one that is missing has no name.
+
+    Raises:
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    from vfiomgr.planner.layout import compare  # noqa: PLC0415 - few callers have a layout
+
+    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE, on_plan)
+    results: dict[str, Outcome | VfiomgrError] = {}
+    with _prepared(work):
+        while True:
+            compared = compare(work.scan(intent), intent)
+            names = dict.fromkeys(part.name for part in compared.parts if part.differences)
+            left = [name for name in names if name not in results]
+            if not left:
+                break
+            for name in left:  # and functions that one of them makes are there the next time
+                results[name] = _result(replace(intent, only=(name,)), work)
+    missing = (("", Refusal(o.reason, o.remedy)) for o in compared.objections)
+    return (*missing, *results.items())
+
+
+def _result(intent: ApplyLayout, work: _Work) -> Outcome | VfiomgrError:
+    try:
+        return _apply(intent, work)
+    except VfiomgrError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return error
+
+
+def revert(  # noqa: PLR0913 - all have defaults but the tree
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    allow: frozenset[Allowance] = frozenset(),
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
+    on_plan: Callable[[Plan], None] = _NO_REPORT,
+) -> Outcome:
+    """Take back the layout that was applied last, with later corrections of it.
+
+    Raises:
+        Refusal: there is none, or somebody holds what would be moved.
+
+    """
+    return apply(
+        reversion(tree, tree.read(BOOT_ID), allow),
+        tree=tree,
+        machine=machine,
+        on_note=on_note,
+        on_step=on_step,
+        deadline=deadline,
+        on_plan=on_plan,
+    )
 
 
 def recover(  # noqa: PLR0913 - all have defaults but the tree
@@ -184,6 +308,13 @@ def restore(  # noqa: PLR0913 - all but the tree have defaults
         return Restoration(intent, lambda: work.scan(intent), lambda part: _apply(part, work)).run()
 
 
+def functions_by_serial(tree: HostTree, intent: Intent) -> tuple[PciAddress, ...]:
+    """The functions whose serial numbers an intent needs: those it names, or all."""
+    if isinstance(intent, ApplyLayout) and intent.layout.selects_by_serial:
+        return tuple(map(PciAddress.parse, filter(is_address, tree.children(PCI_DEVICES))))
+    return named_functions(intent)
+
+
 @dataclass(frozen=True)
 class _Work:
     """What all parts of a change need."""
@@ -193,6 +324,9 @@ class _Work:
     on_note: Callable[[str], None]
     on_step: Callable[[Step], None]
     deadline: float
+    on_plan: Callable[[Plan], None] = _NO_REPORT
+    reviewed: tuple[Step, ...] | None = None
+    """What the plan must begin with, where a person has looked at it."""
 
     def scan(self, intent: Intent | None = None) -> HostSnapshot:
         """The host with all that a change must know."""
@@ -202,7 +336,7 @@ class _Work:
             with_users=True,
             with_resets=intent is not None and wants_resets(intent),
             with_gpu_modes=intent is not None and wants_gpu_modes(intent),
-            serials_of=() if intent is None else named_functions(intent),
+            serials_of=() if intent is None else functions_by_serial(self.tree, intent),
         )
         if host.users is None:
             message = "who holds devices cannot be seen: /proc hides the files of some process"
@@ -266,14 +400,60 @@ def _apply_locked(intent: Intent, first: Plan, work: _Work) -> Outcome:
     if not set(current.locks) <= set(first.locks):
         message = "the host's IOMMU groups changed while waiting for another vfiomgr"
         raise HostError(message, "run the command again")
-    with Journal.create(work.tree, current, settled(host, intent), host.boot_id) as journal:
+    if work.reviewed is not None:
+        refuse_other_steps(current.steps, work.reviewed)
+    intent = settled(host, intent)
+    work.on_plan(current)
+    with (
+        ExitStack() as further_locks,
+        Journal.create(work.tree, current, intent, host.boot_id) as journal,
+    ):
         return run_plan(
             current,
             tree=work.tree,
             journal=journal,
             on_step=work.on_step,
             deadline=work.deadline,
+            go_on=_Following(intent, current, work, journal, further_locks),
         )
+
+
+class _Following:
+    """The plans for what could not be planned before: of functions that the run itself makes."""
+
+    def __init__(
+        self, intent: Intent, first: Plan, work: _Work, journal: Journal, locks: ExitStack
+    ) -> None:
+        self._intent = intent
+        self._last = first
+        self._work = work
+        self._journal = journal
+        self._locks = locks
+        self._held = set(first.locks)
+        self._left = _MOST_PLANS
+
+    def __call__(self) -> Plan | None:
+        """The next plan, recorded and with its locks held; None once all is done.
+
+        Raises:
+            Refusal: what is left cannot be done.
+            HostError: another process changes it.
+
+        """
+        if not self._last.later:
+            return None
+        self._left -= 1
+        following = plan(self._work.scan(self._intent), self._intent)
+        if following.is_empty or not self._left:
+            message = f"this does not come about: {'; '.join(self._last.later)}"
+            raise HostError(message, "vfiomgr plan shows what is left; see dmesg")
+        new = set(following.locks) - self._held
+        self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))
+        self._held |= new
+        self._journal.extend(following)
+        self._work.on_plan(following)
+        self._last = following
+        return following
 
 
 def _undo(run: CutOff, work: _Work, allow: frozenset[Allowance]) -> None:
@@ -307,7 +487,11 @@ def _finish(run: CutOff, work: _Work) -> None:
     """Do what the run was to do, with the devices that it was to do it with."""
     left = read_unfinished(work.tree, run.name)
     refuse_other_devices(work.scan(left.intent), left.steps)
-    _apply(left.intent, work)
+    intent = left.intent
+    if isinstance(intent, ApplyLayout):
+        begun = map(subject, (left.steps[number] for number in left.begun))
+        intent = replace(intent, begun=tuple(dict.fromkeys((*intent.begun, *filter(None, begun)))))
+    _apply(intent, work)
     if run in cut_off_runs(work.tree, work.scan().boot_id):
         supersede(work.tree, run)
 

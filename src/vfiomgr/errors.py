@@ -21,6 +21,8 @@ class VfiomgrError(Exception):
     """Anything that a user is told about; `exit_code` is the process's exit status."""
 
     exit_code = 1
+    details: tuple[str, ...] = ()
+    """What the message sums up, where that is several things: a line for each."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -39,9 +41,13 @@ class UnknownDevice(UsageError):
 
 
 class InvalidDocument(VfiomgrError):
-    """An input document is malformed; the message names the place."""
+    """An input document is malformed; the message names the place, or the details do."""
 
     exit_code = 65
+
+    def __init__(self, message: str, hint: str = "", details: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint)
+        self.details = details
 
 
 class Refusal(VfiomgrError):

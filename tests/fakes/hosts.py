@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.fakes import samples
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.mdevs import MdevType
 
@@ -67,6 +68,21 @@ def network_adapter(tmp_path: Path) -> FakeKernel:
     kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
     _add_network_adapter(kernel)
     return kernel
+
+
+def mixed(tmp_path: Path) -> FakeKernel:
+    """One GPU with audio, the network adapter with its VFs, and the sample parent mtty."""
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
+    kernel.add_driver("nvidia", ids=[("10de", "*", "03")])
+    kernel.add_driver("snd_hda_intel", ids=[("*", "*", "0403")])
+    kernel.add_driver("igb", ids=[("8086", "1521")])
+    kernel.add_driver("igbvf", ids=[("8086", "1520")])
+    kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+    _add_root_port(kernel, "0000:00:01.0", group=1)
+    _add_gpu(kernel, 1, "0000:00:01.0", group=10)
+    _add_network_adapter(kernel)
+    return kernel.add_parent(samples.mtty())
 
 
 def _add_drivers(kernel: FakeKernel, *, vfio_loaded: bool) -> None:

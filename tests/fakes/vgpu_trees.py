@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 _TYPES = "mdev_supported_types"
 
 
+_PER_DOMAIN = 8
+"""GPUs of a PCI domain, of as many as they take."""
+
+
 def make_vgpu_tree(
     root: str | os.PathLike[str],
     *,
@@ -45,7 +49,8 @@ def make_vgpu_tree(
     os.makedirs(root, exist_ok=True)
     tree = _Tree(os.path.realpath(root), family)
     for index in range(gpus):
-        tree.add_gpu(f"0000:{0x11 + 0x10 * index:02x}", index % 2, vfs)
+        bus = 0x11 + 0x10 * (index % _PER_DOMAIN)
+        tree.add_gpu(f"{index // _PER_DOMAIN:04x}:{bus:02x}", index % 2, vfs)
     card = A40 if family == "mdev-sriov" else L40S
     tree.give_types(card.kinds[:types])
 

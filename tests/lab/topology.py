@@ -144,6 +144,27 @@ SRIOV = Topology(
     has_gpusim=True,
 )
 
+MIXED = Topology(
+    name="mixed",
+    summary="a display+audio pair, the NVMe controller with virtual functions, and mdev parents",
+    devices=(
+        _CONSOLE,
+        _root_port("third", 2),
+        *_display_pair("third"),
+        _root_port("first", 3),
+        "nvme-subsys,id=subsystem",
+        _NVME,
+    ),
+    addresses={
+        "console": "0000:00:01.0",
+        "gpu": "0000:01:00.0",
+        "gpu_audio": "0000:01:00.1",
+        "nvme": "0000:02:00.0",
+    },
+    drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, "nvme": "nvme"},
+    modules=_MDEV_MODULES,
+)
+
 TWO_ROOTS = Topology(
     name="two-roots",
     summary="a display+audio pair on each of two root complexes, one per NUMA node",
@@ -176,7 +197,7 @@ TWO_ROOTS = Topology(
 )
 
 TOPOLOGIES: dict[str, Topology] = {
-    topology.name: topology for topology in (WORKSTATION, SRIOV, TWO_ROOTS, NO_IOMMU)
+    topology.name: topology for topology in (WORKSTATION, SRIOV, MIXED, TWO_ROOTS, NO_IOMMU)
 }
 DEFAULT = WORKSTATION
 

@@ -11,7 +11,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind, wants_gpu_modes, wants_resets
 
 if TYPE_CHECKING:
@@ -47,11 +47,9 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
             with_resets=wants_resets(intent),
             with_gpu_modes=wants_gpu_modes(intent),
         )
-        _print_plan(session, api.plan(host, intent), tuple(_not_checked(host, intent)))
+        print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return None
-    if session.snapshot is not None:
-        message = "a snapshot cannot be changed"
-        raise UsageError(message, "pass --dry-run to see the plan")
+    session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
     return api.apply(
         intent,
         tree=session.tree,
@@ -62,8 +60,12 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
     )
 
 
-def _not_checked(host: HostSnapshot, intent: Intent) -> Iterator[str]:
+def not_checked(host: HostSnapshot, intent: Intent) -> tuple[str, ...]:
     """What a plan for this host could not look at, and what is missing for it."""
+    return tuple(_not_checked(host, intent))
+
+
+def _not_checked(host: HostSnapshot, intent: Intent) -> Iterator[str]:
     if host.users is None:
         yield "who holds the devices: only root of a running host sees it"
     if host.host_uses is None:
@@ -122,7 +124,7 @@ def print_outcome(
     """What a run did: `lines` for people, the steps and `facts` for programs."""
     plan = outcome.plan
     if session.format != "table":
-        body = {"changed": outcome.is_changed, **_plan_body(plan), **facts}
+        body = {"changed": outcome.is_changed, **plan_body(plan), **facts}
         print_document("Outcome", body, session.format)
         return
     for text in (*plan.notes, *plan.already):
@@ -133,7 +135,8 @@ def print_outcome(
         click.echo(line)
 
 
-def _plan_body(plan: Plan) -> dict[str, object]:
+def plan_body(plan: Plan) -> dict[str, object]:
+    """A plan as documents have it."""
     return {
         "summary": plan.summary,
         "notes": plan.notes,
@@ -150,9 +153,10 @@ def _plan_body(plan: Plan) -> dict[str, object]:
     }
 
 
-def _print_plan(session: Session, plan: Plan, not_checked: tuple[str, ...]) -> None:
+def print_plan(session: Session, plan: Plan, unseen: tuple[str, ...]) -> None:
+    """What would be done, with what nobody could look at."""
     if session.format != "table":
-        body = {**_plan_body(plan), "not_checked": not_checked}
+        body = {**plan_body(plan), "not_checked": unseen}
         print_document("Plan", body, session.format)
         return
     click.echo(f"plan: {plan.summary}")
@@ -164,5 +168,7 @@ def _print_plan(session: Session, plan: Plan, not_checked: tuple[str, ...]) -> N
         click.echo(f"{number:3}. {step.describe()}")
         for command in step.commands():
             click.echo(f"       {command}")
-    for text in not_checked:
+    for text in plan.later:
+        click.echo(f"then: {text}")
+    for text in unseen:
         note(f"not checked: {text}")

@@ -22,9 +22,15 @@ _COMMANDS = {
     "check": ("vfiomgr.cli.check", "check"),
     "bind": ("vfiomgr.cli.passthrough", "bind"),
     "unbind": ("vfiomgr.cli.passthrough", "unbind"),
+    "plan": ("vfiomgr.cli.layout_commands", "plan"),
+    "apply": ("vfiomgr.cli.layout_commands", "apply"),
+    "assert": ("vfiomgr.cli.layout_commands", "assert_"),
+    "export": ("vfiomgr.cli.layout_commands", "export"),
+    "revert": ("vfiomgr.cli.layout_commands", "revert"),
     "recover": ("vfiomgr.cli.recover", "recover"),
     "reset": ("vfiomgr.cli.reset", "reset"),
     "sriov": ("vfiomgr.cli.sriov", "sriov"),
+    "layout": ("vfiomgr.cli.layout", "layout"),
     "persist": ("vfiomgr.cli.persist", "persist"),
     "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
     "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
@@ -32,7 +38,7 @@ _COMMANDS = {
     "cdi": ("vfiomgr.cli.cdi", "cdi"),
     "snapshot": ("vfiomgr.cli.snapshot", "snapshot"),
 }
-_READING = frozenset({"list", "show", "groups", "check", "snapshot"})
+_READING = frozenset({"list", "show", "groups", "check", "plan", "assert", "export", "snapshot"})
 """Commands that change nothing: they may end at once."""
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
@@ -73,8 +79,9 @@ def cli() -> None:
       vfiomgr unbind 0000:04:00.0       give it back to the driver it had
 
     Exit status: 0 done or already so, 1 failed and rolled back (check: something blocks), 2 usage,
-    4 refused by a guard, 5 failed and the roll-back is incomplete, 65 a malformed document, 130
-    interrupted. Each option below can also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
+    3 assert found a difference, 4 refused by a guard, 5 failed and the roll-back is incomplete, 65
+    a malformed document, 130 interrupted. Each option below can also be set as VFIOMGR_<OPTION>,
+    e.g. VFIOMGR_FORMAT=json.
     """
 
 

@@ -85,9 +85,11 @@ def note(message: str) -> None:
 
 
 def print_error(error: VfiomgrError) -> None:
-    """The cause on one line, the remedy on a second one."""
+    """The cause on one line, a line for each detail, the remedy on the last one."""
     word = "refused" if type(error).__name__ == "Refusal" else "error"
     click.echo(f"vfiomgr: {word}: {_one_line(error.message)}", err=True)
+    for detail in error.details:
+        click.echo(_one_line(detail), err=True)
     if error.hint:
         click.echo(f"  remedy: {_one_line(error.hint)}", err=True)
 

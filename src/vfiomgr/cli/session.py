@@ -78,6 +78,7 @@ class Session:
         with_readiness: bool = False,
         with_resets: bool = False,
         with_gpu_modes: bool = False,
+        serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> HostSnapshot:
         """The facts to answer from: of a snapshot file, or of the tree as it is now."""
         from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
@@ -91,6 +92,7 @@ class Session:
             with_readiness=with_readiness,
             with_resets=with_resets,
             with_gpu_modes=with_gpu_modes,
+            serials_of=serials_of,
         )
         return self._required(host)
 
@@ -114,6 +116,16 @@ class Session:
         holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
         nodes = {node for holder in holders for node in host.guest_nodes(holder)}
         return replace(host, users=read_holders(self.tree, nodes))
+
+    def require_live(self, why: str, remedy: str) -> None:
+        """Make sure that a tree is meant.
+
+        Raises:
+            UsageError: a snapshot is.
+
+        """
+        if self.snapshot is not None:
+            raise UsageError(why, remedy)
 
     def devices(self) -> HostSnapshot:
         """As `host`, but from a tree nothing besides the devices, which takes a fraction of it."""

@@ -2,8 +2,9 @@
 
 One file per run in /var/lib/vfiomgr/journal, one JSON record per line: `plan` with the intent and
 all steps, then `begin`, `done`, `failed` and `stuck` of each step (`undo-…` while rolling back),
-and `end`. A run holds a lock on its file: one without `end` and without a lock was cut off. A last
-line that is no whole record was never written.
+`more` with the steps that could be planned only then, and `end`. A run holds a lock on its file:
+one without `end` and without a lock was cut off. A last line that is no whole record was never
+written.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENOSPC
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.tree import sync_directory
-from vfiomgr.model.intent import Intent
+from vfiomgr.model.intent import ApplyLayout, Intent
 from vfiomgr.model.path import STATE
 from vfiomgr.model.snapshot import to_jsonable
 from vfiomgr.model.step import Step, subject
@@ -65,11 +66,8 @@ class Journal:
             {
                 "summary": plan.summary,
                 "boot_id": boot_id,
-                "locks": plan.locks,
                 "intent": to_jsonable(intent),
-                "steps": to_jsonable(plan.steps),
-                "descriptions": [step.describe() for step in plan.steps],
-                "subjects": [subject(step) for step in plan.steps],
+                **_contents(plan),
             },
         )
         sync_directory(os.path.dirname(tree.locate(DIRECTORY / name)))
@@ -87,6 +85,10 @@ class Journal:
     ) -> None:
         """Append one record; what is `durable` is on disk when this returns."""
         self._append([{"event": event, "time": time.time(), **(details or {})}], durable=durable)
+
+    def extend(self, plan: Plan) -> None:
+        """Record, durably, the steps that follow those so far."""
+        self.record("more", _contents(plan))
 
     def begin(self, steps: Iterable[int]) -> None:
         """Record, durably, that steps are about to be taken."""
@@ -112,6 +114,15 @@ class Journal:
         os.close(self.descriptor)
 
 
+def _contents(plan: Plan) -> dict[str, object]:
+    return {
+        "locks": plan.locks,
+        "steps": to_jsonable(plan.steps),
+        "descriptions": [step.describe() for step in plan.steps],
+        "subjects": [subject(step) for step in plan.steps],
+    }
+
+
 def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
     """The whole records of a journal; one that was cut off was never acted upon."""
     records: list[dict[str, Any]] = []
@@ -119,6 +130,11 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
         with suppress(ValueError):
             records.append(json.loads(line))
     return records
+
+
+def _all_of(records: Iterable[Mapping[str, Any]], what: str) -> list[Any]:
+    """What all plans of a run say, one after the other."""
+    return [one for record in records for one in record.get(what, ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +183,17 @@ def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
             continue
         plan = records[0]
         steps = [record["step"] for record in records if "step" in record]
-        step = plan["descriptions"][steps[-1] if steps else 0]
+        step = _all_of(records, "descriptions")[steps[-1] if steps else 0]
         is_of_this_boot = plan["boot_id"] == boot_id
-        has_settings = any(_is_restored_later(plan["steps"], number) for number in steps)
+        planned = _all_of(records, "steps")
+        has_settings = any(_is_restored_later(planned, number) for number in steps)
         found.append(
             CutOff(
                 name,
                 plan["summary"],
                 step,
-                frozenset(plan["locks"]),
-                frozenset(filter(None, plan["subjects"])),
+                frozenset(_all_of(records, "locks")),
+                frozenset(filter(None, _all_of(records, "subjects"))),
                 is_of_this_boot,
                 has_settings=is_of_this_boot and has_settings,
             )
@@ -202,13 +219,12 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
 
-    from vfiomgr.model.intent import Intent  # noqa: PLC0415
     from vfiomgr.model.step import Step  # noqa: PLC0415
 
     records = read_journal(tree, name)
     try:
-        intent: Intent = TypeAdapter(Intent).validate_python(records[0]["intent"])
-        steps = TypeAdapter(tuple[Step, ...]).validate_python(records[0]["steps"])
+        intent = _read_intent(records[0]["intent"])
+        steps = TypeAdapter(tuple[Step, ...]).validate_python(_all_of(records, "steps"))
     except (ValidationError, KeyError) as error:
         message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
         raise InvalidDocument(
@@ -218,6 +234,27 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     begun = [record["step"] for record in records if record["event"] == "begin"]
     undone = {record["step"] for record in records if record["event"] == "undo-done"}
     return Unfinished(intent, steps, tuple(step for step in begun if step not in undone))
+
+
+def _read_intent(data: dict[str, Any]) -> Intent:
+    """An intent as a journal holds it.
+
+    Raises:
+        ValidationError: it is none.
+        KeyError: of a kind that this version does not know.
+
+    """
+    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
+
+    # pydantic looks for the names of fields' types among those of this function.
+    from vfiomgr.model.step import Step  # noqa: F401, PLC0415
+
+    kinds = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Intent)}
+    kind = kinds[data["kind"]]
+    if kind is ApplyLayout:
+        from vfiomgr.model.layout import Layout  # noqa: F401, PLC0415 - slow to import
+    intent: Intent = TypeAdapter(kind).validate_python(data)
+    return intent
 
 
 def supersede(tree: HostTree, run: CutOff) -> None:

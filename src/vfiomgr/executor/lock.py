@@ -23,28 +23,33 @@ _POLL = 0.1
 
 
 @contextmanager
-def hold(tree: HostTree, names: Iterable[str], on_wait: Callable[[str], None]) -> Iterator[None]:
+def hold(
+    tree: HostTree, names: Iterable[str], on_wait: Callable[[str], None], *, wait: bool = True
+) -> Iterator[None]:
     """Hold the named locks, taken in one order so that two plans never wait for each other.
 
-    `on_wait` is told once per lock that is taken by another process.
+    `on_wait` is told once per lock that is taken by another process. Who holds some already must
+    not `wait` for others.
 
     Raises:
-        HostError: another process kept a lock longer than the deadline.
+        HostError: another process kept a lock longer than the deadline, or has it.
 
     """
     tree.make_directory(_LOCKS)
     with ExitStack() as stack:
         for name in sorted(set(names)):
-            stack.enter_context(_held(tree, name, on_wait))
+            stack.enter_context(_held(tree, name, on_wait, DEADLINE if wait else 0))
         yield
 
 
 @contextmanager
-def _held(tree: HostTree, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+def _held(
+    tree: HostTree, name: str, on_wait: Callable[[str], None], patience: float
+) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
     try:
-        _acquire(descriptor, name, on_wait)
+        _acquire(descriptor, name, on_wait, patience)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
@@ -67,8 +72,8 @@ def _leave(descriptor: int, name: str, error: StuckInKernel) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + DEADLINE
+def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None], patience: float) -> None:
+    deadline = time.monotonic() + patience
     told = False
     while True:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,14 +31,13 @@ from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.step import AwaitVfioNode, ForgetOrigin, subject
+from vfiomgr.model.step import AwaitVfioNode, ForgetOrigin, Step, subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.executor.journal import Journal
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.step import Step
 
 DEADLINE = 60.0
 """Seconds for one step; a GPU's driver may take many to let go, or to start."""
@@ -58,15 +58,19 @@ class Outcome:
     """False where the host was as wanted already."""
 
 
-def run(
+def run(  # noqa: PLR0913 - all but the plan and where have defaults
     plan: Plan,
     *,
     tree: HostTree,
     journal: Journal,
     on_step: Callable[[Step], None] = lambda _step: None,
     deadline: float = DEADLINE,
+    go_on: Callable[[], Plan | None] = lambda: None,
 ) -> Outcome:
-    """Carry out the steps of a plan; all, or none.
+    """Carry out the steps of a plan, and of those that follow it; all, or none.
+
+    `go_on` is asked for another plan, on the host as it is by then, whenever one is done; what it
+    raises undoes them all.
 
     Raises:
         RolledBack: a step failed; what had been done is undone.
@@ -74,20 +78,65 @@ def run(
         StuckInKernel: the kernel did not return from a step within the deadline.
 
     """
-    schedule = Schedule(plan)
+    done = Plan(plan.summary, ())
+    begun: list[int] = []
+    following: Plan | None = plan
+    while following is not None:
+        done = _joined(done, following)
+        following = _advance(
+            _Stage(following, done.steps, begun, go_on), tree, journal, on_step, deadline
+        )
+    _note(journal, "end", outcome="done")
+    return Outcome(done, is_changed=bool(done.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A plan among those that are carried out in turn."""
+
+    plan: Plan
+    steps: tuple[Step, ...]
+    """Of all plans up to this one."""
+    begun: list[int]
+    go_on: Callable[[], Plan | None]
+
+
+def _advance(
+    stage: _Stage,
+    tree: HostTree,
+    journal: Journal,
+    on_step: Callable[[Step], None],
+    deadline: float,
+) -> Plan | None:
+    """Carry out one plan; the next one. A failure undoes all that was begun of any."""
+    plan = stage.plan
+    schedule = Schedule(plan, first=len(stage.steps) - len(plan.steps))
     if any(isinstance(step, AwaitVfioNode) for step in plan.steps):
         uevents.rules_give_access(tree)  # read once, before children are forked that ask for it
-    with _crew(plan.steps, tree, journal, schedule.width, deadline) as crew:
-        work = _Work(plan.steps, tree, journal, crew)
+    following: Plan | None = None
+    with _crew(stage.steps, tree, journal, schedule.width, deadline) as crew:
+        work = _Work(stage.steps, tree, journal, crew, stage.begun)
         try:
             failure = work.advance(schedule, on_step)
+            following = stage.go_on() if failure is None else None
         except (Exception, KeyboardInterrupt) as cause:  # noqa: BLE001 - a defect too is undone
             failure = Result(work.begun[-1] if work.begun else 0, cause)
         if failure is not None:
             with _undisturbed():
                 work.end_failed(failure)
-    _note(journal, "end", outcome="done")
-    return Outcome(plan, is_changed=bool(plan.steps))
+    return following
+
+
+def _joined(one: Plan, other: Plan) -> Plan:
+    """Two plans that are carried out in turn, as one that tells of both."""
+    return Plan(
+        other.summary,
+        (*one.steps, *other.steps),
+        locks=tuple(sorted({*one.locks, *other.locks})),
+        notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
+        already=other.already if not one.steps else one.already,
+        settles=tuple(dict.fromkeys((*one.settles, *other.settles))),
+    )
 
 
 def undo(
@@ -105,9 +154,7 @@ def undo(
 
     """
     with _crew(steps, tree, journal, 1, deadline) as crew, _undisturbed():
-        work = _Work(steps, tree, journal, crew)
-        work.begun += begun
-        left = work.undo()
+        left = _Work(steps, tree, journal, crew, list(begun)).undo()
     if left:
         message = f"undoing failed: {'; '.join(left)}"
         raise RollbackIncomplete(message, "see dmesg; vfiomgr recover tries again")
@@ -144,12 +191,19 @@ def _do_inverse(step: Step, tree: HostTree) -> None:
 class _Work:
     """One run: its steps, and those that were begun."""
 
-    def __init__(self, steps: Sequence[Step], tree: HostTree, journal: Journal, crew: Crew) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        tree: HostTree,
+        journal: Journal,
+        crew: Crew,
+        begun: list[int],
+    ) -> None:
         self._steps = steps
         self._tree = tree
         self._journal = journal
         self._crew = crew
-        self.begun: list[int] = []
+        self.begun = begun
 
     def advance(self, schedule: Schedule, on_step: Callable[[Step], None]) -> Result | None:
         """Begin what may begin until nothing is left; the first result that is no success."""

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 class Schedule:
     """The steps that are left, by lane."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._lane_of = plan.lanes or (0,) * len(plan.steps)
+    def __init__(self, plan: Plan, first: int = 0) -> None:
+        """`first` is the number of the plan's first step, where others went before."""
+        self._lane_of = dict(enumerate(plan.lanes or (0,) * len(plan.steps), start=first))
         self._left: dict[int, deque[int]] = {}
-        for step, lane in enumerate(self._lane_of):
+        for step, lane in self._lane_of.items():
             self._left.setdefault(lane, deque()).append(step)
         self._busy: set[int] = set()
 

@@ -29,7 +29,9 @@ _MADE = RUNTIME / "made"
 
 def read_marks(tree: HostTree) -> tuple[TextFile, ...]:
     """All marks, also of vGPUs that are gone."""
-    texts = ((MARKS / name, tree.read_text(MARKS / name)) for name in tree.children(MARKS))
+    # A file that a killed process had not put in place yet begins with a dot.
+    names = (name for name in tree.children(MARKS) if not name.startswith("."))
+    texts = ((MARKS / name, tree.read_text(MARKS / name)) for name in names)
     return tuple(TextFile(file, text) for file, text in texts if text is not None)
 
 

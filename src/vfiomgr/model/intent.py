@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.model.definition import Attributes
 from vfiomgr.model.gpu_instance import InstancePlace
@@ -11,6 +11,11 @@ from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import NodeOwner
 from vfiomgr.model.quota import Share
 from vfiomgr.model.reset import ResetMethod
+
+if TYPE_CHECKING:
+    # Read by pydantic where a journal is, and not imported by commands without a layout.
+    from vfiomgr.model.layout import Layout  # noqa: TC004
+    from vfiomgr.model.step import Step  # noqa: TC004
 
 Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route"]
 """The guards that a user may override, by the value of `--allow`."""
@@ -266,6 +271,47 @@ class Reset:
     kind: Literal["reset"] = "reset"
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionBefore:
+    """What a run that was cut off had found of a function that makes virtual ones."""
+
+    address: PciAddress
+    autoprobe: bool | None
+    heterogeneous: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyLayout:
+    """Bring the host to a layout; what is so already is not touched."""
+
+    name: str
+    layout: Layout
+    owners: tuple[NodeOwner, ...] = ()
+    """Who those are that the layout gives nodes to."""
+    seed: str = ""
+    """What the names of vGPUs that the layout does not name are made from."""
+    allow: frozenset[Allowance] = frozenset()
+    only: tuple[str, ...] = ()
+    """These parts alone, by the device that they stand under."""
+    begun: tuple[str, ...] = ()
+    """The vGPUs that a run which was cut off had made, or removed."""
+    before: tuple[FunctionBefore, ...] = ()
+    kind: Literal["apply-layout"] = "apply-layout"
+
+
+@dataclass(frozen=True, slots=True)
+class RevertLayout:
+    """Take back what applying a layout did."""
+
+    name: str
+    steps: tuple[Step, ...]
+    """What was done, in its order."""
+    runs: tuple[str, ...]
+    """The journals that tell of it."""
+    allow: frozenset[Allowance] = frozenset()
+    kind: Literal["revert-layout"] = "revert-layout"
+
+
 def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
     """The PCI functions that an intent names."""
     match intent:
@@ -286,7 +332,7 @@ def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
 
 def wants_resets(intent: Intent) -> bool:
     """Whether it may have to be told why a function cannot be reset in some way."""
-    return isinstance(intent, Reset) or (
+    return isinstance(intent, Reset | ApplyLayout) or (
         isinstance(intent, Bind) and intent.reset_method is not None
     )
 
@@ -302,7 +348,8 @@ def wants_gpu_modes(intent: Intent) -> bool:
         | SetVirtualFunctions
         | SetGpuMode
         | DivideGpu
-        | SwitchGpu,
+        | SwitchGpu
+        | ApplyLayout,
     )
 
 
@@ -324,4 +371,6 @@ Intent = (
     | Reset
     | ForgetPersisted
     | ImportDriverctl
+    | ApplyLayout
+    | RevertLayout
 )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _FULL = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _SHORT = re.compile(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _MAX_DEVICE = 0x1F
+_WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"
+"""The same as a regular expression of JSON Schema."""
 
 CLASS_DISPLAY = "03"
 CLASS_BRIDGE = "06"
@@ -103,6 +105,11 @@ class PciAddress:
         return core_schema.no_info_plain_validator_function(
             validate, serialization=core_schema.to_string_ser_schema()
         )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: object, _handler: object) -> dict[str, Any]:
+        """The form that `parse` reads."""
+        return {"type": "string", "pattern": _WRITTEN}
 
 
 def is_address(name: str) -> bool:

@@ -26,6 +26,8 @@ class Plan:
     """What is in the wanted state and not touched."""
     settles: tuple[str, ...] = ()
     """The functions and vGPUs that are as somebody wants them afterwards, moved or not."""
+    later: tuple[str, ...] = ()
+    """What can be planned only once this is done: about functions that do not exist yet."""
     lanes: tuple[int, ...] = ()
     """For each step its lane; they run side by side, after FIRST, before LAST. Empty: in order."""
 

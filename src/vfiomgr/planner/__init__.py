@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.model.intent import (
+    ApplyLayout,
     Bind,
     ChangeQuotas,
     CreateVgpu,
@@ -16,6 +17,7 @@ from vfiomgr.model.intent import (
     RemoveVgpu,
     Reset,
     RestoreVgpus,
+    RevertLayout,
     SetGpuMode,
     SetVirtualFunctions,
     StartVgpu,
@@ -33,6 +35,7 @@ from vfiomgr.planner import (
     quotas,
     reset,
     restoration,
+    reversion,
     sriov,
     switch,
     vgpu,
@@ -51,14 +54,24 @@ def settled(host: HostSnapshot, intent: Intent) -> Intent:
             return _settled_division(host, intent)
         case Reset():
             return reset.settled(host, intent)
+        case CreateVgpu() | StartVgpu() | RestoreVgpus():
+            return _settled_vgpus(host, intent)
+        case ApplyLayout():
+            from vfiomgr.planner import layout  # noqa: PLC0415 - brings pydantic
+
+            return layout.settled(host, intent)
+        case _:
+            return intent
+
+
+def _settled_vgpus(host: HostSnapshot, intent: CreateVgpu | StartVgpu | RestoreVgpus) -> Intent:
+    match intent:
         case CreateVgpu():
             return vgpu.settled(host, intent)
         case StartVgpu():
             return vgpu_start.settled(host, intent)
         case RestoreVgpus():
             return restoration.settled(host, intent)
-        case _:
-            return intent
 
 
 def _settled_division(
@@ -98,10 +111,10 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
-        case ForgetPersisted():
-            made = persistence.plan_forget(host, intent)
-        case ImportDriverctl():
-            made = persistence.plan_import(host, intent)
+        case ForgetPersisted() | ImportDriverctl():
+            made = _plan_persistence(host, intent)
+        case ApplyLayout() | RevertLayout():
+            made = _plan_layout(host, intent)
         case _ as never:
             assert_never(never)
     return made
@@ -141,3 +154,23 @@ def _plan_definition(
             return vgpu_start.plan_stop(host, intent)
         case RestoreVgpus():
             return restoration.plan_restore(host, intent)
+
+
+def _plan_persistence(host: HostSnapshot, intent: ForgetPersisted | ImportDriverctl) -> Plan:
+    """What is kept for the next boot, alone."""
+    match intent:
+        case ForgetPersisted():
+            return persistence.plan_forget(host, intent)
+        case ImportDriverctl():
+            return persistence.plan_import(host, intent)
+
+
+def _plan_layout(host: HostSnapshot, intent: ApplyLayout | RevertLayout) -> Plan:
+    """What a document says of a whole host."""
+    match intent:
+        case ApplyLayout():
+            from vfiomgr.planner import layout  # noqa: PLC0415 - brings pydantic
+
+            return layout.plan_layout(host, intent)
+        case RevertLayout():
+            return reversion.plan_revert(host, intent)

@@ -9,12 +9,12 @@ from vfiomgr.model.vgpu import GpuMode
 from vfiomgr.model.vgpu_mark import mark_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from vfiomgr.model.gpu_instance import GpuPartition
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import Vgpu
+    from vfiomgr.model.vgpu import Vgpu, VgpuParent
 
 
 def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
@@ -25,6 +25,32 @@ def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
         vgpus=tuple(vgpu for vgpu in host.vgpus if vgpu not in vgpus),
         vgpu_marks=tuple(mark for mark in host.vgpu_marks if mark.path not in files),
     )
+
+
+def with_vgpus(host: HostSnapshot, made: Sequence[Vgpu]) -> HostSnapshot:
+    """Once vGPUs are made; what their parents have room for then is what is left of it in shares.
+
+    So share those that divide memory, ports or a number among types of any size.
+    """
+    by_parent: dict[str, list[Vgpu]] = {}
+    for vgpu in made:
+        by_parent.setdefault(vgpu.parent, []).append(vgpu)
+    parents = (_with_less(p, by_parent.get(p.name, ())) for p in host.vgpu_parents)
+    return replace(host, vgpus=(*host.vgpus, *made), vgpu_parents=tuple(parents))
+
+
+def _with_less(parent: VgpuParent, made: Sequence[Vgpu]) -> VgpuParent:
+    if not made:
+        return parent
+    if parent.is_virtual_function:
+        return replace(parent, available=(0,) * len(parent.available))
+    left = list(parent.available)
+    for vgpu in made:
+        before = parent.offers(vgpu.type)
+        if before:
+            left = [None if n is None else n * (before - 1) // before for n in left]
+            parent = replace(parent, available=tuple(left))
+    return parent
 
 
 def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSnapshot:

@@ -9,7 +9,14 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.gpu_step import RunSriovManage, SetMig
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.quota_step import SetQuotas
-from vfiomgr.model.step import ChangeDriver, ReleaseDriver, RememberOrigin, SetVfCount
+from vfiomgr.model.step import (
+    ChangeDriver,
+    LoadModule,
+    ReleaseDriver,
+    RememberOrigin,
+    SetVfCount,
+    subject,
+)
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import guards
 
@@ -114,6 +121,24 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
             found = _present(host, step)
             if isinstance(found, str):
                 raise Refusal(found, "vfiomgr recover --undo closes the run without touching it")
+
+
+def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
+    """Make sure that a plan is the one that a person has looked at.
+
+    Raises:
+        Refusal: the host has changed in something that it touches.
+
+    """
+    now = [step for step in steps if not isinstance(step, LoadModule)]  # of which no harm comes
+    then = [step for step in reviewed if not isinstance(step, LoadModule)]
+    if now == then:
+        return
+    changed = [step for step in now if step not in then]
+    changed += [step for step in then if step not in now]
+    names = dict.fromkeys(subject(step) or step.describe() for step in changed)
+    message = f"the host has changed since the plan was made: {', '.join(names) or 'the order'}"
+    raise Refusal(message, "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN")
 
 
 def _makes_again(step: Step) -> bool:

@@ -12,11 +12,10 @@ from vfiomgr.model.origin import DriverState
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.quota import PHYSICAL_PRIORITY
 from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetAutoprobe, SetVfCount
-from vfiomgr.planner import gpu_instances, guards, quotas
+from vfiomgr.planner import gpu_instances, guards, quota_guards, quotas
 from vfiomgr.planner.future import without_instances
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.locks import device_lock
-from vfiomgr.planner.quota_guards import GIM, fixed_at_load, impossible
 from vfiomgr.planner.quotas import Provision
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     present = _virtual_functions(host, device)
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {intent.count}"
-    guards.refuse_if_any(_impossible(host, device, intent.count), frozenset())
+    guards.refuse_if_any(impossible(host, device, intent.count), frozenset())
     guards.refuse_if_any(_unshareable(host, device, intent), frozenset())
     if device.sriov_numvfs == intent.count:
         return _plan_as_many(host, device, intent, Plan(summary, (), locks))
@@ -200,7 +199,7 @@ def _provision(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunction
     return quotas.provision(host, device, intent) or Provision()
 
 
-def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
+def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
     """What no state of the host would change."""
     if device.physical_function is not None:
         yield Objection(
@@ -218,8 +217,8 @@ def _impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[O
             f"{device} makes at most {device.sriov_totalvfs} virtual functions, not {count}",
             "ask for fewer; the device's own firmware settings may raise the limit",
         )
-    elif device.driver == GIM and count != device.sriov_numvfs:
-        yield fixed_at_load(device, "its virtual functions are made")
+    elif device.driver == quota_guards.GIM and count != device.sriov_numvfs:
+        yield quota_guards.fixed_at_load(device, "its virtual functions are made")
     elif makes_by_program(host, device) and count not in (
         *(0, device.sriov_totalvfs),
         device.sriov_numvfs,
@@ -243,7 +242,7 @@ def _unshareable(
             "leave the quotas out: those that vfiomgr set go with the functions",
         )
         return
-    yield from impossible(host, device, intent.share)
+    yield from quota_guards.impossible(host, device, intent.share)
     if device.sriov_numvfs != intent.count:
         yield from quotas.unaffordable(host, device, intent.count, intent.share)
 

@@ -72,6 +72,16 @@ def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
         UnknownDevice: the address names nothing.
 
     """
+    return brought(host, intent)[0]
+
+
+def brought(
+    host: HostSnapshot, intent: SwitchGpu, bind: Bind | None = None
+) -> tuple[Plan, HostSnapshot]:
+    """The same, with the host as it will be but for functions that went to VFIO.
+
+    `bind` is how to hand it to a guest where the plain way is not meant; it may name others too.
+    """
     device = host.device(intent.address)
     guards.refuse_if_any([*guards.stuck(host, device), *_no_gpu(device)], frozenset())
     course = _Course(host, intent)
@@ -79,13 +89,13 @@ def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
         case "host":
             _to_host(course)
         case "passthrough":
-            _to_passthrough(course)
+            _to_passthrough(course, bind or Bind((intent.address,), allow=intent.allow))
         case "vgpu":
             _to_vgpu(course)
         case _ as never:
             assert_never(never)
     course.add(Plan("", tuple(_forgotten_marks(course))), course.host)
-    return _joined(course)
+    return _joined(course), course.host
 
 
 def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
@@ -116,11 +126,10 @@ def _to_host(course: _Course) -> None:
     _clear(course)
 
 
-def _to_passthrough(course: _Course) -> None:
+def _to_passthrough(course: _Course, bind: Bind) -> None:
     if not course.device.is_on_vfio:
         _clear(course)
         _end_persistence(course)
-    bind = Bind((course.intent.address,), allow=course.intent.allow)
     course.add(passthrough.plan_bind(course.host, bind), course.host)
 
 

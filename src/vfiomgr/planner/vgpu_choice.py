@@ -120,7 +120,7 @@ def _asked_gpus(host: HostSnapshot, intent: CreateVgpu) -> list[Gpu]:
 
 def _serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
     """The types of a GPU that serve a request, the smallest first."""
-    found = [kind for kind in gpu.types if _serves(kind, intent)]
+    found = [kind for kind in gpu.types if serves(kind, intent)]
     return sorted(found, key=_by_size)
 
 
@@ -130,7 +130,8 @@ def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
     return int(unknown), kind.framebuffer or 0, kind.heads or 0, by_number(kind)
 
 
-def _serves(kind: VgpuType, intent: CreateVgpu) -> bool:
+def serves(kind: VgpuType, intent: CreateVgpu) -> bool:
+    """Whether a type is one that is asked for, by name or by need."""
     if intent.type is not None and not is_called(kind, intent.type):
         return False
     if intent.series is not None and kind.series != intent.series:

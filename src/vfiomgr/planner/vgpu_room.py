@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -346,6 +346,7 @@ def by_number(kind: VgpuType) -> tuple[str, int, str]:
     return kind.id.removesuffix(kind.number), number, kind.id
 
 
+@lru_cache(maxsize=1 << 14)
 def in_order(name: str) -> tuple[int, PciAddress | str]:
     """Orders addresses as numbers, and names after them."""
     try:

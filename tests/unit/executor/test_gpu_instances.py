@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +9,9 @@ import pytest
 from tests.fakes.faults import PowerCut
 from tests.fakes.nvidia.cards import A100, RTX_PRO_6000
 from tests.fakes.vgpu_hosts import GPUS, mig_host, nvidia_host
+from tests.unit.executor.faults import Course
 from vfiomgr import api
-from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.executor import sriov_manage
 from vfiomgr.executor.actions import perform
 from vfiomgr.executor.journal import cut_off_runs
@@ -277,21 +277,6 @@ def test_a_start_makes_the_instances_of_all_that_it_starts(tmp_path: Path) -> No
 # ---- faults and deaths
 
 
-def kept(kernel: FakeKernel) -> dict[str, str]:
-    """The state of a kernel and its GPU, without the numbers that count up."""
-    passing = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio", "/sys/devices/virtual")
-    state = {
-        path: text
-        for path, text in kernel.state(modules=False).items()
-        if not any(part in path or part in text for part in passing) and not path.endswith(".torn")
-    }
-    host = api.scan(kernel, with_gpu_modes=True)
-    modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
-    places = {f"instances of {p.gpu}": f"{p.places}" for p in host.gpu_partitions}
-    marks = {m.path: m.text for m in host.vgpu_marks if not m.path.endswith(".torn")}
-    return state | modes | places | marks
-
-
 def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
     """A host, and what it shall become."""
     match name:
@@ -326,11 +311,8 @@ COURSES = (
 )
 
 
-def operations_of(tmp_path: Path, name: str) -> int:
-    kernel, intent = prepared(tmp_path / "count", name)
-    before = len(kernel.operations)
-    apply(kernel, intent)
-    return len(kernel.operations) - before
+def course(tmp_path: Path, name: str) -> Course:
+    return Course(tmp_path, lambda place: prepared(place, name))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
@@ -338,25 +320,7 @@ def operations_of(tmp_path: Path, name: str) -> int:
 def test_a_fault_at_any_operation_leaves_everything_as_it_was(
     tmp_path: Path, name: str, *, late: bool
 ) -> None:
-    failed = 0
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kept(kernel)
-        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
-        error = failure(kernel, intent)
-        if error is not None:
-            failed += 1
-            assert not isinstance(error, RollbackIncomplete), (at, error)
-            assert kept(kernel) == before, (at, error)
-    assert failed
-
-
-def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
-    try:
-        apply(kernel, intent)
-    except (VfiomgrError, OSError) as error:
-        return error
-    return None
+    course(tmp_path, name).assert_all_faults_are_undone(late=late)
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
@@ -364,21 +328,7 @@ def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
 def test_a_death_at_any_operation_can_be_finished_and_undone(
     tmp_path: Path, name: str, *, finish: bool
 ) -> None:
-    done, intent = prepared(tmp_path / "done", name)
-    untouched = kept(done)
-    apply(done, intent)
-    assert kept(done) != untouched
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kept(kernel)
-        kernel.kill(at=at, after=at % 2 == 0)
-        with pytest.raises(PowerCut):
-            apply(kernel, intent)
-        kernel.revive()
-        if not api.recover(tree=kernel, finish=finish) and finish:
-            apply(kernel, intent)
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
-        assert kept(kernel) == (kept(done) if finish else before), at
+    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish)
 
 
 def test_a_run_cut_off_around_the_functions_is_not_settled_by_typing_it_again(
@@ -386,7 +336,7 @@ def test_a_run_cut_off_around_the_functions_is_not_settled_by_typing_it_again(
 ) -> None:
     """Typed again, it would not know of the GPU instances that it had put away."""
     name = "instances kept while functions come"
-    for at in range(1, operations_of(tmp_path, name) + 1):
+    for at in course(tmp_path, name).operations():
         kernel, intent = prepared(tmp_path / str(at), name)
         kernel.kill(at=at, after=True)
         with pytest.raises(PowerCut):

@@ -12,10 +12,7 @@ import pytest
 from tests.fakes.faults import PowerCut
 from tests.fakes.sysfs import READ_ONLY
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
-from tests.unit.executor.faults import (
-    assert_all_faults_are_undone,
-    assert_all_power_cuts_can_be_ended,
-)
+from tests.unit.executor.faults import of_host
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.executor.causes import explained
@@ -289,8 +286,7 @@ CASES: dict[str, Case] = {
 def test_a_fault_at_any_operation_leaves_everything_as_it_was(
     tmp_path: Path, name: str, *, late: bool
 ) -> None:
-    host, earlier, intent = CASES[name]
-    assert_all_faults_are_undone(tmp_path, earlier, intent, late=late, host=host)
+    of_host(tmp_path, *CASES[name]).assert_all_faults_are_undone(late=late)
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
@@ -298,8 +294,7 @@ def test_a_fault_at_any_operation_leaves_everything_as_it_was(
 def test_a_power_cut_at_any_operation_can_be_finished_and_undone(
     tmp_path: Path, name: str, *, finish: bool
 ) -> None:
-    host, earlier, intent = CASES[name]
-    assert_all_power_cuts_can_be_ended(tmp_path, earlier, intent, finish=finish, host=host)
+    of_host(tmp_path, *CASES[name]).assert_all_power_cuts_can_be_ended(finish=finish)
 
 
 def test_the_record_is_of_this_boot_alone(tmp_path: Path) -> None:

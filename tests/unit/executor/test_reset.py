@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.hosts import workstation
-from tests.unit.executor.faults import (
-    assert_all_faults_are_undone,
-    assert_all_power_cuts_can_be_ended,
-)
+from tests.unit.executor.faults import of_adapter
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.host.pci import read_driver_state
@@ -214,7 +211,7 @@ INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
 def test_a_fault_at_any_operation_leaves_everything_as_it_was(
     tmp_path: Path, name: str, *, late: bool
 ) -> None:
-    assert_all_faults_are_undone(tmp_path, *INTENTS[name], late=late)
+    of_adapter(tmp_path, *INTENTS[name]).assert_all_faults_are_undone(late=late)
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
@@ -222,4 +219,4 @@ def test_a_fault_at_any_operation_leaves_everything_as_it_was(
 def test_a_power_cut_at_any_operation_can_be_finished_and_undone(
     tmp_path: Path, name: str, *, finish: bool
 ) -> None:
-    assert_all_power_cuts_can_be_ended(tmp_path, *INTENTS[name], finish=finish)
+    of_adapter(tmp_path, *INTENTS[name]).assert_all_power_cuts_can_be_ended(finish=finish)

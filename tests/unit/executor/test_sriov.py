@@ -9,10 +9,7 @@ import pytest
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
-from tests.unit.executor.faults import (
-    assert_all_faults_are_undone,
-    assert_all_power_cuts_can_be_ended,
-)
+from tests.unit.executor.faults import of_adapter
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.executor import sriov
@@ -190,7 +187,7 @@ INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
 def test_a_fault_at_any_operation_leaves_everything_as_it_was(
     tmp_path: Path, name: str, *, late: bool
 ) -> None:
-    assert_all_faults_are_undone(tmp_path, *INTENTS[name], late=late)
+    of_adapter(tmp_path, *INTENTS[name]).assert_all_faults_are_undone(late=late)
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
@@ -198,7 +195,7 @@ def test_a_fault_at_any_operation_leaves_everything_as_it_was(
 def test_a_power_cut_at_any_operation_can_be_finished_and_undone(
     tmp_path: Path, name: str, *, finish: bool
 ) -> None:
-    assert_all_power_cuts_can_be_ended(tmp_path, *INTENTS[name], finish=finish)
+    of_adapter(tmp_path, *INTENTS[name]).assert_all_power_cuts_can_be_ended(finish=finish)
 
 
 def test_only_recovery_ends_a_run_that_knows_how_autoprobe_was(kernel: FakeKernel) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.faults import PowerCut
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host
+from tests.unit.executor.faults import Course, kept
 from vfiomgr import api
-from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.executor import sriov_manage
-from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.host.nvidia_modes import read_mode
 from vfiomgr.host.pci import read_virtual_functions
 from vfiomgr.model.intent import (
@@ -60,22 +58,6 @@ def functions(kernel: FakeKernel) -> tuple[PciAddress, ...]:
 def is_mixed(kernel: FakeKernel) -> bool | None:
     mode = read_mode(kernel, GPU)
     return None if mode is None else mode.heterogeneous
-
-
-def kept(kernel: FakeKernel) -> dict[str, str]:
-    """The state of a kernel and of its GPU without the numbers that it counts up."""
-    passing = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio", "/sys/devices/virtual")
-    state = {
-        path: text
-        for path, text in kernel.state(modules=False).items()
-        if not any(part in path or part in text for part in passing)
-    }
-    host = api.scan(kernel, with_gpu_modes=True)
-    modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
-    marks = {mark.path: mark.text for mark in host.vgpu_marks}
-    origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}
-    own = {f"own {vgpu.name}": str(host.is_own(vgpu)) for vgpu in host.vgpus}
-    return state | modes | marks | own | origins
 
 
 def test_all_uses_one_after_the_other(tmp_path: Path) -> None:
@@ -251,11 +233,8 @@ COURSES = (
 )
 
 
-def operations_of(tmp_path: Path, name: str) -> int:
-    kernel, intent = prepared(tmp_path / "count", name)
-    before = len(kernel.operations)
-    apply(kernel, intent)
-    return len(kernel.operations) - before
+def course(tmp_path: Path, name: str) -> Course:
+    return Course(tmp_path, lambda place: prepared(place, name))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
@@ -263,25 +242,7 @@ def operations_of(tmp_path: Path, name: str) -> int:
 def test_a_fault_at_any_operation_leaves_everything_as_it_was(
     tmp_path: Path, name: str, *, late: bool
 ) -> None:
-    failed = 0
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kept(kernel)
-        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
-        error = failure(kernel, intent)
-        if error is not None:
-            failed += 1
-            assert not isinstance(error, RollbackIncomplete), (at, error)
-            assert kept(kernel) == before, (at, error)
-    assert failed
-
-
-def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
-    try:
-        apply(kernel, intent)
-    except (VfiomgrError, OSError) as error:
-        return error
-    return None
+    course(tmp_path, name).assert_all_faults_are_undone(late=late)
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
@@ -289,18 +250,4 @@ def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
 def test_a_death_at_any_operation_can_be_finished_and_undone(
     tmp_path: Path, name: str, *, finish: bool
 ) -> None:
-    done, intent = prepared(tmp_path / "done", name)
-    untouched = kept(done)
-    apply(done, intent)
-    assert kept(done) != untouched
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kept(kernel)
-        kernel.kill(at=at, after=at % 2 == 0)
-        with pytest.raises(PowerCut):
-            apply(kernel, intent)
-        kernel.revive()
-        if not api.recover(tree=kernel, finish=finish) and finish:
-            apply(kernel, intent)
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
-        assert kept(kernel) == (kept(done) if finish else before), at
+    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish)

@@ -1,0 +1,181 @@
+"""`vfiomgr layout …`: files that say what a host is to be."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr.cli.layout_files import source_of, text_of
+from vfiomgr.cli.output import note, print_document, print_yaml
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.layout import LayoutFile
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu_device_manager import VgpuConfigs
+
+
+@click.group("layout")
+@session_options()
+def layout() -> None:
+    """Layouts: files that say what the devices of a host are to be."""
+
+
+@layout.command("schema")
+@session_options()
+@click.pass_obj
+def schema(session: Session) -> None:
+    """Print the JSON schema of layout files (draft 2020-12), for editors and generators.
+
+    \b
+    Examples:
+      vfiomgr layout schema > layout.schema.json
+      vfiomgr layout schema --format yaml
+    """
+    from vfiomgr.model.layout_schema import layout_schema  # noqa: PLC0415 - brings pydantic
+
+    document = layout_schema()
+    if session.format == "yaml":
+        print_yaml(document)
+    else:
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@layout.command("validate")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@session_options()
+@click.pass_context
+def validate(context: click.Context, files: tuple[str, ...]) -> None:
+    """Check layout files; no host is needed. - reads from a pipe.
+
+    Each flaw is one line: file, line, column, what is wrong, and what would be right.
+
+    Exit status: 0 where all are layouts, 65 where one is not.
+
+    \b
+    Examples:
+      vfiomgr layout validate gpu-node.yaml
+      vfiomgr layout validate hosts/*.yaml --format json
+      vfiomgr export | vfiomgr layout validate -
+    """
+    session: Session = context.obj
+    items = [_validated(path) for path in files]
+    if session.format == "table":
+        for item in items:
+            _print_validated(item)
+    else:
+        print_document("LayoutValidation", {"items": items}, session.format)
+    if not all(item["valid"] for item in items):
+        context.exit(InvalidDocument.exit_code)
+
+
+def _validated(path: str) -> dict[str, Any]:
+    """What there is to say about one file."""
+    from vfiomgr.model.layout_document import find_flaws  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.model.located import Flaw, Place  # noqa: PLC0415
+
+    source = source_of(path)
+    try:
+        file, flaws = find_flaws(text_of(path, "the layout file"))
+    except InvalidDocument as error:
+        file, flaws = None, (Flaw(Place(), "", error.message, error.hint),)
+    return {
+        "file": source,
+        "valid": file is not None,
+        "layouts": list(_counts(file)),
+        "findings": [
+            {
+                "file": source,
+                "line": flaw.place.line,
+                "column": flaw.place.column,
+                "where": flaw.where,
+                "message": flaw.what,
+                "remedy": flaw.remedy,
+            }
+            for flaw in flaws
+        ],
+    }
+
+
+def _counts(file: LayoutFile | None) -> Iterator[dict[str, Any]]:
+    """The layouts of a file, and how many rules each has."""
+    for name, layout in () if file is None else file.layouts.items():
+        yield {"name": name, "rules": len(layout.devices)}
+
+
+def _print_validated(item: dict[str, Any]) -> None:
+    source = item["file"]
+    if item["valid"]:
+        layouts = ", ".join(f"{one['name']} ({_rules(one['rules'])})" for one in item["layouts"])
+        word = "layout" if len(item["layouts"]) == 1 else "layouts"
+        click.echo(f"{source}: {len(item['layouts'])} {word}: {layouts}")
+    for found in item["findings"]:
+        where = f"{found['where']}: " if found["where"] else ""
+        remedy = f"; {found['remedy']}" if found["remedy"] else ""
+        place = f"{source}:{found['line']}:{found['column']}"
+        click.echo(f"{place}: {where}{found['message']}{remedy}")
+
+
+def _rules(count: int) -> str:
+    return "1 rule" if count == 1 else f"{count} rules"
+
+
+@layout.command("import")
+@click.option(
+    "--vgpu-device-manager",
+    "configuration",
+    metavar="FILE",
+    help="Also the configuration of NVIDIA's vGPU Device Manager; - reads from a pipe.",
+)
+@session_options()
+@click.pass_obj
+def import_(session: Session, configuration: str | None) -> None:
+    """Print a layout file of what other tools keep; nothing is changed.
+
+    Of the host: /etc/driverctl.d, /etc/mdevctl.d, and the identifiers of vfio-pci on the kernel's
+    command line and in modprobe.d, as one layout. Of the vGPU Device Manager: a layout for each of
+    its configurations. What could not be carried over, and why, is told on stderr, item by item.
+
+    \b
+    Examples:
+      vfiomgr layout import > layout.yaml
+      vfiomgr layout import --vgpu-device-manager /etc/nvidia-vgpu-device-manager/config.yaml
+      vfiomgr --snapshot host.json layout import
+    """
+    from vfiomgr.model.layout_render import document_of, render_layouts  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.planner.layout_import import import_layouts  # noqa: PLC0415
+
+    configs = None if configuration is None else _configs(configuration)
+    found = import_layouts(_host(session, configs), configs)
+    for text in found.left:
+        note(f"not as it was: {text}")
+    file = found.file
+    if file is None:
+        message = "there is nothing to import: no driver or vGPU is set for this host"
+        raise HostError(message, "--vgpu-device-manager FILE reads a configuration; see --help")
+    if session.format == "json":
+        click.echo(json.dumps(document_of(file), indent=2, ensure_ascii=False))
+    else:
+        click.echo(render_layouts(file), nl=False)
+
+
+def _configs(path: str) -> VgpuConfigs:
+    from vfiomgr.model.vgpu_device_manager import read_vgpu_configs  # noqa: PLC0415
+
+    return read_vgpu_configs(text_of(path, "the configuration"), source_of(path))
+
+
+def _host(session: Session, configs: VgpuConfigs | None) -> HostSnapshot | None:
+    """The host; a configuration file alone does without one."""
+    try:
+        return session.host(with_readiness=True)
+    except (HostError, UsageError) as error:
+        if configs is None or session.snapshot is not None:
+            raise
+        note(f"the host is left out: {error.message}")
+        return None

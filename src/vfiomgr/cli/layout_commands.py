@@ -1,0 +1,347 @@
+"""`vfiomgr plan`, `apply`, `assert`, `export` and `revert`: a host from a file, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.change import not_checked, plan_body, print_outcome, print_plan
+from vfiomgr.cli.layout_files import source_of, text_of
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.progress import followed
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrError
+from vfiomgr.executor.applied import reversion
+from vfiomgr.host.tree import HostTree
+from vfiomgr.model.intent import ALLOWANCES
+from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
+from vfiomgr.model.path import BOOT_ID, HostPath
+from vfiomgr.model.snapshot import API_VERSION, to_jsonable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.model.intent import Allowance, ApplyLayout
+    from vfiomgr.model.layout_plan import ReviewedPlan
+    from vfiomgr.model.plan import Plan
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.layout import Comparison
+
+_DRIFT = 3
+"""Exit status of `assert` where something differs."""
+_FAILED, _INCOMPLETE = 1, RollbackIncomplete.exit_code
+
+
+def _of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The file, which of its layouts, and the guards to override."""
+    for decorate in (
+        click.option(
+            "--allow",
+            multiple=True,
+            type=click.Choice(ALLOWANCES),
+            help="Override a guard; a refusal names the one.",
+        ),
+        click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several."),
+        click.argument("file"),
+    ):
+        function = decorate(function)
+    return function
+
+
+@click.command("plan")
+@_of_layout
+@click.option("--out", metavar="PLAN", help="Write the plan to a file that `apply` takes.")
+@session_options()
+@click.pass_obj
+def plan(
+    session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...], out: str | None
+) -> None:
+    """Show what differs from the layout in FILE, and the steps that would end it.
+
+    \b
+    Examples:
+      vfiomgr plan host.yaml
+      vfiomgr plan fleet.yaml --layout kata-node --out today.json
+      vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
+    """
+    from vfiomgr.planner.layout import compare, plan_of  # noqa: PLC0415 - brings pydantic
+
+    session.tell_of_cut_off_runs()
+    intent = _intent(session, file, name, allow)
+    host = _host(session, intent)
+    compared = compare(host, intent)
+    if session.format == "table":
+        _print_differences(compared)
+    made = plan_of(host, intent, compared)
+    body = _planned(intent, compared, made)
+    if out is not None:
+        _write_plan(out, body)
+        note(f"written to {out}; apply it with: vfiomgr apply {out}")
+    if session.format != "table":
+        print_document(KIND, {**body, "not_checked": not_checked(host, intent)}, session.format)
+        return
+    print_plan(session, made, not_checked(host, intent))
+
+
+@click.command("apply")
+@_of_layout
+@click.option("--keep-going", is_flag=True, help="Do what can be done, whatever else fails.")
+@session_options()
+@click.pass_obj
+def apply(
+    session: Session,
+    *,
+    file: str,
+    name: str | None,
+    allow: tuple[Allowance, ...],
+    keep_going: bool,
+) -> int:
+    """Bring the host to the layout in FILE, or carry out a plan that was written with --out.
+
+    What is so already is not touched, whoever uses it. All of it is done, or nothing: a layout that
+    cannot be is refused before anything is, and a failure rolls all back.
+
+    \b
+    Examples:
+      vfiomgr apply host.yaml
+      vfiomgr apply fleet.yaml --layout kata-node --dry-run
+      vfiomgr apply today.json
+      vfiomgr export | vfiomgr apply -
+    """
+    text = text_of(file, "a layout file")
+    reviewed = _reviewed(text, source_of(file))
+    if reviewed is not None and (name is not None or keep_going or allow):
+        option = "--layout" if name else "--keep-going" if keep_going else "--allow"
+        forbid_together("a plan", option, "a plan was made for all that it says, and no more")
+    if reviewed is None:
+        intent = _intent_of(session, text, source_of(file), name, frozenset(allow))
+    else:
+        intent = reviewed.intent
+    if session.dry_run:
+        host = _host(session, intent)
+        print_plan(session, api.plan(host, intent), not_checked(host, intent))
+        return 0
+    session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
+    if keep_going:
+        return _apply_each(session, intent)
+    with followed() as (on_plan, on_step, on_note):
+        outcome = api.apply(
+            intent,
+            tree=session.tree,
+            machine=session.machine,
+            on_note=on_note,
+            on_step=on_step,
+            on_plan=on_plan,
+            deadline=session.deadline,
+            reviewed=reviewed.steps if reviewed else None,
+        )
+    done = [f"the host is as the layout {intent.name} wants it"] if outcome.is_changed else []
+    print_outcome(session, outcome, done, layout=intent.name)
+    if outcome.is_changed and session.format == "table":
+        note("undo with: vfiomgr revert")
+    return 0
+
+
+@click.command("assert")
+@_of_layout
+@session_options()
+@click.pass_obj
+def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...]) -> int:
+    """Exit with 3 where the host differs from the layout in FILE, and say in what.
+
+    \b
+    Examples:
+      vfiomgr assert host.yaml
+      vfiomgr assert fleet.yaml --layout kata-node --format json
+    """
+    from vfiomgr.planner.layout import compare  # noqa: PLC0415 - brings pydantic
+
+    intent = _intent(session, file, name, allow)
+    compared = compare(_host(session, intent), intent)
+    differences = compared.differences
+    if session.format != "table":
+        body = {
+            "layout": intent.name,
+            "is_met": not differences,
+            "differences": to_jsonable(differences),
+        }
+        print_document("LayoutAssertion", body, session.format)
+    elif differences:
+        _print_differences(compared)
+    else:
+        click.echo(f"the host is as the layout {intent.name} wants it")
+    return _DRIFT if differences else 0
+
+
+@click.command("export")
+@click.option("--name", default="exported", help="What to call the layout.  [default: exported]")
+@session_options()
+@click.pass_obj
+def export(session: Session, *, name: str) -> None:
+    """Print a layout that says what the host is now: applied here, it changes nothing.
+
+    \b
+    Examples:
+      vfiomgr export > host.yaml
+      vfiomgr --snapshot host.json export --name web-07
+    """
+    from vfiomgr.model.layout import LayoutFile  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.model.layout_render import render_layouts  # noqa: PLC0415
+    from vfiomgr.planner.layout_export import export as exported  # noqa: PLC0415
+
+    host = session.host(with_gpu_modes=True)
+    file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
+    if session.format == "json":
+        click.echo(json.dumps(to_jsonable(file), indent=2))
+    else:
+        click.echo(render_layouts(file), nl=False)
+    if not file.layouts[name].devices:
+        note("nothing of this host is given to guests or divided for them: the layout is empty")
+
+
+@click.command("revert")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["in-use"]),
+    help="Take devices back although somebody holds them: see --deadline.",
+)
+@session_options()
+@click.pass_obj
+def revert(session: Session, *, allow: tuple[Allowance, ...]) -> None:
+    """Undo the layout that was applied last, with all later corrections of it.
+
+    The host is again as it was before that layout. Another `revert` undoes the one before.
+
+    \b
+    Examples:
+      vfiomgr revert --dry-run
+      vfiomgr revert
+    """
+    session.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
+    if session.dry_run:
+        try:
+            intent = reversion(session.tree, session.tree.read(BOOT_ID), frozenset(allow))
+        except PermissionError:
+            message = "the journal can be read by root alone"
+            raise HostError(message, "run it as root, e.g. with sudo") from None
+        host = session.host(with_users=True)
+        print_plan(session, api.plan(host, intent), not_checked(host, intent))
+        return
+    with followed() as (on_plan, on_step, on_note):
+        outcome = api.revert(
+            tree=session.tree,
+            machine=session.machine,
+            allow=frozenset(allow),
+            on_note=on_note,
+            on_step=on_step,
+            on_plan=on_plan,
+            deadline=session.deadline,
+        )
+    print_outcome(session, outcome, ["the host is as it was before the layout"])
+
+
+# ---- what they share
+
+
+def _intent(
+    session: Session, file: str, name: str | None, allow: tuple[Allowance, ...]
+) -> ApplyLayout:
+    text = text_of(file, "a layout file")
+    return _intent_of(session, text, source_of(file), name, frozenset(allow))
+
+
+def _intent_of(
+    session: Session, text: str, source: str, name: str | None, allow: frozenset[Allowance]
+) -> ApplyLayout:
+    from vfiomgr.model.layout_document import choose_layout, read_layouts  # noqa: PLC0415
+
+    chosen, layout = choose_layout(read_layouts(text, source), name)
+    tree = None if session.snapshot is not None else session.tree
+    return api.layout_intent(tree, chosen, layout, allow=allow)
+
+
+def _host(session: Session, intent: ApplyLayout) -> HostSnapshot:
+    """The host with all that a layout is compared to."""
+    slots: frozenset[tuple[int, int, int]] = frozenset()
+    if session.snapshot is None:
+        named = api.functions_by_serial(session.tree, intent)
+        slots = frozenset(address.slot for address in named)
+    return session.host(with_users=True, with_resets=True, with_gpu_modes=True, serials_of=slots)
+
+
+def _reviewed(text: str, source: str) -> ReviewedPlan | None:
+    """The plan that a text is, where it is one."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None  # and the reader of layouts tells what is wrong with it
+    return read_plan(document, source) if is_plan(document) else None
+
+
+def _planned(intent: ApplyLayout, compared: Comparison, made: Plan) -> dict[str, object]:
+    return {
+        "layout": intent.name,
+        "differences": to_jsonable(compared.differences),
+        **plan_body(made),
+        "later": made.later,
+        "intent": to_jsonable(intent),
+    }
+
+
+def _write_plan(out: str, body: dict[str, object]) -> None:
+    document = to_jsonable({"api_version": API_VERSION, "kind": KIND, **body})
+    text = json.dumps(document, indent=2) + "\n"
+    try:
+        HostTree("/").replace(HostPath(os.path.abspath(out)), text.encode())
+    except OSError as error:
+        message = f"cannot write the plan to {out}: {error.strerror}"
+        raise UsageError(message, "name a file in a directory that may be written") from None
+
+
+def _print_differences(compared: Comparison) -> None:
+    for difference in compared.differences:
+        click.echo(f"  {difference}")
+
+
+def _apply_each(session: Session, intent: ApplyLayout) -> int:
+    with followed() as (on_plan, on_step, on_note):
+        results = api.apply_each(
+            intent,
+            tree=session.tree,
+            machine=session.machine,
+            on_note=on_note,
+            on_step=on_step,
+            on_plan=on_plan,
+            deadline=session.deadline,
+        )
+    failed = [error for _, error in results if isinstance(error, VfiomgrError)]
+    if session.format != "table":
+        items = [
+            {
+                "device": name,
+                "changed": not isinstance(result, VfiomgrError) and result.is_changed,
+                "error": result.message if isinstance(result, VfiomgrError) else None,
+                "remedy": result.hint if isinstance(result, VfiomgrError) else None,
+            }
+            for name, result in results
+        ]
+        print_document("LayoutResults", {"layout": intent.name, "items": items}, session.format)
+    else:
+        for name, result in results:
+            if isinstance(result, VfiomgrError):
+                click.echo(f"{name or 'missing'}: failed: {result.message}; {result.hint}")
+            else:
+                click.echo(f"{name}: done")
+        if not results:
+            click.echo("nothing to do")
+    if any(isinstance(error, RollbackIncomplete) for error in failed):
+        return _INCOMPLETE
+    return _FAILED if failed else 0

@@ -1,0 +1,56 @@
+"""Layout files as users name them: a path, or - for what is piped in."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import InvalidDocument, UsageError
+
+if TYPE_CHECKING:
+    from vfiomgr.model.layout import LayoutFile
+
+_STANDARD_INPUT = "-"
+
+
+def read_layout_file(path: str) -> LayoutFile:
+    """Read the layouts of a file.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it holds no layouts, and why.
+
+    """
+    from vfiomgr.model.layout_document import read_layouts  # noqa: PLC0415 - brings pydantic
+
+    return read_layouts(text_of(path, "a layout file"), source_of(path))
+
+
+def source_of(path: str) -> str:
+    """What a file is called in errors."""
+    return "<stdin>" if path == _STANDARD_INPUT else path
+
+
+def text_of(path: str, what: str) -> str:
+    """The text of a file that a user named.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it is no text.
+
+    """
+    source = source_of(path)
+    try:
+        if path == _STANDARD_INPUT:
+            return sys.stdin.buffer.read().decode("utf-8")
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except OSError as error:
+        message = f"cannot read {what} {source}: {error.strerror}"
+        raise UsageError(
+            message, "name a file that is there and may be read, or - for a pipe"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        message = f"{source}: no UTF-8 text in line {line}"
+        raise InvalidDocument(message, "save it as UTF-8") from None

@@ -1,0 +1,64 @@
+"""How a long change is followed: a bar on a terminal, a line for each step otherwise."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from vfiomgr.cli.output import note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.model.plan import Plan
+    from vfiomgr.model.step import Step
+
+    Reports = tuple[Callable[[Plan], None], Callable[[Step], None], Callable[[str], None]]
+
+
+@contextmanager
+def followed() -> Iterator[Reports]:
+    """Who is to be told of plans, of steps and of notes, as long as the change is under way."""
+    if not sys.stderr.isatty():
+        yield _say_nothing, lambda step: note(f"  {step.describe()}"), note
+        return
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    progress = Progress(
+        SpinnerColumn(),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("", total=0)
+        begun = 0
+
+        def plan_begins(plan: Plan) -> None:
+            progress.update(task, total=(progress.tasks[0].total or 0) + len(plan.steps))
+
+        def step_begins(step: Step) -> None:
+            nonlocal begun
+            text = escape(step.describe())
+            progress.console.print(f"  {text}", highlight=False)
+            progress.update(task, completed=begun, description=text)
+            begun += 1
+
+        yield plan_begins, step_begins, lambda text: progress.console.print(escape(text))
+
+
+def _say_nothing(_plan: Plan) -> None:
+    """A line for each step is enough."""

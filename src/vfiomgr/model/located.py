@@ -1,0 +1,249 @@
+"""Documents with the place of everything in them: what is wrong can be told by line and column."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MOST_NODES = 100_000
+"""Aliases can make a short text mean more than any host could need."""
+_TAG = "tag:yaml.org,2002:"
+_MERGE = "<<"
+_NO_TAGS = "leave it out: layouts have none"
+Path = tuple[str | int, ...]
+"""The keys and numbers that lead to a part of a document."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """A line and a column, both from 1."""
+
+    line: int = 1
+    column: int = 1
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Flaw:
+    """Something in a document that cannot stay: where, what is wrong, and what would be right."""
+
+    place: Place
+    where: str
+    """The part of the document, in its own words: `layout gpus, rule 2`."""
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """`12:5: layout gpus, rule 2: unknown key 'drvier'; did you mean driver?`."""
+        parts = [part for part in (self.where, self.what) if part]
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.place.line}:{self.place.column}: {': '.join(parts)}{remedy}"
+
+
+class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
+    """A text that is no document; nothing more can be told of it than this flaw."""
+
+    def __init__(self, flaw: Flaw) -> None:
+        super().__init__(str(flaw))
+        self.flaw = flaw
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """A value and its place; lists and mappings have their parts."""
+
+    place: Place
+    scalar: object = None
+    """Of a scalar: what it means."""
+    text: str = ""
+    """Of a scalar: as it is written."""
+    items: tuple[Located, ...] | None = None
+    members: dict[str, Located] | None = None
+    keys: dict[str, Place] = field(default_factory=dict)
+    """Where the keys of the members are."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing, as after a key without a value."""
+        return self.scalar is None and self.items is None and self.members is None
+
+    @property
+    def value(self) -> Any:  # noqa: ANN401 - as JSON has it
+        """The same without places."""
+        if self.items is not None:
+            return [item.value for item in self.items]
+        if self.members is not None:
+            return {key: member.value for key, member in self.members.items()}
+        return self.scalar
+
+    def child(self, part: str | int) -> Located | None:
+        """A member or an item."""
+        if isinstance(part, str):
+            return (self.members or {}).get(part)
+        return self.items[part] if self.items is not None and part < len(self.items) else None
+
+    def descendants(self) -> Iterator[Located]:
+        """This and all parts, from the start of the text to its end."""
+        yield self
+        for part in (*(self.items or ()), *(self.members or {}).values()):
+            yield from part.descendants()
+
+
+def read_located(text: str, where: Callable[[Path], str]) -> tuple[Located, list[Flaw]]:
+    """What a text says, JSON or YAML 1.2, and what it says twice or not plainly.
+
+    `where` calls a part of the document by its name, from the keys and numbers that lead to it.
+
+    Raises:
+        Unreadable: it is neither, or not one document.
+
+    """
+    try:
+        node = _one_node(text)
+        flaws: list[Flaw] = []
+        return _Locator(flaws, where).located(node, ()), flaws
+    except RecursionError:
+        _fail(Place(), "it is nested too deeply", "a layout needs no more than ten levels")
+
+
+def _one_node(text: str) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
+    """The node of the only document; a text that is valid JSON is YAML 1.2, too."""
+    try:
+        nodes = list(YAML(typ="safe", pure=True).compose_all(text))
+    except (YAMLError, ValueError) as error:
+        raise Unreadable(_syntax_flaw(error, text)) from None
+    if not nodes:
+        _fail(Place(), "the file is empty", _START)
+    if len(nodes) > 1:
+        remedy = "keep one, with all layouts by name below `layouts`"
+        _fail(_place(nodes[1]), "a second document begins here", remedy)
+    return nodes[0]
+
+
+_START = "a layout begins with: version: vfiomgr/v1"
+
+
+def _fail(place: Place, what: str, remedy: str) -> NoReturn:
+    raise Unreadable(Flaw(place, "", what, remedy))
+
+
+def _place(node: Any) -> Place:  # noqa: ANN401 - as above
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+_SYNTAX = (
+    ("character '\\t'", "a tab cannot indent", "indent with spaces"),
+    ("undefined alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
+    ("while scanning an alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
+    ("character '@'", "no text begins with @", "put it into quotes"),
+    ("character '`'", "no text begins with `", "put it into quotes"),
+    ("character '%'", "no text begins with %", "put it into quotes"),
+    ("mapping values are not allowed", "a second `:` in one value", "put the text into quotes"),
+    ("quoted scalar", "a quote is not closed", "close it with the same quote"),
+    ("flow", "a bracket or brace is not closed, or a comma is missing", "close it"),
+    ("simple key", "a key without `:`", "write key: value, with a space after the colon"),
+    ("block", "the indentation fits nothing above it", "give parts of one mapping one indentation"),
+    ("second occurrence", "an anchor is defined twice", "give each anchor a name of its own"),
+)
+"""What a reader of YAML says, what that means here, and what helps."""
+
+
+def _syntax_flaw(error: Exception, text: str) -> Flaw:
+    """What is wrong with the text itself, in one line."""
+    if text.lstrip().startswith("{"):
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as why:
+            what = f"neither JSON nor YAML: {why.msg[:1].lower()}{why.msg[1:]}"
+            return Flaw(Place(why.lineno, why.colno), "", what, "mend it there, or just before")
+        except ValueError:
+            pass  # a number of too many digits: YAML told the same
+    said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
+    mark = getattr(error, "problem_mark", None)
+    place = Place() if mark is None else Place(mark.line + 1, mark.column + 1)
+    for part, what, remedy in _SYNTAX:
+        if part in said:
+            return Flaw(place, "", what, remedy)
+    if hasattr(error, "position"):
+        before = text[: error.position]
+        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        return Flaw(place, "", "a control character", "take it out")
+    return Flaw(place, "", f"not YAML: {' '.join(said.split())}", "mend it there, or just before")
+
+
+class _Locator:
+    """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
+
+    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str]) -> None:
+        self._flaws = flaws
+        self._where = where
+        self._constructor = YAML(typ="safe", pure=True).constructor
+        self._above: list[int] = []
+        self._count = 0
+
+    def located(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
+        self._count += 1
+        if self._count > _MOST_NODES:
+            _fail(_place(node), "too much for a layout", "write less, or with fewer aliases")
+        if id(node) in self._above:
+            _fail(_place(node), "an alias contains itself", "write out what is meant")
+        self._above.append(id(node))
+        found = self._read(node, path)
+        self._above.pop()
+        return found
+
+    def _read(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
+        if isinstance(node, ScalarNode):
+            return Located(_place(node), self._scalar(node, path), str(node.value))
+        if not str(node.tag).startswith(_TAG):
+            self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
+        if isinstance(node, SequenceNode):
+            items = (self.located(item, (*path, n)) for n, item in enumerate(node.value))
+            return Located(_place(node), items=tuple(items))
+        assert isinstance(node, MappingNode)  # noqa: S101 - there is no fourth kind of node
+        return self._mapping(node, path)
+
+    def _mapping(self, node: MappingNode, path: Path) -> Located:
+        members: dict[str, Located] = {}
+        keys: dict[str, Place] = {}
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                self._add(key, path, "a list or mapping as a key", "a key is a text")
+            elif key.value == _MERGE:
+                self._add(key, path, "<< merges mappings in YAML 1.1 alone", "write the keys out")
+            elif key.value in keys:
+                first = keys[key.value].line
+                remedy = f"it stands in line {first} already: keep one"
+                self._add(key, path, f"the key {key.value!r} twice", remedy)
+            else:
+                keys[key.value] = _place(key)
+                members[key.value] = self.located(value, (*path, str(key.value)))
+        return Located(_place(node), members=members, keys=keys)
+
+    def _scalar(self, node: ScalarNode, path: Path) -> object:
+        kind = str(node.tag).removeprefix(_TAG)
+        match kind:
+            case "null":
+                return None
+            case "bool" | "int" | "float":
+                return self._plain(node)
+            case "str" | "timestamp":
+                return node.value
+        self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
+        return node.value
+
+    def _plain(self, node: ScalarNode) -> object:
+        try:
+            return self._constructor.construct_object(node)
+        except ValueError:  # a number of more digits than Python takes
+            return node.value
+
+    def _add(self, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
+        self._flaws.append(Flaw(_place(node), self._where(path), what, remedy))

@@ -1,0 +1,290 @@
+"""Layouts from what other tools keep, and what of it no layout can say.
+
+driverctl and `vfio-pci.ids=` move single functions, and so do the rules made of them: `only` where
+a slot has others. mdevctl names the device that makes a vGPU; a rule names its GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+from vfiomgr.model.definition import PARAMETERS
+from vfiomgr.model.layout import (
+    VERSION,
+    Layout,
+    LayoutFile,
+    PassthroughRule,
+    Selector,
+    VgpuRule,
+    VgpuWish,
+)
+from vfiomgr.model.pci import PciAddress, PciDevice, is_vfio_driver
+from vfiomgr.model.persistence import DRIVERCTL
+from vfiomgr.planner.vgpu_device_manager import layouts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.model.definition import VgpuDefinition
+    from vfiomgr.model.layout import Rule
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu_device_manager import VgpuConfigs
+
+_NAME = "imported"
+_SECOND_NAME = "imported-host"
+"""Where a vgpu-config has the first one."""
+_COMMAND_LINE_IDS = re.compile(r"\bvfio[-_]pci\.ids=(\S+)")
+_IDS = re.compile(r"\bids=(\S+)")
+_HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,8}")
+_ANY = "ffffffff"
+_PARTS = 2
+"""Vendor and device; vfio-pci reads four more."""
+
+
+@dataclass(slots=True)
+class Import:
+    """What is carried over, and for each item that is not, why."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def file(self) -> LayoutFile | None:
+        """The layouts as one file; None where there is nothing."""
+        if not self.layouts:
+            return None
+        return LayoutFile(version=VERSION, layouts=self.layouts)
+
+
+def import_layouts(host: HostSnapshot | None, configs: VgpuConfigs | None) -> Import:
+    """A layout for each vgpu-config, and one for what the host itself is told to be.
+
+    Without a host there are vgpu-configs alone.
+    """
+    found = Import()
+    if configs is not None:
+        found.layouts |= layouts_of(configs, host, found.left)
+    if host is not None:
+        rules = tuple(_HostRules(host, found.left).rules())
+        if rules:
+            name = _SECOND_NAME if _NAME in found.layouts else _NAME
+            found.layouts[name] = Layout(devices=rules)
+    return found
+
+
+class _HostRules:
+    """Rules of what driverctl, the identifiers of vfio-pci, and mdevctl say on a host."""
+
+    def __init__(self, host: HostSnapshot, left: list[str]) -> None:
+        self._host = host
+        self._left = left
+        self._taken: dict[PciAddress, str] = {}
+
+    def rules(self) -> Iterator[Rule]:
+        """Those of addresses first: they are narrower."""
+        yield from self._of_driverctl()
+        of_identifiers = list(self._of_identifiers())
+        yield from self._of_mdevctl()
+        yield from of_identifiers
+
+    def _of_driverctl(self) -> Iterator[Rule]:
+        kept: dict[tuple[str, tuple[int, int, int]], list[PciAddress]] = {}
+        for entry in self._host.driverctl_overrides:
+            where = f"driverctl, {entry.file.path}"
+            if not is_vfio_driver(entry.driver):
+                why = "layouts choose drivers for guests; state: host gives a device the one it had"
+                self._left.append(f"{where}: {entry.driver} is no VFIO driver: {why}")
+            elif entry.address not in self._taken:
+                self._taken[entry.address] = "driverctl"
+                kept.setdefault((entry.driver, entry.address.slot), []).append(entry.address)
+        read = {entry.file.path for entry in self._host.driverctl_overrides}
+        for file in self._host.files:
+            if file.path.startswith(f"{DRIVERCTL}/") and file.path not in read:
+                self._left.append(f"driverctl, {file.path}: it names no PCI function and driver")
+        for (driver, _), addresses in kept.items():
+            yield self._of_functions(driver, addresses)
+
+    def _of_functions(self, driver: str, addresses: list[PciAddress]) -> Rule:
+        present = [d for d in self._host.devices if d.address in addresses]
+        if not present:
+            text = ", ".join(map(str, addresses))
+            self._left.append(f"driverctl: {text} is not there now, so its rule says at_least: 0")
+        return PassthroughRule(
+            select=Selector(address=tuple(addresses)),
+            state="passthrough",
+            driver=driver,
+            only=self._is_alone(present, "driverctl"),
+            at_least=1 if present else 0,
+        )
+
+    def _is_alone(self, devices: list[PciDevice], source: str) -> bool:
+        """Whether other functions of the slots stay with the host."""
+        others = {o.address for d in devices for o in self._host.slot(d)}
+        staying = sorted(others - {device.address for device in devices} - set(self._taken))
+        if staying:
+            text = ", ".join(map(str, staying))
+            self._left.append(
+                f"{source}: {text} of the same slot stays with the host, by `only: true`; "
+                "without it, the whole slot goes to the guest"
+            )
+        return bool(staying)
+
+    def _of_identifiers(self) -> Iterator[Rule]:
+        ids: dict[str, str] = {}
+        for source, entry in self._identifiers():
+            identifier = self._identifier(source, entry)
+            if identifier is not None:
+                ids.setdefault(identifier, source)
+        if not ids:
+            return
+        select = Selector(id=tuple(ids))
+        meant = [d for d in self._host.devices if _has_identifier(d, ids) and not d.is_bridge]
+        for device in meant:
+            if device.is_boot_display:
+                self._left.append(
+                    f"vfio-pci.ids: {device} is the console's display, which no identifier "
+                    "selects: add a rule with its address, and allow: boot-display"
+                )
+        taken = [d for d in meant if not d.is_boot_display and d.address not in self._taken]
+        for device in taken:
+            self._taken[device.address] = "vfio-pci.ids"
+        if not taken:
+            self._left.append(
+                f"vfio-pci.ids: no other device has {' or '.join(ids)} now, so the rule says "
+                "at_least: 0"
+            )
+        yield PassthroughRule(
+            select=select,
+            state="passthrough",
+            driver="vfio-pci",
+            only=self._is_alone(taken, "vfio-pci.ids"),
+            at_least=1 if taken else 0,
+        )
+
+    def _identifiers(self) -> Iterator[tuple[str, str]]:
+        """Where an entry stands, and the entry."""
+        for ids in _COMMAND_LINE_IDS.findall(self._host.kernel_command_line or ""):
+            yield from (("the kernel command line", entry) for entry in ids.split(",") if entry)
+        readiness = self._host.readiness
+        if readiness is None:
+            self._left.append("modprobe.d: the snapshot does not hold it")
+            return
+        for setting in readiness.settings("options", "vfio_pci"):
+            for ids in _IDS.findall(setting.arguments):
+                entries = ids.strip('"').split(",")
+                yield from ((setting.source, entry) for entry in entries if entry)
+
+    def _identifier(self, source: str, entry: str) -> str | None:
+        """vendor:device as layouts write it, of vendor:device[:subvendor[:subdevice[:class…]]]."""
+        parts = entry.lower().split(":")
+        what = f"{source}: vfio-pci.ids={entry}"
+        if len(parts) < _PARTS or not all(map(_HEXADECIMAL.fullmatch, parts)):
+            self._left.append(f"{what}: this is no vendor:device, and vfio-pci does not read it")
+            return None
+        vendor, device, *rest = (part.removeprefix("0x") for part in parts)
+        if any(part.lstrip("0") and part != _ANY for part in rest):
+            why = "layouts do not tell subsystems apart: select these devices by address"
+            self._left.append(f"{what}: {why}")
+            return None
+        if vendor == _ANY:
+            self._left.append(f"{what}: it means every vendor: select the devices by class")
+            return None
+        return f"{vendor.zfill(4)}:{'*' if device == _ANY else device.zfill(4)}"
+
+    def _of_mdevctl(self) -> Iterator[Rule]:
+        for problem in self._host.vgpu_definition_problems:
+            self._left.append(f"mdevctl, {problem.path}: {problem.reason}")
+        defined = [d for d in self._host.vgpu_definitions if self._starts_by_itself(d)]
+        once: dict[str, VgpuDefinition] = {}
+        for definition in defined:
+            if definition.uuid in once:
+                other = once[definition.uuid].parent
+                why = f"{other} makes this UUID already, and a layout names each once"
+                self._left.append(f"mdevctl, {definition.path}: {why}")
+            once.setdefault(definition.uuid, definition)
+        ordered = sorted(once.values(), key=lambda d: (_order(self._gpu(d.parent)), d.uuid))
+        for gpu, group in groupby(ordered, key=lambda d: self._gpu(d.parent)):
+            definitions = list(group)
+            if isinstance(gpu, PciAddress) and gpu in self._taken:
+                holder = self._taken[gpu]
+                for definition in definitions:
+                    why = f"{holder} gives {gpu} to guests whole, so that it makes no vGPUs"
+                    self._left.append(f"mdevctl, {definition.path}: {why}")
+                continue
+            yield self._of_gpu(gpu, definitions)
+
+    def _starts_by_itself(self, definition: VgpuDefinition) -> bool:
+        if not definition.autostart:
+            why = "it starts by hand (start: manual), and what a layout names is always there"
+            self._left.append(f"mdevctl, {definition.path}: {why}")
+        return definition.autostart
+
+    def _gpu(self, parent: str) -> PciAddress | str:
+        """The GPU of a parent: itself, or the physical function; a name where it is no function."""
+        try:
+            address = PciAddress.parse(parent)
+        except UsageError:
+            return parent
+        device = self._host.device_named(str(address))
+        return (device and device.physical_function) or address
+
+    def _of_gpu(self, gpu: PciAddress | str, definitions: list[VgpuDefinition]) -> Rule:
+        kinds: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+        for definition in definitions:
+            key = (definition.type_id, tuple(self._parameters(definition)))
+            kinds.setdefault(key, []).append(definition.uuid)
+            if isinstance(gpu, PciAddress) and definition.parent != str(gpu):
+                why = f"the place on {gpu} is chosen anew, perhaps not {definition.parent}"
+                self._left.append(f"mdevctl, {definition.path}: {why}")
+        is_there = isinstance(gpu, str) or self._host.device_named(str(gpu)) is not None
+        if not is_there:
+            self._left.append(f"mdevctl: {gpu} is not there now, so its rule says at_least: 0")
+        return VgpuRule(
+            select=Selector(address=(gpu,)) if isinstance(gpu, PciAddress) else _named(gpu),
+            state="vgpu",
+            at_least=1 if is_there else 0,
+            vgpus=tuple(
+                VgpuWish(
+                    type=type_id,
+                    count=len(uuids),
+                    uuids=tuple(uuids),
+                    parameters=dict(parameters) or None,
+                )
+                for (type_id, parameters), uuids in kinds.items()
+            ),
+        )
+
+    def _parameters(self, definition: VgpuDefinition) -> Iterator[tuple[str, str]]:
+        """What is in the last `vgpu_params`; other attributes are told."""
+        given = dict(definition.attributes)
+        for name in given:
+            if name != PARAMETERS:
+                why = "layouts set vgpu_params alone"
+                self._left.append(f"mdevctl, {definition.path}: the attribute {name}: {why}")
+        for pair in given.get(PARAMETERS, "").split(","):
+            name, equals, value = (part.strip() for part in pair.partition("="))
+            if name and equals:
+                yield name, value
+            elif pair.strip():
+                why = "it is no name=value"
+                self._left.append(f"mdevctl, {definition.path}: {pair.strip()!r}: {why}")
+
+
+def _named(parent: str) -> Selector:
+    return Selector(parent=(parent,))
+
+
+def _order(gpu: PciAddress | str) -> tuple[int, PciAddress, str]:
+    """Functions by number, then others by name."""
+    if isinstance(gpu, PciAddress):
+        return 0, gpu, ""
+    return 1, PciAddress(0, 0, 0, 0), gpu
+
+
+def _has_identifier(device: PciDevice, ids: Iterable[str]) -> bool:
+    known = (f"{device.vendor_id}:{device.device_id}", f"{device.vendor_id}:*")
+    return any(one in known for one in ids)

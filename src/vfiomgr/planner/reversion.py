@@ -1,0 +1,67 @@
+"""Taking back what applying a layout did: its steps undone in reverse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.step import subject
+from vfiomgr.planner import recovery
+from vfiomgr.planner.locks import device_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.model.intent import RevertLayout
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.step import Step
+
+
+def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
+    """Undo all steps of a layout's runs, the last first.
+
+    Raises:
+        Refusal: somebody holds what would be moved.
+
+    """
+    numbers = range(len(intent.steps))
+    undoing = recovery.plan_undo(host, intent.steps, numbers, intent.allow, is_of_this_boot=True)
+    kept = [intent.steps[number] for number in sorted(undoing.steps, reverse=True)]
+    steps = tuple(step for done in kept if (step := done.inverse()) is not None)
+    names = tuple(dict.fromkeys(filter(None, map(subject, intent.steps))))
+    return Plan(
+        summary=f"revert the layout {intent.name}",
+        steps=steps,
+        locks=tuple(sorted(set(_locks(host, names)))),
+        notes=undoing.notes,
+        settles=names,
+    )
+
+
+def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
+    """The steps of runs, the oldest first, that undone in reverse lead to before all of them.
+
+    What an earlier run changed leads back to before that one; how a later run found it, perhaps
+    half-way, is of no interest.
+    """
+    found: list[Step] = []
+    changed: set[tuple[str, object]] = set()
+    for run in runs:
+        new = [step for step in run if _topic(step) not in changed]
+        changed.update(map(_topic, new))
+        found += new
+    return tuple(found)
+
+
+def _topic(step: Step) -> tuple[str, object]:
+    """What a step changes."""
+    return step.kind, subject(step) or getattr(step, "path", None)
+
+
+def _locks(host: HostSnapshot, names: Iterable[str]) -> Iterable[str]:
+    for name in names:
+        device = host.device_named(name)
+        if device is not None:
+            yield device_lock(device)
+        else:
+            yield f"device-{name}" if ":" in name else f"vgpu-{name}"

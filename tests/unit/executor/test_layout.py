@@ -1,0 +1,252 @@
+"""A host brought to a layout and back on the fake kernel; with a fault at every operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.hosts import mixed
+from tests.unit.executor.faults import Course, kept
+from vfiomgr import api
+from vfiomgr.errors import Refusal
+from vfiomgr.executor.journal import DIRECTORY, read_journal
+from vfiomgr.host.pci import read_virtual_functions
+from vfiomgr.model.intent import Bind, CreateVgpu, Unbind
+from vfiomgr.model.layout import Layout
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.planner.layout import compare
+from vfiomgr.planner.layout_export import export
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.model.intent import ApplyLayout
+
+GPU, AUDIO, NIC = map(PciAddress.parse, ("0000:01:00.0", "0000:01:00.1", "0000:05:00.0"))
+WHOLE: list[dict[str, Any]] = [
+    {"select": {"address": str(GPU)}, "state": "passthrough", "owner": "64055:108"},
+    {"select": {"address": str(NIC)}, "state": "sriov", "count": 2, "functions": "passthrough"},
+    {
+        "select": {"parent": "mtty"},
+        "state": "vgpu",
+        "vgpus": [{"type": "mtty-1", "count": 2}, {"type": "mtty-2", "count": 1}],
+    },
+]
+
+
+def layout(*rules: dict[str, Any], name: str = "whole") -> ApplyLayout:
+    document = Layout.model_validate({"devices": list(rules or WHOLE)})
+    return api.layout_intent(None, name, document)
+
+
+def apply(kernel: FakeKernel, intent: ApplyLayout) -> api.Outcome:
+    return api.apply(intent, tree=kernel)
+
+
+def differences(kernel: FakeKernel, intent: ApplyLayout) -> list[str]:
+    found = compare(api.scan(kernel, with_users=True), intent).differences
+    return [str(difference) for difference in found]
+
+
+def drivers(kernel: FakeKernel, *addresses: PciAddress) -> list[str | None]:
+    return [kernel.driver_of(str(address)) for address in addresses]
+
+
+def functions(kernel: FakeKernel) -> tuple[PciAddress, ...]:
+    return read_virtual_functions(kernel, NIC)
+
+
+def test_apply_and_again_and_revert(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    first, wanted = kept(kernel), layout()
+    assert len(differences(kernel, wanted)) == 4
+    outcome = apply(kernel, wanted)
+    assert outcome.is_changed
+    assert drivers(kernel, GPU, AUDIO, *functions(kernel)) == ["vfio-pci"] * 4
+    vgpus = api.scan(kernel).vgpus
+    assert sorted(vgpu.type for vgpu in vgpus) == ["mtty-1", "mtty-1", "mtty-2"]
+    assert differences(kernel, wanted) == []
+    again = apply(kernel, wanted)
+    assert (again.is_changed, again.plan.already) == (False, ("all of it is so already (5 parts)",))
+    assert api.revert(tree=kernel).is_changed
+    assert kept(kernel) == first
+    with pytest.raises(Refusal, match="reverted already"):
+        api.revert(tree=kernel)
+
+
+def test_names_of_vgpus_stay_the_same(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout())
+    names = {vgpu.name for vgpu in api.scan(kernel).vgpus}
+    api.revert(tree=kernel)
+    apply(kernel, layout())
+    assert {vgpu.name for vgpu in api.scan(kernel).vgpus} == names
+
+
+def test_what_was_moved_by_hand_alone_is_put_right(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    first, wanted = kept(kernel), layout()
+    apply(kernel, wanted)
+    moved = functions(kernel)[1]
+    api.apply(Unbind((moved,)), tree=kernel)
+    (told,) = differences(kernel, wanted)
+    assert told.startswith(str(moved))
+    apply(kernel, wanted)
+    (*_, name) = kernel.children(DIRECTORY)
+    (begun, *_) = read_journal(kernel, name)
+    assert {subject for subject in begun["subjects"] if subject} == {str(moved)}
+    assert differences(kernel, wanted) == []
+    api.revert(tree=kernel)
+    assert kept(kernel) == first, "with the correction, the layout is taken back"
+
+
+def test_layouts_are_taken_back_one_after_the_other(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    first = kept(kernel)
+    apply(kernel, layout(WHOLE[0], name="small"))
+    small = kept(kernel)
+    apply(kernel, layout(*WHOLE[1:], name="rest"))
+    api.revert(tree=kernel)
+    assert kept(kernel) == small
+    api.revert(tree=kernel)
+    assert kept(kernel) == first
+
+
+def test_what_is_exported_changes_nothing(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout())
+    before = kept(kernel)
+    exported = export(api.scan(kernel))
+    assert [rule.state for rule in exported.devices] == ["sriov", "passthrough", "vgpu"]
+    outcome = apply(kernel, api.layout_intent(None, "exported", exported))
+    assert not outcome.is_changed
+    assert kept(kernel) == before
+
+
+def test_a_part_that_cannot_be_keeps_all_from_being_touched(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    before = kept(kernel)
+    too_many = {**WHOLE[2], "vgpus": [{"type": "mtty-1", "count": 25}]}
+    with pytest.raises(Refusal, match="no room"):
+        apply(kernel, layout(WHOLE[0], WHOLE[1], too_many))
+    with pytest.raises(Refusal, match="at least 8 devices, and this host has 1: 0000"):
+        apply(kernel, layout({"select": "all", "state": "passthrough", "at_least": 8}))
+    assert kept(kernel) == before
+
+
+def test_what_is_in_use_and_right_is_not_touched(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout())
+    group = api.scan(kernel).device(GPU).iommu_group
+    kernel.sysfs.make("/proc/4711/fd")
+    kernel.sysfs.link_absolute("/proc/4711/fd/7", f"/dev/vfio/{group}")
+    api.apply(Unbind((functions(kernel)[0],)), tree=kernel)
+    assert apply(kernel, layout()).is_changed
+    with pytest.raises(Refusal, match=r"held by .*PID 4711"):
+        apply(kernel, layout({"select": {"address": str(GPU)}, "state": "host"}))
+    assert drivers(kernel, GPU) == ["vfio-pci"]
+
+
+def test_other_vgpus_that_vfiomgr_made_go_and_those_of_others_are_in_the_way(
+    tmp_path: Path,
+) -> None:
+    kernel = mixed(tmp_path)
+    own = "00000000-0000-4000-8000-000000000001"
+    api.apply(CreateVgpu((own,), type="mtty-2"), tree=kernel)
+    wanted = layout({**WHOLE[2], "vgpus": [{"type": "mtty-1", "count": 2}]})
+    outcome = apply(kernel, wanted)
+    assert [vgpu.type for vgpu in api.scan(kernel).vgpus] == ["mtty-1", "mtty-1"]
+    assert len(outcome.plan.steps) == 6
+    foreign = "00000000-0000-4000-8000-000000000002"
+    create = HostPath("/sys/devices/virtual/mtty/mtty/mdev_supported_types/mtty-2/create")
+    kernel.write(create, foreign)
+    with pytest.raises(Refusal, match=f"did not make them: {foreign}"):
+        apply(kernel, wanted)
+
+
+def test_one_part_that_fails_keeps_no_other_from_it(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    missing = {"select": {"address": "0000:99:00.0"}, "state": "passthrough"}
+    too_many = {**WHOLE[1], "count": 9}
+    intent = layout(WHOLE[0], too_many, WHOLE[2], missing)
+    results = dict(api.apply_each(intent, tree=kernel))
+    assert isinstance(results[""], Refusal)
+    assert isinstance(results[str(NIC)], Refusal)
+    assert "at most 4 virtual functions" in str(results[str(NIC)])
+    assert drivers(kernel, GPU) == ["vfio-pci"]
+    assert len(api.scan(kernel).vgpus) == 3
+
+
+def test_functions_that_are_made_first_may_be_selected_by_another_rule(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    rules = (
+        {"select": {"address": str(NIC)}, "state": "sriov", "count": 2},
+        {"select": {"physical_function": str(NIC)}, "state": "passthrough", "at_least": 2},
+    )
+    apply(kernel, layout(*rules))
+    assert drivers(kernel, *functions(kernel)) == ["vfio-pci"] * 2
+    assert not apply(kernel, layout(*rules)).is_changed
+
+
+def test_a_plan_that_was_reviewed_is_carried_out_only_as_it_was(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    wanted = layout()
+    reviewed = api.plan(api.scan(kernel, with_users=True), wanted).steps
+    api.apply(Bind((GPU,)), tree=kernel)
+    with pytest.raises(Refusal, match=f"has changed since the plan was made: {GPU}"):
+        api.apply(wanted, tree=kernel, reviewed=reviewed)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert api.apply(wanted, tree=kernel, reviewed=reviewed).is_changed
+
+
+# ---- faults
+
+
+def held(tmp_path: Path, name: str) -> tuple[FakeKernel, ApplyLayout]:
+    """A host, and what it shall become."""
+    kernel = mixed(tmp_path)
+    match name:
+        case "divided":
+            return kernel, layout()
+        case "given back":
+            apply(kernel, layout())
+            return kernel, layout(
+                {"select": {"address": [str(GPU), str(NIC)]}, "state": "host"},
+                {**WHOLE[2], "vgpus": []},
+                name="host",
+            )
+        case _:
+            apply(kernel, layout())
+            wish = {"type": "mtty-1", "count": 3}
+            return kernel, layout(
+                {"select": {"address": str(NIC)}, "state": "sriov", "count": 1},
+                {**WHOLE[2], "vgpus": [wish]},
+                name="other",
+            )
+
+
+COURSES = ("divided", "given back", "divided otherwise")
+
+
+def course(tmp_path: Path, name: str) -> Course:
+    return Course(tmp_path, lambda place: held(place, name))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+@pytest.mark.parametrize("name", COURSES)
+def test_a_fault_at_any_operation_leaves_everything_as_it_was(
+    tmp_path: Path, name: str, *, late: bool
+) -> None:
+    course(tmp_path, name).assert_all_faults_are_undone(late=late)
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
+@pytest.mark.parametrize("name", COURSES)
+def test_a_death_at_any_operation_can_be_finished_and_undone(
+    tmp_path: Path, name: str, *, finish: bool
+) -> None:
+    back = (lambda kernel: api.revert(tree=kernel)) if finish else None
+    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish, then=back)
