@@ -278,6 +278,7 @@ class FunctionBefore:
     address: PciAddress
     autoprobe: bool | None
     heterogeneous: bool | None
+    instances: tuple[InstancePlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

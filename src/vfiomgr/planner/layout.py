@@ -18,7 +18,7 @@ from vfiomgr.model.layout import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import SetAutoprobe, SetVfCount
 from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
-from vfiomgr.planner import future, guards, layout_vgpus, passthrough, sriov, switch
+from vfiomgr.planner import future, gpu_instances, guards, layout_vgpus, passthrough, sriov, switch
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.layout_lanes import in_lanes
 from vfiomgr.planner.layout_part import Case, Difference, Part, attempt, counted, use_of
@@ -124,7 +124,12 @@ def settled(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
     """The intent with what only the host before it can tell, so that it can be finished."""
     known = {before.address for before in intent.before}
     found = [
-        FunctionBefore(device.address, device.sriov_drivers_autoprobe, _mixes(host, device))
+        FunctionBefore(
+            device.address,
+            device.sriov_drivers_autoprobe,
+            _mixes(host, device),
+            gpu_instances.places(host, device),
+        )
         for claim in select(host, intent.layout).claims
         for device in claim.devices
         if device.sriov_totalvfs and device.address not in known
@@ -272,12 +277,20 @@ def _with_functions(case: Case, rule: SriovRule, device: PciDevice) -> Iterator[
 
     def numbered() -> Plan:
         after = case.autoprobe(device.address)
+        instances = case.instances(device.address) if count else None
         if not device.is_on_vfio and device.sriov_numvfs == count:
-            same = SetVirtualFunctions(device.address, count, autoprobe_after=after)
+            same = SetVirtualFunctions(
+                device.address, count, autoprobe_after=after, instances_after=instances
+            )
             return sriov.plan_set(case.host, same)
         guards.refuse_if_any(sriov.impossible(case.host, device, count), frozenset())
         goal = SwitchGpu(
-            device.address, "vgpu", functions=count, allow=case.allow, autoprobe_after=after
+            device.address,
+            "vgpu",
+            functions=count,
+            allow=case.allow,
+            autoprobe_after=after,
+            instances_after=instances,
         )
         return switch.brought(case.host, goal)[0]
 

@@ -16,6 +16,7 @@ from vfiomgr.planner.selection import Claim
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vfiomgr.model.gpu_instance import InstancePlace
     from vfiomgr.model.intent import Allowance
     from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.persistence import NodeOwner
@@ -76,6 +77,15 @@ class Case:
     def heterogeneous(self, address: PciAddress) -> bool | None:
         """The same, of what sizes went together."""
         return next((b.heterogeneous for b in self.intent.before if b.address == address), None)
+
+    def instances(self, address: PciAddress) -> tuple[InstancePlace, ...] | None:
+        """The GPU instances to go back to, where that run has put some of them away."""
+        before = next((b.instances for b in self.intent.before if b.address == address), ())
+        partition = self.host.partition(str(address))
+        if partition is None or set(partition.places) == set(before):
+            return None
+        there = {place.specifier for place in partition.places}
+        return before if there.issubset(place.specifier for place in before) else None
 
     def owner(self, name: str | None) -> NodeOwner | None:
         """Who is meant by a name of the layout.

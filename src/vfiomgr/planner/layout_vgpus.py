@@ -21,6 +21,7 @@ from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.layout_part import Case, Difference, Part, attempt, counted, use_of
 from vfiomgr.planner.vgpu_choice import find_parents, serves
 from vfiomgr.planner.vgpu_room import Gpu, gpus
+from vfiomgr.planner.vgpu_start import together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -73,6 +74,7 @@ def _made_ready(case: Case, rule: VgpuRule, device: PciDevice, name: str) -> Par
             heterogeneous=case.heterogeneous(address) if mixed is None else mixed,
             allow=case.allow,
             autoprobe_after=case.autoprobe(address),
+            instances_after=case.instances(address),
         )
         return switch.brought(case.host, goal)[0]
 
@@ -126,11 +128,12 @@ def _carrying(case: Case, rule: VgpuRule, names: tuple[str, ...]) -> Part:
         guards.refuse_if_any(_impossible(case, rule, known, shares), frozenset())
         if waits:
             return _without_surplus(case, shares)
-        return _in_turn(
+        parts = (
             _without_surplus(case, shares),
             _with_missing(host, rule, shares),
             _with_parameters(case, shares),
         )
+        return together(host, "", parts)
 
     part = attempt(names[0], planned, tuple(_differences(shares, known)))
     wishes = " and ".join(map(_told, rule.vgpus))
@@ -299,7 +302,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: _Shares) -> Plan:
         ]
         plans.append(replace(plan, steps=(*plan.steps, *parameters)))
         made += new
-    return _in_turn(*plans)
+    return together(host, "", plans)
 
 
 def _made_by(host: HostSnapshot, step: object) -> Vgpu | None:
@@ -357,16 +360,6 @@ def _text(wish: VgpuWish) -> str:
 def _pairs(text: str) -> frozenset[str]:
     """Parameters whatever their order and white space."""
     return frozenset("".join(text.split()).split(",")) - {""}
-
-
-def _in_turn(*plans: Plan) -> Plan:
-    return Plan(
-        "",
-        tuple(step for plan in plans for step in plan.steps),
-        locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
-        notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes)),
-        settles=tuple(dict.fromkeys(name for plan in plans for name in plan.settles)),
-    )
 
 
 # ---- what differs

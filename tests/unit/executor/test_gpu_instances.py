@@ -19,6 +19,7 @@ from vfiomgr.host.nvidia_instances import read_instances
 from vfiomgr.model.gpu_instance import InstancePlace
 from vfiomgr.model.gpu_step import SetGpuInstances
 from vfiomgr.model.intent import (
+    ApplyLayout,
     CreateVgpu,
     DefineVgpu,
     DivideGpu,
@@ -30,6 +31,7 @@ from vfiomgr.model.intent import (
     StartVgpu,
     SwitchGpu,
 )
+from vfiomgr.model.layout import Layout
 from vfiomgr.model.path import pci_device
 from vfiomgr.model.pci import PciAddress
 
@@ -64,6 +66,22 @@ def divided(tmp_path: Path, *instances: str, functions: int = 2) -> FakeKernel:
     if instances:
         kernel.call("nvidia-smi", "mig", "-cgi", ",".join(instances), "-C", "-i", str(GPU))
     return kernel
+
+
+def without_functions(tmp_path: Path) -> FakeKernel:
+    """The same with GPU instances alone."""
+    kernel = divided(tmp_path)
+    kernel.call("/usr/lib/nvidia/sriov-manage", "-d", str(GPU))
+    kernel.call("nvidia-smi", "mig", "-cgi", "9:0,19:6", "-C", "-i", str(GPU))
+    kernel.call("nvidia-smi", "-pm", "0", "-i", str(GPU))
+    return kernel
+
+
+def layout(*types: str) -> ApplyLayout:
+    """The GPU with one vGPU of each type."""
+    wishes = [{"type": name, "count": 1} for name in types]
+    rule = {"select": {"address": str(GPU)}, "state": "vgpu", "mig": True, "vgpus": wishes}
+    return api.layout_intent(None, "mig", Layout.model_validate({"devices": [rule]}))
 
 
 def there(kernel: FakeKernel) -> list[str]:
@@ -274,6 +292,15 @@ def test_a_start_makes_the_instances_of_all_that_it_starts(tmp_path: Path) -> No
     assert [place.split()[0] for place in there(kernel)] == ["2g.10gb", "2g.10gb"]
 
 
+def test_a_layout_makes_the_instances_of_all_its_vgpus_at_once(tmp_path: Path) -> None:
+    kernel = divided(tmp_path)
+    outcome = apply(kernel, layout("A100-1-5C", "A100-2-10C"))
+    assert sum(isinstance(one, SetGpuInstances) for one in outcome.plan.steps) == 1
+    assert sorted(place.split()[0] for place in there(kernel)) == ["1g.5gb", "2g.10gb"]
+    assert len(api.scan(kernel).vgpus) == 2
+    assert not apply(kernel, layout("A100-1-5C", "A100-2-10C")).is_changed
+
+
 # ---- faults and deaths
 
 
@@ -287,12 +314,10 @@ def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
             return divided(tmp_path), CreateVgpu(UUIDS[:2], type="A100-2-10C")
         case "functions made around instances":
             return divided(tmp_path, "9:0", "19:6"), SetVirtualFunctions(GPU, 0)
-        case "instances kept while functions come":
-            kernel = divided(tmp_path)
-            kernel.call("/usr/lib/nvidia/sriov-manage", "-d", str(GPU))
-            kernel.call("nvidia-smi", "mig", "-cgi", "9:0,19:6", "-C", "-i", str(GPU))
-            kernel.call("nvidia-smi", "-pm", "0", "-i", str(GPU))
-            return kernel, SwitchGpu(GPU, "vgpu")
+        case "instances kept while functions come" | "a layout with instances":
+            switch = SwitchGpu(GPU, "vgpu")
+            wanted = layout("A100-1-5C", "A100-2-10C") if name.startswith("a layout") else switch
+            return without_functions(tmp_path), wanted
         case "vgpus and instances to a guest":
             kernel = divided(tmp_path)
             apply(kernel, CreateVgpu(UUIDS[:1], type="A100-1-5C"))
@@ -306,6 +331,7 @@ COURSES = (
     "a vGPU with its instance",
     "functions made around instances",
     "instances kept while functions come",
+    "a layout with instances",
     "vgpus and instances to a guest",
     "MIG off",
 )
