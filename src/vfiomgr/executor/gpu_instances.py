@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.executor import nvml
-from vfiomgr.executor.writing import require_same_device
+from vfiomgr.executor.writing import require_runnable, require_same_device
 from vfiomgr.host.nvidia_instances import read_instances
 from vfiomgr.model.gpu_instance import counted
 from vfiomgr.model.gpu_step import instance_command
@@ -31,9 +31,7 @@ def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
 
     """
     require_same_device(tree, step.device)
-    if not tree.runs_programs:
-        message = f"nvidia-smi of {tree.root} cannot be run from here"
-        raise HostError(message, "run vfiomgr on the host itself")
+    require_runnable(tree, "nvidia-smi")
     there = _present(tree, step)
     staying = {_where(place) for place in step.after}
     for place in step.gone:

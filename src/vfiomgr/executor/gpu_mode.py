@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.executor.nvml import IN_USE
-from vfiomgr.executor.writing import require_same_device
+from vfiomgr.executor.writing import require_runnable, require_same_device
 from vfiomgr.host.nvidia_modes import read_mode, read_persistence
 from vfiomgr.model.gpu_step import ModeStep, SetHeterogeneous, SetMig, SetPersistence
 
@@ -24,9 +24,7 @@ def set_mode(tree: HostTree, step: ModeStep) -> None:
 
     """
     require_same_device(tree, step.device)
-    if not tree.runs_programs:
-        message = f"nvidia-smi of {tree.root} cannot be run from here"
-        raise HostError(message, "run vfiomgr on the host itself")
+    require_runnable(tree, "nvidia-smi")
     if _current(tree, step) is step.after:
         return
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.executor.sriov import await_groups, virtual_function_count
-from vfiomgr.executor.writing import explaining, require_same_device
+from vfiomgr.executor.writing import explaining, require_runnable, require_same_device
 from vfiomgr.host import pci
 from vfiomgr.host.iommu import group_number
 from vfiomgr.model.gpu_step import sriov_manage_command
@@ -54,9 +54,7 @@ def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
 
 def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
     """Run it; again, a few times, while somebody has the GPU open for a moment."""
-    if not tree.runs_programs:
-        message = f"{SRIOV_MANAGE} of {tree.root} cannot be run from here"
-        raise HostError(message, "run vfiomgr on the host itself")
+    require_runnable(tree, SRIOV_MANAGE)
     command = sriov_manage_command(step.device, is_on=is_on)
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -29,6 +29,18 @@ def explaining(operation: Operation, subject: str) -> Iterator[None]:
         raise explained(error, operation, subject) from error
 
 
+def require_runnable(tree: HostTree, program: str) -> None:
+    """Make sure that a host's own programs can be run.
+
+    Raises:
+        HostError: the tree is not the one that vfiomgr runs on.
+
+    """
+    if not tree.runs_programs:
+        message = f"{program} of {tree.root} cannot be run from here"
+        raise HostError(message, "run vfiomgr on the host itself")
+
+
 def require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
     """Make sure that the device of a step is still the one at its address.
 

@@ -17,7 +17,7 @@ from vfiomgr.executor.actions import perform
 from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.host.nvidia_instances import read_instances
 from vfiomgr.model.gpu_instance import InstancePlace
-from vfiomgr.model.gpu_step import SetGpuInstances
+from vfiomgr.model.gpu_step import RunSriovManage, SetGpuInstances, SetMig
 from vfiomgr.model.intent import (
     ApplyLayout,
     CreateVgpu,
@@ -109,6 +109,21 @@ def step(
 
 
 # ---- the step
+
+
+def test_programs_of_another_root_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = divided(tmp_path)
+    gpu = api.scan(kernel).device(GPU).identity
+    monkeypatch.setattr(type(kernel), "runs_programs", False)
+    for one in (
+        step(kernel, [], [SMALL]),
+        SetMig(gpu, before=True, after=False),
+        RunSriovManage(gpu, before=2, after=0),
+    ):
+        with pytest.raises(HostError, match=rf"of {kernel.root} cannot be run from here"):
+            perform(one, kernel)
 
 
 def test_only_the_difference_is_touched(tmp_path: Path) -> None:
