@@ -129,12 +129,14 @@ def _advance(
 
 def _joined(one: Plan, other: Plan) -> Plan:
     """Two plans that are carried out in turn, as one that tells of both."""
+    if not one.steps:
+        return other
     return Plan(
         other.summary,
         (*one.steps, *other.steps),
         locks=tuple(sorted({*one.locks, *other.locks})),
         notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
-        already=other.already if not one.steps else one.already,
+        already=one.already,
         settles=tuple(dict.fromkeys((*one.settles, *other.settles))),
     )
 
