@@ -13,7 +13,7 @@ KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
-_MEMORY = "/dev/shm"
+_MEMORY = "/dev/shm"  # noqa: S108 - pytest makes a directory of its own there
 
 
 def pytest_configure() -> None:
