@@ -11,7 +11,10 @@ demo:  ## the main job, told in the laboratory
 	@$(PYTHON) -m tests.lab demo
 
 test: check  ## static checks, then all tests
-	@$(PYTHON) -m pytest
+	@status=0; \
+	$(PYTHON) -m pytest --numprocesses auto tests/unit || status=1; \
+	$(PYTHON) -m pytest tests/integration tests/lab || status=1; \
+	exit $$status
 
 check: setup  ## static checks
 	.venv/bin/ruff check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,15 @@ if TYPE_CHECKING:
 
 KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
 OUTCOMES = ("passed", "failed", "error", "skipped")
+
+
+_MEMORY = "/dev/shm"  # noqa: S108 - pytest makes a directory of its own there
+
+
+def pytest_configure() -> None:
+    """Make the hosts of tests in memory, where the machine has such a place: they are small."""
+    if os.access(_MEMORY, os.W_OK):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

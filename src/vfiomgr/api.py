@@ -24,6 +24,7 @@ from vfiomgr.executor.journal import (
     Unfinished,
     cut_off_runs,
     read_unfinished,
+    runs_so_far,
     supersede,
 )
 from vfiomgr.executor.lock import hold
@@ -359,20 +360,21 @@ def _prepared(work: _Work) -> Iterator[None]:
         ) from error
 
 
-def _plan_patiently(intent: Intent, host: HostSnapshot, work: _Work) -> Plan:
+def _plan_patiently(intent: Intent, host: HostSnapshot, work: _Work) -> tuple[HostSnapshot, Plan]:
     """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
     for _ in range(_PATIENCE):
         try:
-            return plan(host, intent)
+            return host, plan(host, intent)
         except Refusal:
             if all(device.stuck != UNKNOWN_CALL for device in host.devices):
                 raise
         time.sleep(1)
         host = work.scan(intent)
-    return plan(host, intent)
+    return host, plan(host, intent)
 
 
 def _apply(intent: Intent, work: _Work) -> Outcome:
+    seen = runs_so_far(work.tree)
     host = work.scan(intent)
     lost = cut_off_runs(work.tree, host.boot_id)
     for run in lost:
@@ -380,20 +382,21 @@ def _apply(intent: Intent, work: _Work) -> Outcome:
             f"an earlier run was left half done: {run.summary}, in: {run.step}; "
             "vfiomgr recover undoes it, recover --finish completes it"
         )
-    first = _plan_patiently(intent, host, work)
+    host, first = _plan_patiently(intent, host, work)
     outcome = Outcome(first, is_changed=False)
     if not first.is_empty:
         with hold(work.tree, first.locks, work.on_note):
-            outcome = _apply_locked(intent, first, work)
+            if runs_so_far(work.tree) != seen:
+                host = work.scan(intent)  # another vfiomgr was at work meanwhile
+            outcome = _apply_locked(intent, host, first, work)
     for run in lost:
         if run.is_settled_by(outcome.plan):
             supersede(work.tree, run)
     return outcome
 
 
-def _apply_locked(intent: Intent, first: Plan, work: _Work) -> Outcome:
-    """Plan again, since the host may have changed while waiting for the locks, and run."""
-    host = work.scan(intent)
+def _apply_locked(intent: Intent, host: HostSnapshot, first: Plan, work: _Work) -> Outcome:
+    """Plan on the host as it is under the locks, and run."""
     current = plan(host, intent)
     if current.is_empty:
         return Outcome(current, is_changed=False)

@@ -257,6 +257,15 @@ def _read_intent(data: dict[str, Any]) -> Intent:
     return intent
 
 
+def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:
+    """All journals and how long they are: another value once another run has done anything."""
+    try:
+        with os.scandir(tree.locate(DIRECTORY)) as entries:
+            return frozenset((entry.name, entry.stat().st_size) for entry in entries)
+    except FileNotFoundError:
+        return frozenset()
+
+
 def supersede(tree: HostTree, run: CutOff) -> None:
     """Close the journal of a run that was cut off, once a later run has settled its devices."""
     with Journal.resume(tree, run.name) as journal:

@@ -31,7 +31,7 @@ from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile
 from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.step import AwaitVfioNode, ForgetOrigin, Step, subject
+from vfiomgr.model.step import AwaitVfioNode, ForgetOrigin, RememberOrigin, Step, subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -129,12 +129,14 @@ def _advance(
 
 def _joined(one: Plan, other: Plan) -> Plan:
     """Two plans that are carried out in turn, as one that tells of both."""
+    if not one.steps:
+        return other
     return Plan(
         other.summary,
         (*one.steps, *other.steps),
         locks=tuple(sorted({*one.locks, *other.locks})),
         notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
-        already=other.already if not one.steps else one.already,
+        already=one.already,
         settles=tuple(dict.fromkeys((*one.settles, *other.settles))),
     )
 
@@ -168,12 +170,14 @@ def _crew(
         *(partial(_do, step, tree) for step in steps),
         *(partial(_do_inverse, step, tree) for step in steps),
     ]
+    records = [isinstance(step, RememberOrigin | ForgetOrigin) for step in steps]
     return Crew(
         tasks,
         size=min(width, _MOST_WORKERS),
         in_children=tree.can_hang,
         deadline=deadline,
         closed=(journal.descriptor,),
+        own=frozenset(number for number, is_own in enumerate((*records, *records)) if is_own),
     )
 
 

@@ -168,7 +168,7 @@ def _attempt(task: Task) -> bytes:
 class Crew:
     """The workers of one run; another one is hired only while the others take their time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the tasks are about them
         self,
         tasks: Sequence[Task],
         *,
@@ -176,7 +176,11 @@ class Crew:
         in_children: bool,
         deadline: float,
         closed: Sequence[int] = (),
+        own: frozenset[int] = frozenset(),
     ) -> None:
+        """The tasks that are this process's `own` touch no device: no child is asked for them."""
+        self._own = own
+        self._self = Inline(tasks)
         self._deadline = deadline
         self._tasks = tasks
         self._in_children = in_children
@@ -204,6 +208,10 @@ class Crew:
     def start(self, task: int, seconds: float | None = None) -> None:
         """Begin a task, with its own deadline or that of all."""
         self._is_slow = False
+        if task in self._own:
+            self._self.start(task, self._deadline)
+            self._busy.append(self._self)
+            return
         while True:
             worker = self._idle.pop() if self._idle else self._make()
             try:
@@ -238,6 +246,8 @@ class Crew:
         if isinstance(worker, Child) and not _is_readable([worker], 0):
             return worker.abandon()
         result = worker.result()
+        if worker is self._self:
+            return result
         if worker.is_alive:
             self._idle.append(worker)
         else:
@@ -246,9 +256,10 @@ class Crew:
 
     def _next(self) -> Child | Inline | None:
         """The first worker that is ready, or late; None after a moment where one could be hired."""
+        done = next((worker for worker in self._busy if isinstance(worker, Inline)), None)
+        if done is not None:
+            return done
         children = [worker for worker in self._busy if isinstance(worker, Child)]
-        if not children:
-            return self._busy[0]
         first = min(children, key=lambda child: child.due)
         left = max(0.0, first.due - time.monotonic())
         is_short = self._may_grow and not self._is_slow and left > _PATIENCE

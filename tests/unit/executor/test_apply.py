@@ -6,8 +6,9 @@ import errno
 import os
 import re
 import signal
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from vfiomgr.errors import (
 )
 from vfiomgr.executor import actions
 from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
+from vfiomgr.executor.lock import hold
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
 from vfiomgr.model.origin import DriverState
@@ -31,9 +33,11 @@ from vfiomgr.model.path import PCI_DRIVERS, HostPath, pci_device
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.model.snapshot import HostSnapshot
 
 PASSING = re.compile(
     r"vfio\d|iommu_groups|/dev/vfio/\d|(/dev/vfio|/sys/bus/mdev/devices|/sys/class/vfio-dev)$"
@@ -519,3 +523,31 @@ def test_a_driver_that_came_instead_is_noticed(kernel: FakeKernel) -> None:
     with pytest.raises(RolledBack, match="is on nvidia, not on vfio-pci, after the change"):
         api.apply(Bind((GPU,)), tree=kernel)
     assert kernel.state() == with_vfio_loaded(kernel, before)
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True], ids=["alone", "beside another run"])
+def test_the_host_is_looked_at_again_where_another_run_did_something_meanwhile(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, is_disturbed: bool
+) -> None:
+    scans: list[None] = []
+    scan = api.scan
+
+    def counted(*arguments: Any, **options: Any) -> HostSnapshot:
+        scans.append(None)
+        return scan(*arguments, **options)
+
+    @contextmanager
+    def held(*arguments: Any, **options: Any) -> Iterator[None]:
+        monkeypatch.setattr(api, "hold", hold)
+        if is_disturbed:
+            api.apply(Bind((GPU,)), tree=kernel)
+            scans.clear()
+        with hold(*arguments, **options):
+            yield
+
+    monkeypatch.setattr(api, "scan", counted)
+    monkeypatch.setattr(api, "hold", held)
+    outcome = api.apply(Bind((GPU,)), tree=kernel)
+    assert len(scans) == 1
+    assert outcome.is_changed is not is_disturbed
+    assert driver(kernel, GPU) == "vfio-pci"
