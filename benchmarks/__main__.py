@@ -25,6 +25,18 @@ _SIZES = (64, 1024, 16384)
 _VGPU_FAMILIES: tuple[Literal["mdev-sriov", "vendor"], ...] = ("mdev-sriov", "vendor")
 _VGPU_BUDGET = 0.5
 """Seconds for the types of 8 GPUs with 32 virtual functions each and 20 types."""
+_LAYOUT_GPUS = (8, 32, 64)
+_LAYOUT_BUDGET = 1.5
+_LAYOUT = """\
+version: vfiomgr/v1
+layouts:
+  large:
+    devices:
+      - select: {id: "10de:2235"}
+        state: vgpu
+        vgpus: [{type: A40-4Q, per_gpu: 4}]
+"""
+"""What is asked of all GPUs of the tree, each of which is an A40."""
 _LIMIT = 3600.0
 """Seconds for all that is measured in the laboratory."""
 
@@ -64,6 +76,11 @@ def _native(rounds: int, place: str | None) -> list[Row]:
             make_tree(f"{directory}/{size}", size)
         for family in _VGPU_FAMILIES:
             make_vgpu_tree(f"{directory}/{family}", gpus=8, vfs=32, types=20, family=family)
+        layout = f"{directory}/layout.yaml"
+        with open(layout, "w", encoding="utf-8") as file:
+            file.write(_LAYOUT)
+        for gpus in _LAYOUT_GPUS:
+            make_vgpu_tree(f"{directory}/{gpus} GPUs", gpus=gpus, vfs=32, types=20)
         commands = {
             "click": (sys.executable, "-c", "import click"),
             "version": (VFIOMGR, "--version"),
@@ -75,6 +92,10 @@ def _native(rounds: int, place: str | None) -> list[Row]:
             **{
                 f"vgpus {family}": (VFIOMGR, "--root", f"{directory}/{family}", "vgpu", "types")
                 for family in _VGPU_FAMILIES
+            },
+            **{
+                f"plan {gpus}": (VFIOMGR, "--root", f"{directory}/{gpus} GPUs", "plan", layout)
+                for gpus in _LAYOUT_GPUS
             },
         }
         runs = {name: partial(seconds, command) for name, command in commands.items()}
@@ -91,7 +112,21 @@ def _native(rounds: int, place: str | None) -> list[Row]:
         for family in _VGPU_FAMILIES
     ]
     lists = _scaling("list --all", "list", times)
-    return [start, *lists, *_scaling("groups", "groups", times), *types]
+    return [start, *lists, *_scaling("groups", "groups", times), *types, *_plans(times)]
+
+
+def _plans(times: dict[str, float]) -> list[Row]:
+    """A layout against hosts of several sizes: at most so long, and no dearer with the size."""
+    small, middle, large = _LAYOUT_GPUS
+    each = [
+        (times[f"plan {b}"] - times[f"plan {a}"]) / (b - a)
+        for a, b in ((small, middle), (middle, large))
+    ]
+    what = f"plan, {large} GPUs x 32 VFs, 4 vGPUs on each"
+    return [
+        Row(what, times[f"plan {large}"], "at most", _LAYOUT_BUDGET, 1.0),
+        Row(f"plan, each GPU more to {large}", each[1], f"each more to {middle}", each[0], 1.3),
+    ]
 
 
 def _scaling(what: str, name: str, times: dict[str, float]) -> list[Row]:
