@@ -13,8 +13,9 @@ from vfiomgr.model.definition import PARAMETERS
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu, SetGpuMode, SwitchGpu
 from vfiomgr.model.layout import VgpuWish
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
+from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.model.vgpu import Vgpu, VgpuParent
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import future, gpu_mode, guards, switch, vgpu
 from vfiomgr.planner.guards import Objection
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.layout import VgpuRule
-    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import VgpuParent
 
 _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
 """The name space of the names that layouts give."""
@@ -286,14 +285,11 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: _Shares) -> Plan:
     """The new ones, each batch on its GPUs as the batches before leave them."""
     plans: list[Plan] = []
     made: list[Vgpu] = []
-    parents: dict[str, list[VgpuParent]] = {}
-    for parent in host.vgpu_parents:
-        parents.setdefault(parent.gpu, []).append(parent)
+    by_gpu = _by_gpu(host)
     for lacking, names in shares.missing:
-        here = [parent for gpu in lacking.scope for parent in parents[gpu.name]]
-        places = {parent.name for parent in here}
-        before = [one for one in made if one.parent in places]
-        narrow = future.with_vgpus(replace(host, vgpu_parents=tuple(here)), before)
+        alone = _narrowed(host, [by_gpu[gpu.name] for gpu in lacking.scope])
+        places = {parent.name for parent in alone.vgpu_parents}
+        narrow = future.with_vgpus(alone, [one for one in made if one.parent in places])
         intent = replace(_creation(lacking.wish, names), strategy=rule.strategy)
         plan = vgpu.plan_create(narrow, intent)
         new = [one for step in plan.steps if (one := _made_by(narrow, step)) is not None]
@@ -303,6 +299,35 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: _Shares) -> Plan:
         plans.append(replace(plan, steps=(*plan.steps, *parameters)))
         made += new
     return together(host, "", plans)
+
+
+@dataclass
+class _Whole:
+    """A GPU with all that belongs to it."""
+
+    devices: list[PciDevice] = field(default_factory=list)
+    parents: list[VgpuParent] = field(default_factory=list)
+
+
+def _by_gpu(host: HostSnapshot) -> dict[str, _Whole]:
+    """The GPUs of a host, each with its virtual functions."""
+    found: dict[str, _Whole] = {}
+    for parent in host.vgpu_parents:
+        found.setdefault(parent.gpu, _Whole()).parents.append(parent)
+    for device in host.devices:
+        whole = found.get(str(device.physical_function or device.address))
+        if whole is not None:
+            whole.devices.append(device)
+    return found
+
+
+def _narrowed(host: HostSnapshot, gpus_alone: Sequence[_Whole]) -> HostSnapshot:
+    """The host as if it had these GPUs alone."""
+    return replace(
+        host,
+        devices=tuple(device for whole in gpus_alone for device in whole.devices),
+        vgpu_parents=tuple(parent for whole in gpus_alone for parent in whole.parents),
+    )
 
 
 def _made_by(host: HostSnapshot, step: object) -> Vgpu | None:
