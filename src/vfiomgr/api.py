@@ -39,6 +39,7 @@ from vfiomgr.model.intent import (
     named_functions,
     wants_gpu_modes,
     wants_resets,
+    wished_layout,
 )
 from vfiomgr.model.path import BOOT_ID, MACHINE_ID, PCI_DEVICES, PCI_DRIVERS_PROBE
 from vfiomgr.model.pci import UNKNOWN_CALL, PciAddress, is_address
@@ -310,7 +311,8 @@ def restore(  # noqa: PLR0913 - all but the tree have defaults
 
 def functions_by_serial(tree: HostTree, intent: Intent) -> tuple[PciAddress, ...]:
     """The functions whose serial numbers an intent needs: those it names, or all."""
-    if isinstance(intent, ApplyLayout) and intent.layout.selects_by_serial:
+    wish = wished_layout(intent)
+    if wish is not None and wish.layout.selects_by_serial:
         return tuple(map(PciAddress.parse, filter(is_address, tree.children(PCI_DEVICES))))
     return named_functions(intent)
 
