@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
@@ -69,6 +68,8 @@ def digest_of(text: str) -> str:
 
 def render_record(installed: InstalledLayout) -> str:
     """The record as a JSON document."""
+    import json  # noqa: PLC0415 - lists need none
+
     rules = [
         {"path": str(rule.path), "sha256": rule.sha256, "before": rule.before}
         for rule in installed.rules
@@ -84,6 +85,8 @@ def render_record(installed: InstalledLayout) -> str:
 
 def parse_record(text: str | None) -> InstalledLayout | None:
     """The record that `render_record` wrote; None where there is none, or another version's."""
+    import json  # noqa: PLC0415 - lists need none
+
     try:
         document = json.loads(text or "null")
         if document["api_version"] != _VERSION:

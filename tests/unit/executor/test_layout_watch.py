@@ -134,6 +134,8 @@ def test_what_differs_is_put_right_and_told_so() -> None:
     ]
     watch.look()
     assert len(story.tried) == 2
+    story.parts = (part(OTHER),)
+    assert watch.look() == pytest.approx(10.0), "each is remembered"
 
 
 def test_what_fails_keeps_no_other_from_it_and_is_told_once() -> None:
@@ -203,6 +205,8 @@ def test_who_moves_it_again_and_again_is_not_fought() -> None:
     story.parts = (part(DRIFT),)
     watch.look()
     assert len(story.tried) == 3, "that was long ago"
+    story.parts = (part(DRIFT),)
+    assert watch.look() == pytest.approx(10.0), "and the pauses begin anew"
 
 
 def test_a_host_that_cannot_be_read_is_told_and_looked_at_again() -> None:
