@@ -40,6 +40,7 @@ from vfiomgr.model.intent import (
     named_functions,
     wants_gpu_modes,
     wants_resets,
+    wished_layout,
 )
 from vfiomgr.model.path import BOOT_ID, MACHINE_ID, PCI_DEVICES, PCI_DRIVERS_PROBE
 from vfiomgr.model.pci import UNKNOWN_CALL, PciAddress, is_address
@@ -56,12 +57,14 @@ from vfiomgr.planner.recovery import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.persistence import PersistedBinding
     from vfiomgr.model.readiness import Report
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.layout import Comparison
 
 __all__ = [
     "HostTree",
@@ -76,6 +79,7 @@ __all__ = [
     "revert",
     "scan",
     "watch",
+    "watch_layout",
 ]
 
 _PATIENCE = 10
@@ -195,7 +199,8 @@ def apply_each(  # noqa: PLR0913 - as `apply`
         while True:
             compared = compare(work.scan(intent), intent)
             names = dict.fromkeys(part.name for part in compared.parts if part.differences)
-            left = [name for name in names if name not in results]
+            wanted = (name for name in names if not intent.only or name in intent.only)
+            left = [name for name in wanted if name not in results]
             if not left:
                 break
             for name in left:  # and functions that one of them makes are there the next time
@@ -311,7 +316,8 @@ def restore(  # noqa: PLR0913 - all but the tree have defaults
 
 def functions_by_serial(tree: HostTree, intent: Intent) -> tuple[PciAddress, ...]:
     """The functions whose serial numbers an intent needs: those it names, or all."""
-    if isinstance(intent, ApplyLayout) and intent.layout.selects_by_serial:
+    wish = wished_layout(intent)
+    if wish is not None and wish.layout.selects_by_serial:
         return tuple(map(PciAddress.parse, filter(is_address, tree.children(PCI_DEVICES))))
     return named_functions(intent)
 
@@ -529,6 +535,56 @@ def watch(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
 
     require_rights(tree)
     watch_arrivals(tree, on_note, lambda lost: put_right(lost, tree=tree, on_note=on_note))
+
+
+def watch_layout(  # noqa: PLR0913 - all but what is watched have defaults
+    wish: Wish,
+    changes: Changes,
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    tell: Callable[[WatchEvent], None],
+    enforce: bool = False,
+    on_note: Callable[[str], None] = _NO_REPORT,
+    deadline: float | None = None,
+) -> None:
+    """Tell what differs from a layout as it comes and goes, until the process is interrupted.
+
+    With `enforce`, put it right, by the rules of `apply_each`. (`watch` is about functions that
+    `bind --persist` keeps, and about nothing but their arrival.)
+
+    Raises:
+        NeedsRoot: with `enforce`, the right to change the host is missing.
+        RolledBack, RollbackIncomplete: a correction was interrupted.
+
+    """
+    from vfiomgr.executor.layout_watch import LayoutWatch, follow  # noqa: PLC0415 - its own
+    from vfiomgr.planner.layout import compare  # noqa: PLC0415 - few callers have a layout
+
+    def compared(intent: ApplyLayout) -> Comparison:
+        host = scan(
+            tree,
+            machine,
+            with_users=True,
+            with_resets=True,
+            with_gpu_modes=True,
+            serials_of=functions_by_serial(tree, intent),
+        )
+        return compare(host, intent)
+
+    def correct(intent: ApplyLayout, name: str) -> Outcome | VfiomgrError | None:
+        results = apply_each(
+            replace(intent, only=(name,)),
+            tree=tree,
+            machine=machine,
+            on_note=on_note,
+            deadline=deadline,
+        )
+        return dict(results).get(name)
+
+    if enforce:
+        require_rights(tree)
+    follow(LayoutWatch(wish, compared, tell, correct if enforce else None), changes)
 
 
 def put_right(

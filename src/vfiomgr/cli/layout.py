@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vfiomgr.cli.layout_boot import add_commands
 from vfiomgr.cli.layout_files import source_of, text_of
 from vfiomgr.cli.output import note, print_document, print_yaml
 from vfiomgr.cli.session import Session, session_options
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 @session_options()
 def layout() -> None:
     """Layouts: files that say what the devices of a host are to be."""
+
+
+add_commands(layout)
 
 
 @layout.command("schema")

@@ -37,7 +37,7 @@ _DRIFT = 3
 _FAILED, _INCOMPLETE = 1, RollbackIncomplete.exit_code
 
 
-def _of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
+def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     """The file, which of its layouts, and the guards to override."""
     for decorate in (
         click.option(
@@ -54,7 +54,7 @@ def _of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("plan")
-@_of_layout
+@of_layout
 @click.option("--out", metavar="PLAN", help="Write the plan to a file that `apply` takes.")
 @session_options()
 @click.pass_obj
@@ -73,7 +73,7 @@ def plan(
 
     session.tell_of_cut_off_runs()
     intent = _intent(session, file, name, allow)
-    host = _host(session, intent)
+    host = host_for(session, intent)
     compared = compare(host, intent)
     if session.format == "table":
         _print_differences(compared)
@@ -89,7 +89,7 @@ def plan(
 
 
 @click.command("apply")
-@_of_layout
+@of_layout
 @click.option("--keep-going", is_flag=True, help="Do what can be done, whatever else fails.")
 @session_options()
 @click.pass_obj
@@ -119,11 +119,11 @@ def apply(
         option = "--layout" if name else "--keep-going" if keep_going else "--allow"
         forbid_together("a plan", option, "a plan was made for all that it says, and no more")
     if reviewed is None:
-        intent = _intent_of(session, text, source_of(file), name, frozenset(allow))
+        intent = intent_of(session, text, source_of(file), name, frozenset(allow))
     else:
         intent = reviewed.intent
     if session.dry_run:
-        host = _host(session, intent)
+        host = host_for(session, intent)
         print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return 0
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
@@ -148,7 +148,7 @@ def apply(
 
 
 @click.command("assert")
-@_of_layout
+@of_layout
 @session_options()
 @click.pass_obj
 def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...]) -> int:
@@ -162,7 +162,7 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allow
     from vfiomgr.planner.layout import compare  # noqa: PLC0415 - brings pydantic
 
     intent = _intent(session, file, name, allow)
-    compared = compare(_host(session, intent), intent)
+    compared = compare(host_for(session, intent), intent)
     differences = compared.differences
     if session.format != "table":
         body = {
@@ -253,12 +253,13 @@ def _intent(
     session: Session, file: str, name: str | None, allow: tuple[Allowance, ...]
 ) -> ApplyLayout:
     text = text_of(file, "a layout file")
-    return _intent_of(session, text, source_of(file), name, frozenset(allow))
+    return intent_of(session, text, source_of(file), name, frozenset(allow))
 
 
-def _intent_of(
+def intent_of(
     session: Session, text: str, source: str, name: str | None, allow: frozenset[Allowance]
 ) -> ApplyLayout:
+    """The wish for a layout of a text, with what of this host it takes."""
     from vfiomgr.model.layout_document import choose_layout, read_layouts  # noqa: PLC0415
 
     chosen, layout = choose_layout(read_layouts(text, source), name)
@@ -266,7 +267,7 @@ def _intent_of(
     return api.layout_intent(tree, chosen, layout, allow=allow)
 
 
-def _host(session: Session, intent: ApplyLayout) -> HostSnapshot:
+def host_for(session: Session, intent: ApplyLayout) -> HostSnapshot:
     """The host with all that a layout is compared to."""
     slots: frozenset[tuple[int, int, int]] = frozenset()
     if session.snapshot is None:

@@ -10,7 +10,7 @@ from vfiomgr.errors import InvalidDocument, UsageError
 if TYPE_CHECKING:
     from vfiomgr.model.layout import LayoutFile
 
-_STANDARD_INPUT = "-"
+STANDARD_INPUT = "-"
 
 
 def read_layout_file(path: str) -> LayoutFile:
@@ -28,7 +28,7 @@ def read_layout_file(path: str) -> LayoutFile:
 
 def source_of(path: str) -> str:
     """What a file is called in errors."""
-    return "<stdin>" if path == _STANDARD_INPUT else path
+    return "<stdin>" if path == STANDARD_INPUT else path
 
 
 def text_of(path: str, what: str) -> str:
@@ -41,7 +41,7 @@ def text_of(path: str, what: str) -> str:
     """
     source = source_of(path)
     try:
-        if path == _STANDARD_INPUT:
+        if path == STANDARD_INPUT:
             return sys.stdin.buffer.read().decode("utf-8")
         with open(path, encoding="utf-8", newline="") as file:
             return file.read()

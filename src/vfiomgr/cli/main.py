@@ -27,6 +27,7 @@ _COMMANDS = {
     "assert": ("vfiomgr.cli.layout_commands", "assert_"),
     "export": ("vfiomgr.cli.layout_commands", "export"),
     "revert": ("vfiomgr.cli.layout_commands", "revert"),
+    "watch": ("vfiomgr.cli.watch", "watch"),
     "recover": ("vfiomgr.cli.recover", "recover"),
     "reset": ("vfiomgr.cli.reset", "reset"),
     "sriov": ("vfiomgr.cli.sriov", "sriov"),

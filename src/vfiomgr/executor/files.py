@@ -10,7 +10,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.executor.access import set_node_access
 from vfiomgr.host import uevents
 from vfiomgr.host.persistence import has_systemd
-from vfiomgr.model import vgpu_service
+from vfiomgr.model import layout_service, vgpu_service
 from vfiomgr.model.host_step import RebuildInitramfs, ReplaceFile, SetNodeAccess
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.persistence import RULES
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10.0
 """Seconds for systemd or udevd to take notice."""
+_UNITS = frozenset({*vgpu_service.FILES, *layout_service.SERVICES})
+"""Files of systemd that act at the next boot."""
 
 
 def configure(tree: HostTree, step: ReplaceFile | RebuildInitramfs | SetNodeAccess) -> None:
@@ -93,6 +95,11 @@ def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Ca
         yield partial(systemctl, "daemon-reload")
         if is_there:
             yield partial(systemctl, "--no-block", "start", UNIT.name)
-    elif target in vgpu_service.FILES and has_systemd(tree):
-        # what they start is for the next boot
-        yield partial(tree.call, "systemctl", "daemon-reload", limit=_PATIENCE)
+    elif target in _UNITS and has_systemd(tree):
+        systemctl = partial(tree.call, "systemctl", limit=_PATIENCE)
+        is_watch = target == layout_service.WATCH
+        if is_watch and not is_there:
+            yield partial(systemctl, "--no-block", "stop", target.name)
+        yield partial(systemctl, "daemon-reload")  # what they start is for the next boot
+        if is_watch and is_there:
+            yield partial(systemctl, "--no-block", "try-restart", target.name)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.tree import sync_directory
-from vfiomgr.model.intent import ApplyLayout, Intent
+from vfiomgr.model.intent import ApplyLayout, InstallLayout, Intent
 from vfiomgr.model.path import STATE
 from vfiomgr.model.snapshot import to_jsonable
 from vfiomgr.model.step import Step, subject
@@ -251,7 +251,7 @@ def _read_intent(data: dict[str, Any]) -> Intent:
 
     kinds = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Intent)}
     kind = kinds[data["kind"]]
-    if kind is ApplyLayout:
+    if kind in (ApplyLayout, InstallLayout):
         from vfiomgr.model.layout import Layout  # noqa: F401, PLC0415 - slow to import
     intent: Intent = TypeAdapter(kind).validate_python(data)
     return intent

@@ -24,6 +24,7 @@ from vfiomgr.host.hotplug import Arrivals
 from vfiomgr.host.persistence import read_rules, rules_changed
 from vfiomgr.model import path
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.service import SWEPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,6 @@ SETTLE = 2.0
 """Seconds after the last arrival until the drivers are looked at; a probe may take one."""
 _REFRESH = 0.5
 """Seconds until a rule that was written meanwhile counts."""
-_SWEPT = path.RUNTIME / "persist-swept"
 _LISTENERS = 2
 _MESSAGE = 64
 """Bytes; addresses one way, a sign that the rules changed the other way."""
@@ -87,10 +87,10 @@ class Thorough:
 
     def sweep(self) -> None:
         """Look at all functions, once a boot: what `unbind` gave back since stays with the host."""
-        if self._tree.exists(_SWEPT):
+        if self._tree.exists(SWEPT):
             return
         self._tree.make_directory(path.RUNTIME)
-        self._tree.replace(_SWEPT, b"")
+        self._tree.replace(SWEPT, b"")
         self.arrived(binding.address for binding in read_rules(self._tree))
 
     def settle(self) -> None:

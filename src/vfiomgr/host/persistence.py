@@ -6,10 +6,11 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
+from vfiomgr.model import layout_service
 from vfiomgr.model.initramfs import HOOKS, Initramfs, Tool
 from vfiomgr.model.path import VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.model.persistence import DRIVERCTL, RULES, TextFile, is_rule_file, parse_rule
-from vfiomgr.model.service import UNIT
+from vfiomgr.model.service import SWEPT, UNIT
 from vfiomgr.model.snapshot import NodeFact
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ _MKINITCPIO = HostPath("/etc/mkinitcpio.conf")
 
 
 def read_files(tree: HostTree) -> tuple[TextFile, ...]:
-    """The rules, hooks and units that vfiomgr wrote, and the entries of driverctl."""
+    """The rules, hooks, units and layout that vfiomgr wrote, and the entries of driverctl."""
     paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
     paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
-    paths += [*HOOKS.values(), UNIT]
+    paths += [*HOOKS.values(), UNIT, SWEPT, *layout_service.FILES]
     texts = ((path, tree.read_text(path)) for path in paths)
     files = tuple(TextFile(path, text) for path, text in texts if text is not None)
     for file in files:

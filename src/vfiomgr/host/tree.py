@@ -119,10 +119,10 @@ class HostTree:
             return None
 
     def read_text(self, path: HostPath, limit: int = -1) -> str | None:
-        """The text of a file of any length, or its first `limit` characters."""
+        """The text of a file of any length, or its first `limit` characters; ends of lines kept."""
         try:
             descriptor = os.open(self.locate(path), self._reading)
-            with open(descriptor, encoding="utf-8", errors="replace") as file:
+            with open(descriptor, encoding="utf-8", errors="replace", newline="") as file:
                 return file.read(limit)
         except OSError:
             return None

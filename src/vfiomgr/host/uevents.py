@@ -1,8 +1,10 @@
-"""udev: what it has done to the nodes of devices, and what its rules would do."""
+"""udev: what it announces, what it has done to nodes of devices, what its rules would do."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from errno import ENOBUFS
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,38 @@ _CONTINUED = re.compile(r"\\\n\s*")
 _ACCESS = re.compile(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
 _CONTAINER = re.compile(r'\bKERNEL *== *"vfio"')
 """A match of /dev/vfio/vfio, which is no node of a group or a function."""
+_SUBSYSTEMS = ("pci", "mdev", "vfio", "drm")
+"""What is given to guests, and what shows that somebody has it."""
+_BUFFER = 1 << 23
+"""Bytes; a bus that is scanned announces all of its functions at once."""
+
+
+class DeviceChanges:
+    """What happens to devices, as udev announces it once its rules have acted.
+
+    Where no udevd runs, as the kernel announces it. A driver that binds or unbinds is an event as
+    well (KOBJ_BIND, KOBJ_UNBIND in drivers/base/dd.c).
+    """
+
+    def __init__(self, tree: HostTree) -> None:
+        import pyudev  # noqa: PLC0415 - one command's own, and slow to import
+
+        source = "udev" if tree.exists(_UDEVD) else "kernel"
+        self._monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source=source)
+        for subsystem in _SUBSYSTEMS:
+            self._monitor.filter_by(subsystem)
+        with suppress(OSError):  # only root may; without it, more is lost in a storm, and told so
+            self._monitor.set_receive_buffer_size(_BUFFER)
+        self._monitor.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something happens within some seconds; returns with the first that does."""
+        try:
+            return self._monitor.poll(seconds) is not None
+        except OSError as error:
+            if error.errno != ENOBUFS:
+                raise
+            return True  # more came at once than the buffer holds
 
 
 def is_settled(tree: HostTree, node: HostPath) -> bool:

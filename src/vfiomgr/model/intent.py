@@ -313,6 +313,40 @@ class RevertLayout:
     kind: Literal["revert-layout"] = "revert-layout"
 
 
+@dataclass(frozen=True, slots=True)
+class InstallLayout:
+    """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
+
+    wish: ApplyLayout
+    text: str
+    """The file that it stands in, whole."""
+    enforce: bool = False
+    """Have it kept after the boot, too."""
+    update_initramfs: bool = False
+    program: str | None = None
+    """Where vfiomgr itself is, for the services."""
+    kind: Literal["install-layout"] = "install-layout"
+
+
+@dataclass(frozen=True, slots=True)
+class UninstallLayout:
+    """Take back what installing a layout wrote; nothing moves now."""
+
+    update_initramfs: bool = False
+    kind: Literal["uninstall-layout"] = "uninstall-layout"
+
+
+def wished_layout(intent: Intent) -> ApplyLayout | None:
+    """The layout that an intent looks at a host for."""
+    match intent:
+        case ApplyLayout():
+            return intent
+        case InstallLayout():
+            return intent.wish
+        case _:
+            return None
+
+
 def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
     """The PCI functions that an intent names."""
     match intent:
@@ -333,7 +367,7 @@ def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
 
 def wants_resets(intent: Intent) -> bool:
     """Whether it may have to be told why a function cannot be reset in some way."""
-    return isinstance(intent, Reset | ApplyLayout) or (
+    return isinstance(intent, Reset | ApplyLayout | InstallLayout) or (
         isinstance(intent, Bind) and intent.reset_method is not None
     )
 
@@ -350,7 +384,8 @@ def wants_gpu_modes(intent: Intent) -> bool:
         | SetGpuMode
         | DivideGpu
         | SwitchGpu
-        | ApplyLayout,
+        | ApplyLayout
+        | InstallLayout,
     )
 
 
@@ -374,4 +409,6 @@ Intent = (
     | ImportDriverctl
     | ApplyLayout
     | RevertLayout
+    | InstallLayout
+    | UninstallLayout
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from vfiomgr.errors import Refusal
-from vfiomgr.model.path import HostPath
+from vfiomgr.model.path import RUNTIME, HostPath
 
 UNITS = HostPath("/etc/systemd/system")
 UNIT = UNITS / "vfiomgr-persist.service"
+SWEPT = RUNTIME / "persist-swept"
+"""Tells the service that it has looked at all functions in this boot."""
 _PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+")
 
 

@@ -13,6 +13,7 @@ from vfiomgr.model.intent import (
     DivideGpu,
     ForgetPersisted,
     ImportDriverctl,
+    InstallLayout,
     Intent,
     RemoveVgpu,
     Reset,
@@ -25,6 +26,7 @@ from vfiomgr.model.intent import (
     SwitchGpu,
     Unbind,
     UndefineVgpu,
+    UninstallLayout,
 )
 from vfiomgr.planner import (
     definitions,
@@ -113,7 +115,7 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = reset.plan_reset(host, intent)
         case ForgetPersisted() | ImportDriverctl():
             made = _plan_persistence(host, intent)
-        case ApplyLayout() | RevertLayout():
+        case ApplyLayout() | RevertLayout() | InstallLayout() | UninstallLayout():
             made = _plan_layout(host, intent)
         case _ as never:
             assert_never(never)
@@ -165,8 +167,10 @@ def _plan_persistence(host: HostSnapshot, intent: ForgetPersisted | ImportDriver
             return persistence.plan_import(host, intent)
 
 
-def _plan_layout(host: HostSnapshot, intent: ApplyLayout | RevertLayout) -> Plan:
-    """What a document says of a whole host."""
+def _plan_layout(
+    host: HostSnapshot, intent: ApplyLayout | RevertLayout | InstallLayout | UninstallLayout
+) -> Plan:
+    """What a document says of a whole host, now and at boot."""
     match intent:
         case ApplyLayout():
             from vfiomgr.planner import layout  # noqa: PLC0415 - brings pydantic
@@ -174,3 +178,11 @@ def _plan_layout(host: HostSnapshot, intent: ApplyLayout | RevertLayout) -> Plan
             return layout.plan_layout(host, intent)
         case RevertLayout():
             return reversion.plan_revert(host, intent)
+        case InstallLayout():
+            from vfiomgr.planner import layout_boot  # noqa: PLC0415 - brings pydantic
+
+            return layout_boot.plan_install(host, intent)
+        case UninstallLayout():
+            from vfiomgr.planner import layout_boot  # noqa: PLC0415 - brings pydantic
+
+            return layout_boot.plan_uninstall(host, intent)

@@ -178,6 +178,14 @@ def _parts(case: Case, going: frozenset[PciAddress]) -> Iterator[Part]:
 # ---- guests and the host
 
 
+def binds(host: HostSnapshot, intent: ApplyLayout) -> Iterator[Bind]:
+    """What a layout gives to guests whole, as wishes of their own."""
+    for claim in select(host, intent.layout).claims:
+        if isinstance(claim.rule, PassthroughRule):
+            for batch in moving_together(claim.devices):
+                yield _bind(Case(host, intent, claim), claim.rule, batch)
+
+
 def _bind(case: Case, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind:
     return Bind(
         tuple(device.address for device in batch),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from vfiomgr.model.intent import Bind, Unbind
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
@@ -45,8 +45,8 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
     """
     _check_driver(host, intent.driver)
     named = [host.device(address) for address in intent.addresses]
-    targets = _targets(host, intent, named)
-    wanted = {d.address: _wanted_driver(host, d, intent.driver) for d in targets}
+    wanted = drivers_for(host, intent)
+    targets = [host.device(address) for address in wanted]
     moving = [device for device in targets if device.driver != wanted[device.address].driver]
     guards.refuse_if_any(
         [
@@ -84,6 +84,13 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
         notes=(*_companion_notes(named, targets, moving), *kept.notes),
         already=(*on_it, *kept.already),
     )
+
+
+def drivers_for(host: HostSnapshot, intent: Bind) -> dict[PciAddress, LoadModule]:
+    """The VFIO driver of each function that a bind is about, with those that come along."""
+    named = [host.device(address) for address in intent.addresses]
+    targets = _targets(host, intent, named)
+    return {d.address: _wanted_driver(host, d, intent.driver) for d in targets}
 
 
 def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:

@@ -56,11 +56,11 @@ def part_of_bind(
         if access:
             notes += ("its owner has the node until the next unbind; --persist keeps it",)
         return Part(access, notes)
-    wanted = _bindings(host)
+    wanted = bindings(host)
     for device in targets:
         choice = drivers[device.address]
-        wanted[device.address] = _binding(host, device, choice, intent.owner)
-    part = _exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+        wanted[device.address] = binding_for(host, device, choice, intent.owner)
+    part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
     return Part(
         (*access, *part.steps),
         (*notes, *_other_device_notes(host, targets), *_built_in_notes(targets), *part.notes),
@@ -112,7 +112,7 @@ def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
 
 def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
     """Take over entries of driverctl that are for VFIO drivers; leave the others and say why."""
-    wanted, taken, notes = _bindings(host), [], []
+    wanted, taken, notes = bindings(host), [], []
     present = {device.address: device for device in host.devices}
     for entry in host.driverctl_overrides:
         device = present.get(entry.address)
@@ -121,9 +121,9 @@ def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
             notes.append(f"{entry.address} stays with driverctl: {why}")
             continue
         choice = LoadModule(entry.driver, entry.driver)
-        wanted[entry.address] = _binding(host, device, choice, None)
+        wanted[entry.address] = binding_for(host, device, choice, None)
         taken.append(entry)
-    part = _exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
     removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
     return Plan(
         summary=f"take over {', '.join(str(e.address) for e in taken) or 'nothing'} of driverctl",
@@ -140,11 +140,12 @@ def _why_left(entry: DriverctlOverride, device: PciDevice | None) -> str:
     return "" if is_vfio_driver(entry.driver) else f"{entry.driver} is no VFIO driver"
 
 
-def _bindings(host: HostSnapshot) -> Bindings:
+def bindings(host: HostSnapshot) -> Bindings:
+    """What the rules say now."""
     return {binding.address: binding for binding in host.persisted}
 
 
-def _binding(
+def binding_for(
     host: HostSnapshot, device: PciDevice, choice: LoadModule, owner: NodeOwner | None
 ) -> PersistedBinding:
     """A rule of the same device that is written anew keeps what is not told anew."""
@@ -157,25 +158,25 @@ def _binding(
 
 
 def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bool) -> Part:
-    wanted = {a: b for a, b in _bindings(host).items() if a not in addresses}
+    wanted = {a: b for a, b in bindings(host).items() if a not in addresses}
     broken = [rule_file(a) for a in addresses if host.binding(a) is None]
-    unreadable = tuple(step for path in broken for step in _replaced(host, path, None))
-    part = _exchange(host, wanted, None, rebuild=rebuild)
+    unreadable = tuple(step for path in broken for step in replaced(host, path, None))
+    part = exchange(host, wanted, None, rebuild=rebuild)
     return Part((*unreadable, *part.steps), part.notes, part.already, (LOCK,))
 
 
-def _exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:
+def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:
     """From the rules that are there to those that are wanted, and all that goes with them."""
     steps = [
         step
-        for address in sorted({*_bindings(host), *wanted})
-        for step in _replaced(host, rule_file(address), _rendered(wanted.get(address)))
+        for address in sorted({*bindings(host), *wanted})
+        for step in replaced(host, rule_file(address), _rendered(wanted.get(address)))
     ]
     notes: list[str] = []
     if not wanted:
-        steps += _replaced(host, UNIT, None)
+        steps += replaced(host, UNIT, None)
     elif program is not None and host.has_systemd:
-        steps += _replaced(host, UNIT, render_unit(program))
+        steps += replaced(host, UNIT, render_unit(program))
     elif not host.has_systemd and not set(wanted.values()) <= set(host.persisted):
         notes.append(
             "no systemd here: keep `vfiomgr persist watch` running for hot-plugged functions"
@@ -188,9 +189,10 @@ def _rendered(binding: PersistedBinding | None) -> str | None:
     return None if binding is None else render_rule(binding)
 
 
-def _replaced(
+def replaced(
     host: HostSnapshot, path: str, after: str | None, mode: int = 0o644
 ) -> Iterator[ReplaceFile]:
+    """The step to a file's text, where it is another."""
     before = host.file(path)
     if before != after:
         yield ReplaceFile(path, before, after, mode)
@@ -212,7 +214,7 @@ def _initramfs_part(
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         advice = f"add {' and '.join(lines)} to /etc/mkinitcpio.conf, then run {image.command}"
         return Part(notes=(f"the initramfs brings a host driver: {advice}",) * is_changed)
-    steps: list[Step] = [*_replaced(host, image.hook, text, MODES[image.tool])]
+    steps: list[Step] = [*replaced(host, image.hook, text, MODES[image.tool])]
     if not (steps or is_changed):
         return Part()
     if rebuild:
@@ -248,6 +250,15 @@ def _access_steps(
         if device in moving or any(access != owner.access for access in found):
             before = found[0] if found else ROOT_ONLY
             yield SetNodeAccess(device.identity, group, before, owner.access)
+
+
+def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...]:
+    """What is to be said of functions that get rules."""
+    return (
+        *_driverctl_notes(host, targets),
+        *_other_device_notes(host, targets),
+        *_built_in_notes(targets),
+    )
 
 
 def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:

@@ -124,3 +124,8 @@ def test_replace_leaves_no_temporary_file_and_lets_root_alone_write(tmp_path: Pa
 
 def test_a_recording_is_not_live(tmp_path: Path) -> None:
     assert not tree_of(tmp_path, "sys/a: 1").is_live
+
+
+def test_a_text_keeps_the_ends_of_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "two").write_bytes(b"a\r\nb\r")
+    assert HostTree(tmp_path).read_text(HostPath("/two")) == "a\r\nb\r"

@@ -1,17 +1,81 @@
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.host.uevents import is_settled, rules_give_access
+from vfiomgr.host.uevents import DeviceChanges, is_settled, rules_give_access
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NODE = HostPath("/dev/null")
+
+
+class Monitor:
+    """What pyudev gives, with events that a test makes."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+        self.source = ""
+        self.subsystems: list[str] = []
+        self.started_with: list[str] = []
+
+    def from_netlink(self, _context: object, source: str) -> Monitor:
+        """Be the monitor of a source."""
+        self.source = source
+        return self
+
+    def filter_by(self, subsystem: str) -> None:
+        """Note a subsystem."""
+        self.subsystems.append(subsystem)
+
+    def set_receive_buffer_size(self, _size: int) -> None:
+        """Refuse it, as to all but root."""
+        raise PermissionError
+
+    def start(self) -> None:
+        """Note what would be heard."""
+        self.started_with = list(self.subsystems)
+
+    def poll(self, _seconds: float) -> object:
+        """Answer, or fail."""
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+def listening(monkeypatch: pytest.MonkeyPatch, *answers: object) -> Monitor:
+    """A monitor in the place of pyudev's."""
+    monitor = Monitor(*answers)
+    monkeypatch.setattr("pyudev.Monitor", monitor)
+    monkeypatch.setattr("pyudev.Context", lambda: None)
+    return monitor
+
+
+@pytest.mark.parametrize(("files", "source"), [(("/run/udev/control",), "udev"), ((), "kernel")])
+def test_changes_are_heard_from_udevd_where_one_runs(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], source: str
+) -> None:
+    monitor = listening(monkeypatch)
+    DeviceChanges(Machine(*files))
+    assert monitor.source == source
+    assert monitor.started_with == ["pci", "mdev", "vfio", "drm"]
+
+
+def test_a_buffer_that_is_too_small_for_a_storm_is_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost, other = OSError(errno.ENOBUFS, "lost"), OSError(errno.EBADF, "closed")
+    listening(monkeypatch, "a device", None, lost, other)
+    changes = DeviceChanges(Machine())
+    assert [changes.wait(1.0) for _ in range(3)] == [True, False, True]
+    with pytest.raises(OSError, match="closed"):
+        changes.wait(1.0)
 
 
 class Machine(HostTree):

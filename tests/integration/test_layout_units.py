@@ -1,0 +1,66 @@
+"""What is installed for a boot, read by systemd itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vfiomgr.model.layout_service import (
+    BOOT,
+    WANTED,
+    WATCH,
+    render_boot,
+    render_wanted,
+    render_watch,
+)
+from vfiomgr.model.service import UNIT, render_unit
+
+_ANALYZE = shutil.which("systemd-analyze") or ""
+pytestmark = pytest.mark.skipif(not _ANALYZE, reason="systemd is not installed")
+
+PROGRAM = str(Path(sys.executable).with_name("vfiomgr"))
+NAME = 'a "b" 50% $c \\d'
+TARGET = "[Unit]\nDescription=The units of other packages are not under test\n"
+
+
+def verified(place: Path) -> subprocess.CompletedProcess[str]:
+    """What systemd says of the units in a directory."""
+    targets = ("multi-user", "sysinit", "basic", "shutdown", "local-fs")
+    for name in targets:
+        (place / f"{name}.target").write_text(TARGET)
+    units = [str(path) for path in place.glob("*.service")]
+    return subprocess.run(
+        [_ANALYZE, "verify", "--man=no", *units, str(place / "multi-user.target")],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """The units of a layout with a difficult name, and its drop-in."""
+    (tmp_path / BOOT.name).write_text(render_boot(PROGRAM, NAME, ("boot-display",)))
+    (tmp_path / WATCH.name).write_text(render_watch(PROGRAM, NAME))
+    (tmp_path / UNIT.name).write_text(render_unit(PROGRAM))
+    drop_in = tmp_path / WANTED.parent.name / WANTED.name
+    drop_in.parent.mkdir()
+    drop_in.write_text(render_wanted(with_watch=True))
+    return tmp_path
+
+
+def test_systemd_accepts_the_units_and_their_order(units: Path) -> None:
+    result = verified(units)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_systemd_would_tell_what_is_wrong(units: Path) -> None:
+    boot = units / BOOT.name
+    boot.write_text(boot.read_text().replace("RemainAfterExit", "RemainAfter"))
+    assert "RemainAfter" in verified(units).stderr
