@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
+from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.layout_service import (
     BOOT,
     FILE,
@@ -38,7 +39,6 @@ from vfiomgr.planner.layout_part import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.model.host_step import ReplaceFile
     from vfiomgr.model.intent import Bind, InstallLayout, UninstallLayout
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
@@ -73,11 +73,13 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
     before = _without_own_rules(host)
     rules = _rules(host, before, intent)
     kept = persistence.exchange(host, rules.wanted, intent.program, rebuild=intent.update_initramfs)
-    texts = {RECORD: render_record(InstalledLayout(name, rules.written)), FILE: intent.text}
+    meanwhile, after = _records(host, name, rules.written)
     steps: list[Step] = [
-        *(step for path, text in texts.items() for step in _replaced(host, path, text)),
+        *_replaced(host, RECORD, meanwhile),
+        *_replaced(host, FILE, intent.text),
         *_unswept(host, kept.steps),
         *kept.steps,
+        *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
         *(step for path, text in services.items() for step in _replaced(host, path, text)),
     ]
     return Plan(
@@ -122,17 +124,31 @@ def plan_uninstall(host: HostSnapshot, intent: UninstallLayout) -> Plan:
 # ---- rules
 
 
+def _records(host: HostSnapshot, name: str, written: tuple[WrittenRule, ...]) -> tuple[str, str]:
+    """What is recorded while rules are exchanged, those of before among it, and once they are.
+
+    So a run that was cut off leaves no rule behind that nobody knows of.
+    """
+    installed = parse_record(host.file(RECORD))
+    old = () if installed is None else installed.rules
+    there = tuple(r for r in old if r not in written and r.is_as_written(host.file(r.path) or ""))
+    after = render_record(InstalledLayout(name, written))
+    return render_record(InstalledLayout(name, (*written, *there))) if there else after, after
+
+
 def _without_own_rules(host: HostSnapshot) -> HostSnapshot:
     """The host as if no layout had written a rule; a rule that others changed since is theirs."""
     installed = parse_record(host.file(RECORD))
-    own = {} if installed is None else {rule.path: rule for rule in installed.rules}
+    own: dict[str, list[WrittenRule]] = {}
+    for rule in () if installed is None else installed.rules:
+        own.setdefault(rule.path, []).append(rule)
     return replace(host, files=tuple(_others(host.files, own)))
 
 
-def _others(files: Iterable[TextFile], own: dict[str, WrittenRule]) -> Iterator[TextFile]:
+def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
     for file in files:
-        rule = own.get(file.path)
-        if rule is None or not rule.is_as_written(file.text):
+        rule = next((r for r in own.get(file.path, ()) if r.is_as_written(file.text)), None)
+        if rule is None:
             yield file
         elif rule.before is not None:
             yield TextFile(file.path, rule.before)

@@ -22,9 +22,10 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
     """The state of a kernel, and vfiomgr's records, without the numbers that it counts up."""
     numbered = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio", "/sys/devices/virtual")
     passing = (*numbered, ".torn")  # a temporary file that a power cut left behind
+    files = {path: text for path, text in kernel.sysfs.picture("/etc").items() if text != "/"}
     state = {
         path: text
-        for path, text in kernel.state(modules=False).items()
+        for path, text in (kernel.state(modules=False) | files).items()
         if not any(part in path or part in text for part in passing)
     }
     host = api.scan(kernel, with_gpu_modes=True)
