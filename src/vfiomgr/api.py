@@ -37,6 +37,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import (
     ApplyLayout,
     Bind,
+    RevertLayout,
     named_functions,
     wants_gpu_modes,
     wants_resets,
@@ -394,11 +395,26 @@ def _apply(intent: Intent, work: _Work) -> Outcome:
         with hold(work.tree, first.locks, work.on_note):
             if runs_so_far(work.tree) != seen:
                 host = work.scan(intent)  # another vfiomgr was at work meanwhile
+                _refuse_stale(intent, work.tree)
             outcome = _apply_locked(intent, host, first, work)
     for run in lost:
         if run.is_settled_by(outcome.plan):
             supersede(work.tree, run)
     return outcome
+
+
+def _refuse_stale(intent: Intent, tree: HostTree) -> None:
+    """Make sure that what is to be reverted is still what was applied last.
+
+    Raises:
+        Refusal: another process applied, or reverted, a layout meanwhile.
+
+    """
+    if isinstance(intent, RevertLayout) and not intent.is_same_as(
+        reversion(tree, tree.read(BOOT_ID), intent.allow)
+    ):
+        message = "another vfiomgr applied or reverted a layout meanwhile"
+        raise Refusal(message, "look at vfiomgr revert --dry-run, and run the command again")
 
 
 def _apply_locked(intent: Intent, host: HostSnapshot, first: Plan, work: _Work) -> Outcome:
@@ -452,13 +468,21 @@ class _Following:
         if not self._last.later:
             return None
         self._left -= 1
+        seen = runs_so_far(self._work.tree)
         following = plan(self._work.scan(self._intent), self._intent)
-        if following.is_empty or not self._left:
+        if following.is_empty:
+            return None  # what was to follow is so already
+        if not self._left:
             message = f"this does not come about: {'; '.join(self._last.later)}"
             raise HostError(message, "vfiomgr plan shows what is left; see dmesg")
         new = set(following.locks) - self._held
         self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))
         self._held |= new
+        if runs_so_far(self._work.tree) != seen:
+            following = plan(self._work.scan(self._intent), self._intent)
+        if not set(following.locks) <= self._held:
+            message = "another vfiomgr changed meanwhile what this run was about to change"
+            raise HostError(message, "run the command again")
         self._journal.extend(following)
         self._work.on_plan(following)
         self._last = following

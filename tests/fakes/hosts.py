@@ -85,6 +85,31 @@ def mixed(tmp_path: Path) -> FakeKernel:
     return kernel.add_parent(samples.mtty())
 
 
+def dual_adapter(tmp_path: Path) -> FakeKernel:
+    """A network adapter with two ports in one slot, each in a group of its own with up to 4 VFs."""
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
+    kernel.add_driver("igb", ids=[("8086", "1521")])
+    kernel.add_driver("igbvf", ids=[("8086", "1520")])
+    kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+    _add_root_port(kernel, "0000:00:1d.0", group=14)
+    for port in (0, 1):
+        kernel.add_pci(
+            f"0000:05:00.{port}",
+            vendor="8086",
+            device="1521",
+            class_code="020000",
+            header_type=_MULTIFUNCTION,
+            group=21 + port,
+            bridge="0000:00:1d.0",
+            driver="igb",
+            total_vfs=4,
+            vf_device="1520",
+            vf_offset=0x80,
+        )
+    return kernel
+
+
 def _add_drivers(kernel: FakeKernel, *, vfio_loaded: bool) -> None:
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
     kernel.add_driver("i915", ids=[("8086", "*", "03")])

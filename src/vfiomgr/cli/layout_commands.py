@@ -22,6 +22,7 @@ from vfiomgr.model.intent import ALLOWANCES
 from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
 from vfiomgr.model.path import BOOT_ID, HostPath
 from vfiomgr.model.snapshot import API_VERSION, to_jsonable
+from vfiomgr.planner.recovery import refuse_other_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +125,10 @@ def apply(
         intent = reviewed.intent
     if session.dry_run:
         host = host_for(session, intent)
-        print_plan(session, api.plan(host, intent), not_checked(host, intent))
+        made = api.plan(host, intent)
+        if reviewed is not None:
+            refuse_other_steps(made.steps, reviewed.steps)
+        print_plan(session, made, not_checked(host, intent))
         return 0
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
     if keep_going:

@@ -57,7 +57,10 @@ def followed() -> Iterator[Reports]:
             progress.update(task, completed=begun, description=text)
             begun += 1
 
-        yield plan_begins, step_begins, lambda text: progress.console.print(escape(text))
+        def note_above(text: str) -> None:
+            progress.console.print(escape(text), highlight=False)
+
+        yield plan_begins, step_begins, note_above
 
 
 def _say_nothing(_plan: Plan) -> None:

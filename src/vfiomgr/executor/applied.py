@@ -31,6 +31,7 @@ class _Run:
     name: str
     intent: dict[str, Any]
     boot_id: str | None
+    locks: frozenset[str]
 
     @property
     def layout(self) -> tuple[object, object]:
@@ -52,7 +53,8 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Allowance]) 
         raise Refusal(message, remedy)
     steps = of_several(_taken(tree, run) for run in runs)
     name = str(runs[0].intent["name"])
-    return RevertLayout(name, steps, tuple(run.name for run in runs), allow)
+    locks = sorted({lock for run in runs for lock in run.locks})
+    return RevertLayout(name, steps, tuple(run.name for run in runs), allow, tuple(locks))
 
 
 def _taken(tree: HostTree, run: _Run) -> Iterator[Step]:
@@ -85,4 +87,5 @@ def _ended(tree: HostTree) -> Iterator[_Run]:
         last = records[-1]
         is_done = last.get("event") == "end" and last.get("outcome") in _DONE
         if intent.get("kind") in {_APPLY, _REVERT} and is_done:
-            yield _Run(name, intent, records[0]["boot_id"])
+            locks = frozenset(lock for record in records for lock in record.get("locks", ()))
+            yield _Run(name, intent, records[0]["boot_id"], locks)

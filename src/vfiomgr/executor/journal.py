@@ -35,6 +35,7 @@ DIRECTORY = STATE / "journal"
 _SETTINGS = frozenset({"set-autoprobe", "set-heterogeneous", "set-reset-method"})
 """Steps that change what a later step of the same run restores."""
 _INSTANCES = "set-gpu-instances"
+_ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
 _KEPT = 100
 """Runs to keep; older ones are removed."""
 _TAIL = 4096
@@ -59,7 +60,7 @@ class Journal:
         tree.make_directory(DIRECTORY)
         _prune(tree)
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        name = f"{moment}-{os.getpid()}-{time.monotonic_ns()}.jsonl"
+        name = f"{moment}-{time.monotonic_ns():020}-{os.getpid()}.jsonl"
         journal = cls(tree, name, os.O_CREAT | os.O_EXCL)
         journal.record(
             "plan",
@@ -303,9 +304,18 @@ def _is_under_way(tree: HostTree, name: str) -> bool:
 
 
 def _prune(tree: HostTree) -> None:
-    """Remove old runs; one that is not settled yet stays."""
-    for name in tree.children(DIRECTORY)[:-_KEPT]:
+    """Remove old runs; one that is not settled yet stays, and so do the last about layouts."""
+    left = _KEPT
+    for name in reversed(tree.children(DIRECTORY)[:-_KEPT]):
         if _is_under_way(tree, name):
             continue
-        if _is_settled(tree, name) or not read_journal(tree, name):
+        if _is_about_layout(tree, name) and left:
+            left -= 1  # revert takes them back
+        elif _is_settled(tree, name) or not read_journal(tree, name):
             tree.remove(DIRECTORY / name)
+
+
+def _is_about_layout(tree: HostTree, name: str) -> bool:
+    records = read_journal(tree, name)
+    intent = records[0].get("intent") if records else None
+    return isinstance(intent, dict) and intent.get("kind") in _ABOUT_LAYOUTS

@@ -256,6 +256,10 @@ class SwitchGpu:
     """None: as it is; else what a run that was cut off had found."""
     instances_after: tuple[InstancePlace, ...] | None = None
     """As `autoprobe_after`, for vGPUs: the GPU instances (MIG)."""
+    only: bool = False
+    """Leave the other functions of the slot where they are."""
+    autoprobe: bool = False
+    """Let the host's drivers take new virtual functions."""
     kind: Literal["switch-gpu"] = "switch-gpu"
 
 
@@ -310,7 +314,13 @@ class RevertLayout:
     runs: tuple[str, ...]
     """The journals that tell of it."""
     allow: frozenset[Allowance] = frozenset()
+    locks: tuple[str, ...] = ()
+    """What those runs held."""
     kind: Literal["revert-layout"] = "revert-layout"
+
+    def is_same_as(self, other: RevertLayout) -> bool:
+        """Whether both take the same runs back."""
+        return self.runs == other.runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import Bind
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
 
@@ -288,10 +288,16 @@ def _all(
 
 
 def foreign_members(
-    host: HostSnapshot, devices: Sequence[PciDevice], intent: Bind
+    host: HostSnapshot,
+    devices: Sequence[PciDevice],
+    intent: Bind,
+    going: frozenset[PciAddress] = frozenset(),
 ) -> Iterator[Objection]:
-    """Members of the groups that would stay on host drivers: no guest could own such a group."""
-    taken = {device.address for device in devices}
+    """Members of the groups that would stay on host drivers: no guest could own such a group.
+
+    Those that are `going` to guests too, by other parts of a plan, do not stay.
+    """
+    taken = {device.address for device in devices} | going
     slots = {device.address.slot for device in devices}
     for number in sorted({d.iommu_group for d in devices if d.iommu_group is not None}):
         staying = [d for d in blockers(host.group_members(number)) if d.address not in taken]

@@ -18,7 +18,7 @@ from vfiomgr.model.layout import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import SetAutoprobe, SetVfCount
 from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
-from vfiomgr.planner import future, gpu_instances, guards, layout_vgpus, passthrough, sriov, switch
+from vfiomgr.planner import gpu_instances, guards, layout_vgpus, passthrough, sriov, switch
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.layout_lanes import in_lanes
 from vfiomgr.planner.layout_part import Case, Difference, Part, attempt, counted, use_of
@@ -45,7 +45,15 @@ class Comparison:
     def differences(self) -> tuple[Difference, ...]:
         """What is not as wanted; a device that is missing is one as well."""
         missing = (Difference("", "", "missing", o.reason) for o in self.objections)
-        return (*missing, *(d for part in self.parts for d in part.differences))
+        return (*missing, *(d for part in self.parts for d in _told(part)))
+
+
+def _told(part: Part) -> Iterator[Difference]:
+    """What differs in a part; what is refused differs, whatever else is known of it."""
+    yield from part.differences
+    if not part.differences:
+        for objection in part.objections:
+            yield Difference(part.name, "", objection.reason, "as the layout says")
 
 
 def plan_layout(host: HostSnapshot, intent: ApplyLayout) -> Plan:
@@ -91,21 +99,35 @@ def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Pl
 def compare(host: HostSnapshot, intent: ApplyLayout) -> Comparison:
     """Look at all that a layout is about; nothing is refused here."""
     selection = select(host, intent.layout)
-    going = _going_to_guests(selection.claims)
-    parts = [
-        part for claim in selection.claims for part in _parts(Case(host, intent, claim), going)
-    ]
+    parts = [part for case in _cases(host, intent, selection.claims) for part in _parts(case)]
     dividing = {name for part in parts for name in _dividing(part.plan)}
     waiting = {
         claim.number: f"{claim.label}: {claim.rule.state}"
         for claim in selection.claims
-        if not dividing.isdisjoint(map(str, claim.rule.select.physical_function))
+        if dividing and _is_about_new_functions(host, claim, dividing)
     }
     return Comparison(
         tuple(part for part in parts if _divider(host, part) not in dividing),
         tuple(o for claim, o in selection.objections if claim.number not in waiting),
         tuple(waiting.values()),
     )
+
+
+def _cases(host: HostSnapshot, intent: ApplyLayout, claims: Sequence[Claim]) -> Iterator[Case]:
+    """Each rule with what it has to know of the others."""
+    going = _going_to_guests(host, claims)
+    taken = {device.address: claim.number for claim in claims for device in claim.devices}
+    for claim in claims:
+        others = frozenset(a for a, number in taken.items() if number != claim.number)
+        yield Case(host, intent, claim, others, going)
+
+
+def _is_about_new_functions(host: HostSnapshot, claim: Claim, dividing: set[str]) -> bool:
+    """Whether a rule may be about virtual functions that are yet to be made."""
+    select = claim.rule.select
+    if not dividing.isdisjoint(map(str, select.physical_function)):
+        return True
+    return any(host.device_named(str(address)) is None for address in select.address)
 
 
 def _dividing(plan: Plan) -> Iterator[str]:
@@ -148,20 +170,28 @@ def _already(right: int, parts: int) -> str:
     return f"{right} of {counted(parts, 'part')} {'is' if right == 1 else 'are'} so already"
 
 
-def _going_to_guests(claims: Iterable[Claim]) -> frozenset[PciAddress]:
-    """All functions that some rule gives to guests: none of them keeps a group from another."""
+def _going_to_guests(host: HostSnapshot, claims: Iterable[Claim]) -> frozenset[PciAddress]:
+    """All functions that rules give to guests, with those that come along."""
     found: set[PciAddress] = set()
     for claim in claims:
-        if isinstance(claim.rule, PassthroughRule):
-            found.update(device.address for device in claim.devices)
+        match claim.rule:
+            case PassthroughRule() as rule:
+                found.update(device.address for device in claim.devices)
+                if not rule.only:
+                    found.update(o.address for d in claim.devices for o in host.slot(d))
+                if rule.with_group:
+                    groups = {device.iommu_group for device in claim.devices}
+                    found.update(o.address for n in groups for o in host.group_members(n))
+            case SriovRule(functions="passthrough"):
+                found.update(address for d in claim.devices for address in d.virtual_functions)
     return frozenset(found)
 
 
-def _parts(case: Case, going: frozenset[PciAddress]) -> Iterator[Part]:
+def _parts(case: Case) -> Iterator[Part]:
     match case.claim.rule:
         case PassthroughRule() as rule:
             for batch in moving_together(case.claim.devices):
-                yield _to_guests(case, _bind(case, rule, batch), going)
+                yield _to_guests(case, _bind(case, rule, batch))
         case HostRule():
             for batch in moving_together(case.claim.devices):
                 yield _to_host(case, batch)
@@ -199,16 +229,18 @@ def _bind(case: Case, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind
     )
 
 
-def _to_guests(case: Case, bind: Bind, going: frozenset[PciAddress]) -> Part:
+def _to_guests(case: Case, bind: Bind) -> Part:
     """Functions for guests; a GPU that is divided is made whole first."""
     host = case.host
     devices = [host.device(address) for address in bind.addresses]
-    others = going.difference(bind.addresses)
-    freed = [replace(d, driver=None) for d in host.devices if d.address in others]
+    if not bind.only and any(map(case.is_shared, devices)):
+        slots = {other.address: other for device in devices for other in host.slot(device)}
+        own = tuple(a for a in slots if a not in case.others or a in bind.addresses)
+        bind = replace(bind, addresses=own, only=True)
 
     def planned() -> Plan:
         plans: list[Plan] = []
-        before = future.with_devices(host, freed)
+        before = host
         for device in devices:
             if _is_divided(host, device):
                 whole = SwitchGpu(
@@ -216,10 +248,11 @@ def _to_guests(case: Case, bind: Bind, going: frozenset[PciAddress]) -> Part:
                     "passthrough",
                     allow=bind.allow,
                     autoprobe_after=case.autoprobe(device.address),
+                    only=case.is_shared(device),
                 )
                 part, before = switch.brought(before, whole, replace(bind, addresses=()))
                 plans.append(part)
-        return _together([*plans, passthrough.plan_bind(before, bind)])
+        return _together([*plans, passthrough.plan_bind(before, bind, case.going)])
 
     wanted = f"passthrough ({bind.driver or 'VFIO'}{_pins(bind)})"
     return attempt(str(devices[0].address), planned, _differences(host, devices, wanted))
@@ -250,7 +283,7 @@ def _to_host(case: Case, batch: Sequence[PciDevice]) -> Part:
         ours = {*batch, *case.claim.rest}
         for device in batch:
             is_whole = ours.issuperset(case.host.slot(device))
-            if device.physical_function is not None or device.is_bridge or not is_whole:
+            if not _has_to_be_made_whole(case.host, device):
                 back = Unbind((device.address,), only=not is_whole, allow=case.allow)
                 plans.append(passthrough.plan_unbind(before, back))
             else:
@@ -259,12 +292,20 @@ def _to_host(case: Case, batch: Sequence[PciDevice]) -> Part:
                     "host",
                     allow=case.allow,
                     autoprobe_after=case.autoprobe(device.address),
+                    only=not is_whole,
                 )
                 part, before = switch.brought(before, whole)
                 plans.append(part)
         return _together(plans)
 
     return attempt(str(batch[0].address), planned, _differences(case.host, batch, "host"))
+
+
+def _has_to_be_made_whole(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether it is divided; GPU instances of a GPU that the host has are the host's own."""
+    if device.physical_function is not None or device.is_bridge:
+        return False
+    return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address)))
 
 
 def _differences(
@@ -299,6 +340,8 @@ def _with_functions(case: Case, rule: SriovRule, device: PciDevice) -> Iterator[
             allow=case.allow,
             autoprobe_after=after,
             instances_after=instances,
+            only=case.is_shared(device),
+            autoprobe=rule.functions == "host",
         )
         return switch.brought(case.host, goal)[0]
 
@@ -310,23 +353,23 @@ def _with_functions(case: Case, rule: SriovRule, device: PciDevice) -> Iterator[
         yield replace(functions, later=(f"{name}: its {wanted} to {goes_to}",))
     else:
         yield functions
-        for address in device.virtual_functions:
-            yield _one_function(case, rule, case.host.device(address))
+        for batch in moving_together(map(case.host.device, device.virtual_functions)):
+            yield _virtual(case, rule, str(device.address), batch)
 
 
-def _one_function(case: Case, rule: SriovRule, function: PciDevice) -> Part:
-    addresses = (function.address,)
+def _virtual(case: Case, rule: SriovRule, name: str, batch: Sequence[PciDevice]) -> Part:
+    """Virtual functions that move together, for guests or for the host."""
+    addresses = tuple(function.address for function in batch)
 
     def planned() -> Plan:
         if rule.functions == "host":
             return passthrough.plan_unbind(case.host, Unbind(addresses, allow=case.allow))
         owner = case.owner(rule.owner)
         bind = Bind(addresses, driver=rule.driver, allow=case.allow, owner=owner)
-        return passthrough.plan_bind(case.host, bind)
+        return passthrough.plan_bind(case.host, bind, case.going)
 
     wanted = "host" if rule.functions == "host" else f"passthrough ({rule.driver or 'VFIO'})"
-    physical = str(function.physical_function)
-    return attempt(physical, planned, _differences(case.host, [function], wanted))
+    return attempt(name, planned, _differences(case.host, batch, wanted))
 
 
 # ---- what a run that was cut off left

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.intent import ApplyLayout
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.model.step import ForgetOrigin, RememberOrigin
 from vfiomgr.planner.gpu_mode import vgpus_on
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.selection import Claim
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.gpu_instance import InstancePlace
     from vfiomgr.model.intent import Allowance
-    from vfiomgr.model.pci import PciAddress, PciDevice
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.persistence import NodeOwner
 
 _EMPTY = Plan("", ())
@@ -64,6 +66,14 @@ class Case:
     host: HostSnapshot
     intent: ApplyLayout
     claim: Claim
+    others: frozenset[PciAddress] = frozenset()
+    """The functions that other rules select."""
+    going: frozenset[PciAddress] = frozenset()
+    """All functions that some rule gives to guests: none of them keeps a group from another."""
+
+    def is_shared(self, device: PciDevice) -> bool:
+        """Whether another rule selects a function of the same slot."""
+        return any(other.address in self.others for other in self.host.slot(device))
 
     @property
     def allow(self) -> frozenset[Allowance]:
@@ -112,7 +122,8 @@ def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Differenc
         return Part(name, _EMPTY, differences, objections)
     except UsageError as error:
         return Part(name, _EMPTY, differences, (Objection(error.message, error.hint),))
-    return Part(name, plan, differences if plan.steps else ())
+    is_record = all(isinstance(step, RememberOrigin | ForgetOrigin) for step in plan.steps)
+    return Part(name, plan, () if is_record else differences)
 
 
 def use_of(host: HostSnapshot, device: PciDevice) -> str:

@@ -15,7 +15,7 @@ from vfiomgr.model.layout import VgpuWish
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.vgpu import Vgpu, VgpuParent
+from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import future, gpu_mode, guards, switch, vgpu
 from vfiomgr.planner.guards import Objection
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
 """The name space of the names that layouts give."""
+_ENDLESS = 1 << 20
 
 
 def parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
@@ -42,7 +43,8 @@ def parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
         yield _carrying(case, rule, names)
         return
     wishes = " and ".join(map(_told, rule.vgpus))
-    later = (f"{', '.join(names)}: {wishes}",) if wishes else ()
+    goal = wishes or (_readiness(rule) if rule.mig is not None else "")
+    later = (f"{', '.join(names)}: {goal}",) if goal else ()
     yield replace(ready[0], later=later)
     yield from ready[1:]
 
@@ -60,7 +62,8 @@ def _made_ready(case: Case, rule: VgpuRule, device: PciDevice, name: str) -> Par
 
     def planned() -> Plan:
         mode = case.host.gpu_mode(device)
-        if rule.mig is not None and (mode is None or mode.mig is not rule.mig):
+        is_other = mode is None or mode.mig is not rule.mig
+        if rule.mig is not None and is_other and not device.is_on_vfio:
             return gpu_mode.plan_mode(case.host, SetGpuMode(address, mig=rule.mig))
         functions = rule.functions
         if functions is None and device.sriov_numvfs and not device.is_on_vfio:
@@ -114,7 +117,9 @@ class _Shares:
 
 
 def _carrying(case: Case, rule: VgpuRule, names: tuple[str, ...]) -> Part:
-    host = case.host
+    free = (p for p in case.host.vgpu_parents if p.name not in map(str, case.others))
+    host = replace(case.host, vgpu_parents=tuple(free))
+    case = replace(case, host=host)
     wanted = frozenset(names)
     known = tuple(gpu for gpu in gpus(host) if gpu.name in wanted)
     absent = wanted.difference(gpu.name for gpu in known) if rule.vgpus else ()
@@ -134,11 +139,11 @@ def _carrying(case: Case, rule: VgpuRule, names: tuple[str, ...]) -> Part:
         )
         return together(host, "", parts)
 
-    part = attempt(names[0], planned, tuple(_differences(shares, known)))
+    part = attempt(names[0], planned, tuple(_differences(shares, known, names)))
     wishes = " and ".join(map(_told, rule.vgpus))
     return replace(
         part,
-        differences=part.differences or tuple(_parameter_differences(part.plan)),
+        differences=part.differences or tuple(_parameter_differences(host, shares)),
         later=(f"{', '.join(names)}: {wishes}",) if waits and part.plan.steps else (),
     )
 
@@ -148,7 +153,7 @@ def _shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> _Shares:
     shares = _Shares()
     left = {gpu.name: _by_worth(case.host, gpu) for gpu in known}
     named = {uuid for wish in rule.vgpus for uuid in wish.uuids}
-    for wish in sorted(rule.vgpus, key=lambda one: not one.uuids):
+    for wish in sorted(rule.vgpus, key=_by_choice):
         for scope in [tuple(known)] if wish.count else [(gpu,) for gpu in known]:
             count = wish.count or wish.per_gpu or 0
             mine = frozenset(wish.uuids) or None
@@ -158,7 +163,9 @@ def _shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> _Shares:
                 for one in left[gpu.name]
                 if _is_wanted(gpu, one, wish)
                 and (one.name not in named if mine is None else one.name in mine)
-            ][:count]
+            ]
+            kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], wish))
+            kept = kept[:count]
             for gpu, one in kept:
                 left[gpu.name].remove(one)
                 shares.kept.append((wish, one))
@@ -167,6 +174,22 @@ def _shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> _Shares:
                 shares.missing.append((lacking, _names(case, lacking, count - len(kept), shares)))
     shares.surplus = [one for gpu in known for one in left[gpu.name]]
     return shares
+
+
+def _by_choice(wish: VgpuWish) -> tuple[bool, bool, bool, bool, int]:
+    """Those that few vGPUs can meet come first."""
+    return (
+        not wish.uuids,
+        wish.parameters is None,
+        wish.per_gpu is None,
+        wish.type is None,
+        -(wish.framebuffer or 0),
+    )
+
+
+def _has_other_parameters(host: HostSnapshot, one: Vgpu, wish: VgpuWish) -> bool:
+    found = dict(host.defined.attributes_of(one.name)).get(PARAMETERS, "")
+    return _pairs(found) != _pairs(_text(wish))
 
 
 def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
@@ -211,9 +234,42 @@ def _impossible(
 ) -> Iterator[Objection]:
     """What no order of removing and creating would bring about."""
     yield from _foreign(case, shares)
+    for lacking, _ in shares.missing:
+        yield from _unmeetable(case, lacking)
     yield from _taken_names(case.host, rule, known, shares)
     for gpu in known:
         yield from _too_many(rule, gpu)
+
+
+def _unmeetable(case: Case, lacking: _Lacking) -> Iterator[Objection]:
+    """A wish for more than its GPUs could ever carry, or for what none of them makes."""
+    wish = lacking.wish
+    kinds = {
+        gpu.name: [k for k in gpu.types if serves(k, _creation(wish, ()))] for gpu in lacking.scope
+    }
+    if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
+        names = ", ".join(gpu.name for gpu in lacking.scope)
+        yield Objection(
+            f"{names} makes no {wish}" if len(kinds) == 1 else f"none of {names} makes {wish}",
+            "vfiomgr vgpu types shows what each makes",
+        )
+    most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
+    count = wish.count or wish.per_gpu or 0
+    if 0 < sum(most) < count:
+        yield Objection(
+            f"{case.claim.label} wants {count} x {wish}, and its GPUs carry {sum(most)}",
+            "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+        )
+
+
+def _most(gpu: Gpu, kind: VgpuType) -> int:
+    """How many of a type a GPU carries with nothing else; very many where nothing says."""
+    functions = sum(parent.is_virtual_function for parent in gpu.parents)
+    limits = [functions] if functions else []
+    limits += [kind.max_instances] if kind.max_instances is not None else []
+    if gpu.framebuffer is not None and kind.framebuffer and not (gpu.mode and gpu.mode.mig):
+        limits.append(gpu.framebuffer // kind.framebuffer)
+    return min(limits, default=_ENDLESS)
 
 
 def _foreign(case: Case, shares: _Shares) -> Iterator[Objection]:
@@ -390,9 +446,11 @@ def _pairs(text: str) -> frozenset[str]:
 # ---- what differs
 
 
-def _differences(shares: _Shares, known: Iterable[Gpu]) -> Iterator[Difference]:
+def _differences(
+    shares: _Shares, known: Iterable[Gpu], names_of_rule: Iterable[str]
+) -> Iterator[Difference]:
     for lacking, names in shares.missing:
-        where = ", ".join(gpu.name for gpu in lacking.scope)
+        where = ", ".join(gpu.name for gpu in lacking.scope) or ", ".join(names_of_rule)
         device = lacking.scope[0].device if len(lacking.scope) == 1 else None
         found, wanted = lacking.there, lacking.there + len(names)
         told = f"{found} x {lacking.wish}", f"{wanted} x {lacking.wish}"
@@ -404,8 +462,9 @@ def _differences(shares: _Shares, known: Iterable[Gpu]) -> Iterator[Difference]:
                 yield Difference(gpu.name, model, f"{one}, {gpu.type_of(one) or one.type}", "none")
 
 
-def _parameter_differences(plan: Plan) -> Iterator[Difference]:
-    for step in plan.steps:
-        if isinstance(step, SetVgpuAttribute):
-            found, wanted = (text or "no parameters" for text in (step.before, step.after))
-            yield Difference(step.vgpu, "", found, wanted)
+def _parameter_differences(host: HostSnapshot, shares: _Shares) -> Iterator[Difference]:
+    for wish, one in shares.kept:
+        found = dict(host.defined.attributes_of(one.name)).get(PARAMETERS)
+        if wish.parameters is not None and (found is None or _pairs(found) != _pairs(_text(wish))):
+            told = "no parameters" if found is None else found.strip() or "no parameters"
+            yield Difference(one.name, "", told, _text(wish) or "no parameters")

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 _DRIVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
+def plan_bind(host: HostSnapshot, intent: Bind, going: frozenset[PciAddress] = frozenset()) -> Plan:
     """Put functions and their companions on a VFIO driver.
+
+    `going` are functions that other plans give to guests at the same time.
 
     Raises:
         Refusal: a guard forbids it.
@@ -51,7 +53,7 @@ def plan_bind(host: HostSnapshot, intent: Bind) -> Plan:
     guards.refuse_if_any(
         [
             *guards.taking(host, moving),
-            *guards.foreign_members(host, targets, intent),
+            *guards.foreign_members(host, targets, intent, going),
             *pins.objections(host, named, intent),
         ],
         intent.allow,

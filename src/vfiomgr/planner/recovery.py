@@ -19,9 +19,10 @@ from vfiomgr.model.step import (
 )
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import guards
+from vfiomgr.planner.guards import Objection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import Allowance
     from vfiomgr.model.pci import DeviceIdentity, PciDevice
@@ -60,7 +61,9 @@ def plan_undo(
     notes: list[str] = []
     moving: list[PciDevice] = []
     begun = tuple(begun)
-    comes_back = is_of_this_boot and any(_makes_again(steps[number]) for number in begun)
+    made_again = {
+        bridge for n in begun if is_of_this_boot and (bridge := _makes_again(steps[n])) is not None
+    }
     for number in begun:
         step = steps[number]
         if not isinstance(step, ChangeDriver | ReleaseDriver | RememberOrigin):
@@ -68,7 +71,7 @@ def plan_undo(
             kept += [number] if is_of_this_boot or outlasts_reboot else []
             continue
         device = _present(host, step)
-        if device is None and comes_back:
+        if device is None and _identity(step).bridge_path in made_again:
             kept.append(number)
         elif device is None or isinstance(device, str):
             notes.append(device or f"{_identity(step)} is gone, and is left out")
@@ -79,10 +82,22 @@ def plan_undo(
             moving += [device] if device.stuck or device.driver != step.before.driver else []
     made = [vgpu for number in kept if (vgpu := _made_by(host, steps[number])) is not None]
     divided = {d.address: d for n in kept for d in _divided_by(host, steps[n])}
+    on_them = [vgpu for address in divided for vgpu in host.vgpus_of(str(address))]
+    guards.refuse_if_any(_of_others(on_them, made), frozenset())
     holders: list[PciDevice | Vgpu] = [*made, *divided.values()]
     held = [objection for holder in holders for objection in guards.held_by_guest(host, holder)]
     guards.refuse_if_any([*guards.undoing(host, moving), *held], allow)
     return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
+
+
+def _of_others(there: Iterable[Vgpu], made: Sequence[Vgpu]) -> Iterator[Objection]:
+    """VGPUs that would go with their virtual functions, and that undoing does not make again."""
+    names = [vgpu.name for vgpu in there if vgpu not in made]
+    if names:
+        yield Objection(
+            f"vGPUs that came since would go with their virtual functions: {', '.join(names)}",
+            f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(names)}",
+        )
 
 
 def _made_by(host: HostSnapshot, step: Step) -> Vgpu | None:
@@ -98,7 +113,7 @@ def _made_by(host: HostSnapshot, step: Step) -> Vgpu | None:
 
 def _divided_by(host: HostSnapshot, step: Step) -> list[PciDevice]:
     """The virtual functions that undoing a step takes away, or takes memory from."""
-    if not isinstance(step, SetVfCount | SetQuotas):
+    if not isinstance(step, SetVfCount | RunSriovManage | SetQuotas):
         return []
     physical = host.device_named(str(step.device.address))
     functions = physical.virtual_functions if physical is not None else ()
@@ -141,9 +156,11 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
     raise Refusal(message, "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN")
 
 
-def _makes_again(step: Step) -> bool:
-    """Whether undoing a step makes virtual functions."""
-    return isinstance(step, SetVfCount | RunSriovManage) and step.before > 0
+def _makes_again(step: Step) -> str | None:
+    """Below which bridge undoing a step makes virtual functions."""
+    if isinstance(step, SetVfCount | RunSriovManage) and step.before > 0:
+        return step.device.bridge_path
+    return None
 
 
 def _identity(step: ChangeDriver | ReleaseDriver | RememberOrigin) -> DeviceIdentity:

@@ -32,7 +32,7 @@ def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
     return Plan(
         summary=f"revert the layout {intent.name}",
         steps=steps,
-        locks=tuple(sorted(set(_locks(host, names)))),
+        locks=tuple(sorted({*intent.locks, *_locks(host, names)})),
         notes=undoing.notes,
         settles=names,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.layout import HostRule, PassthroughRule, Rule, VgpuRule
+from vfiomgr.model.layout import HostRule, PassthroughRule, Rule, SriovRule, VgpuRule
 from vfiomgr.model.pci import PciDevice
 from vfiomgr.planner.components import components
 from vfiomgr.planner.guards import Objection
@@ -48,18 +48,29 @@ class Selection:
 def select(host: HostSnapshot, layout: Layout) -> Selection:
     """Give each device to the first rule that selects it, with the rest of its slot."""
     taken: dict[PciAddress, Claim] = {}
+    taken_parents: set[str] = set()
     claims: list[Claim] = []
     objections: list[tuple[Claim, Objection]] = []
     for number, rule in enumerate(layout.devices, start=1):
         matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
-        claim = Claim(number, rule, matching, tuple(_parents(host, rule.select)))
+        parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
+        taken_parents.update(parents)
+        claim = Claim(number, rule, matching, parents)
         companions = _companions(host, claim)
         against = (*_too_few(host, claim), *_unfit(claim), *_conflicts(claim, companions, taken))
         objections += [(claim, objection) for objection in against]
         taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
+        taken |= dict.fromkeys(_disposed_of(claim), claim)
         claims.append(claim)
     given_back = (_with_rest(host, claim, taken) for claim in claims)
     return Selection(tuple(given_back), tuple(objections))
+
+
+def _disposed_of(claim: Claim) -> Iterator[PciAddress]:
+    """The virtual functions of which a rule about their physical ones says who has them."""
+    if isinstance(claim.rule, SriovRule) and claim.rule.functions != "any":
+        for device in claim.devices:
+            yield from device.virtual_functions
 
 
 def _with_rest(host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim]) -> Claim:

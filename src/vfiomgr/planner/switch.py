@@ -157,11 +157,11 @@ def _to_vgpu(course: _Course) -> None:
 def _give_back(course: _Course) -> None:
     """Off VFIO, to the driver that it had; what was begun before is brought to its end."""
     device, intent = course.device, course.intent
-    slot = course.host.slot(device)
+    slot = (device,) if intent.only else course.host.slot(device)
     if not any(d.is_on_vfio or course.host.origin(d) is not None for d in slot):
         return
     guards.refuse_if_any(_unknown_driver(course.host, device), frozenset())
-    unbind = Unbind((device.address,), allow=intent.allow)
+    unbind = Unbind((device.address,), only=intent.only, allow=intent.allow)
     part = passthrough.plan_unbind(course.host, unbind)
     course.add(part, future.given_back(course.host, slot))
 
@@ -197,7 +197,7 @@ def _set_functions(course: _Course, count: int) -> None:
     wanted = SetVirtualFunctions(
         device.address,
         count,
-        autoprobe=device.driver == _NVIDIA,
+        autoprobe=intent.autoprobe or device.driver == _NVIDIA,
         autoprobe_after=intent.autoprobe_after,
         heterogeneous_after=intent.heterogeneous if count else None,
         instances_after=intent.instances_after if count else (),

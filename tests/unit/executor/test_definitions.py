@@ -421,7 +421,7 @@ def test_after_a_reboot_functions_come_first_then_types_then_parameters(
 def test_mig_that_is_defined_is_switched_on_before_virtual_functions_are_made(
     tmp_path: Path,
 ) -> None:
-    """Its GPU instances are a matter of their own: what makes them is told."""
+    """Which GPU instances it can have is known once it is on: they are made then."""
     kernel = mig_host(tmp_path)
     gpu = read_identity(kernel, PciAddress.parse(GPU))
     assert gpu is not None
@@ -433,7 +433,9 @@ def test_mig_that_is_defined_is_switched_on_before_virtual_functions_are_made(
     assert mode is not None
     assert mode.mig
     assert len(read_virtual_functions(kernel, gpu.address)) == 16
-    assert (found.state, "nvidia-smi mig -cgi" in (found.reason or "")) == ("failed", True)
+    assert found.state == "restored"
+    (partition,) = api.scan(kernel, with_gpu_modes=True).gpu_partitions
+    assert [place.name for place in partition.places] == ["1g.5gb"]
 
 
 def test_without_the_vendors_program_it_is_told_what_to_run(vendor: FakeKernel) -> None:

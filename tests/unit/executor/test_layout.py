@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.hosts import mixed
+from tests.fakes.hosts import dual_adapter, mixed
+from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
 from tests.unit.executor.faults import Course, kept
 from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.executor.journal import DIRECTORY, read_journal
+from vfiomgr.executor.lock import hold
 from vfiomgr.host.pci import read_virtual_functions
-from vfiomgr.model.intent import Bind, CreateVgpu, Unbind
+from vfiomgr.model.intent import Bind, CreateVgpu, RemoveVgpu, SetVirtualFunctions, Unbind
 from vfiomgr.model.layout import Layout
-from vfiomgr.model.path import HostPath
+from vfiomgr.model.path import HostPath, pci_device
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.planner.layout import compare
 from vfiomgr.planner.layout_export import export
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
@@ -47,7 +51,8 @@ def apply(kernel: FakeKernel, intent: ApplyLayout) -> api.Outcome:
 
 
 def differences(kernel: FakeKernel, intent: ApplyLayout) -> list[str]:
-    found = compare(api.scan(kernel, with_users=True), intent).differences
+    host = api.scan(kernel, with_users=True, with_gpu_modes=True)
+    found = compare(host, intent).differences
     return [str(difference) for difference in found]
 
 
@@ -200,6 +205,157 @@ def test_a_plan_that_was_reviewed_is_carried_out_only_as_it_was(tmp_path: Path) 
         api.apply(wanted, tree=kernel, reviewed=reviewed)
     api.apply(Unbind((GPU,)), tree=kernel)
     assert api.apply(wanted, tree=kernel, reviewed=reviewed).is_changed
+
+
+# ---- several rules on one device, and others' vGPUs
+
+
+def rule(address: object, state: str, **more: object) -> dict[str, Any]:
+    return {"select": {"address": str(address)}, "state": state, **more}
+
+
+def settles(kernel: FakeKernel, wanted: ApplyLayout) -> None:
+    """Apply it; then nothing differs, and nothing is left to do."""
+    apply(kernel, wanted)
+    assert differences(kernel, wanted) == []
+    assert not apply(kernel, wanted).is_changed
+
+
+def test_functions_of_one_slot_by_two_rules_keep_their_first_drivers(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    settles(kernel, layout(rule(AUDIO, "passthrough", only=True), rule(GPU, "passthrough")))
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert drivers(kernel, GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
+
+
+def test_a_port_that_a_guest_has_stays_when_the_other_one_is_divided(tmp_path: Path) -> None:
+    kernel = dual_adapter(tmp_path)
+    first, second = map(PciAddress.parse, ("0000:05:00.0", "0000:05:00.1"))
+    for count in (2, 3):
+        of_guest = rule(first, "passthrough", only=True)
+        settles(kernel, layout(of_guest, rule(second, "sriov", count=count)))
+        assert drivers(kernel, first, second) == ["vfio-pci", "igb"]
+    settles(kernel, layout(rule(first, "sriov", count=2), rule(second, "host")))
+    assert read_virtual_functions(kernel, second) == ()
+
+
+def test_virtual_functions_may_be_the_hosts(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    settles(kernel, layout(rule(NIC, "sriov", count=2, functions="host")))
+    assert drivers(kernel, *functions(kernel)) == ["igbvf"] * 2
+
+
+def test_two_rules_about_the_same_virtual_functions_are_refused(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout(WHOLE[1]))
+    other = {"select": {"physical_function": str(NIC)}, "state": "host"}
+    with pytest.raises(Refusal, match="rule 2"):
+        apply(kernel, layout(WHOLE[1], other))
+
+
+def test_a_virtual_function_by_address_waits_until_it_is_made(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    rules = (rule(NIC, "sriov", count=2), rule("0000:05:10.0", "passthrough"))
+    settles(kernel, layout(*rules))
+    assert drivers(kernel, *functions(kernel)) == ["vfio-pci", None]
+
+
+@pytest.mark.parametrize("make", [a40_host, l40s_host])
+def test_a_function_for_a_guest_is_no_place_for_a_vgpu(
+    tmp_path: Path, make: Callable[..., FakeKernel]
+) -> None:
+    kernel = make(tmp_path, total_vfs=2)
+    first, second = read_virtual_functions(kernel, PciAddress.parse(GPUS[0]))
+    name = "A40-4Q" if make is a40_host else "L40S-4Q"
+    one = rule(GPUS[0], "vgpu", vgpus=[{"type": name, "count": 1}])
+    settles(kernel, layout(rule(first, "passthrough"), one))
+    assert drivers(kernel, first) == ["vfio-pci"]
+    assert [vgpu.parent for vgpu in api.scan(kernel).vgpus] == [str(second)]
+
+
+def test_a_parent_belongs_to_the_first_rule_that_names_it(tmp_path: Path) -> None:
+    kernel = samples_host(tmp_path)
+    small = {"type": "mtty-1", "count": 1}
+    first = {"select": {"parent": "mtty"}, "state": "vgpu", "vgpus": [small]}
+    second = {
+        "select": {"parent": ["mtty", "mbochs"]},
+        "state": "vgpu",
+        "vgpus": [{"type": "mbochs-small", "count": 1}],
+    }
+    settles(kernel, layout(first, second))
+
+
+def test_nothing_is_removed_for_what_no_gpu_makes(tmp_path: Path) -> None:
+    kernel = t4_host(tmp_path)
+    apply(kernel, layout(rule(GPUS[0], "vgpu", vgpus=[{"type": "T4-4Q", "count": 2}])))
+    for wish in ({"type": "T4-9Q", "count": 1}, {"type": "T4-8Q", "count": 9}):
+        with pytest.raises(Refusal):
+            apply(kernel, layout(rule(GPUS[0], "vgpu", vgpus=[wish])))
+        assert len(api.scan(kernel).vgpus) == 2
+
+
+def test_a_need_takes_no_vgpu_that_a_type_asks_for(tmp_path: Path) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=4)
+    wishes = [
+        {"framebuffer": "4G", "series": "Q", "count": 1},
+        {"type": "L40S-8Q", "count": 1},
+        {"type": "L40S-4Q", "count": 1, "parameters": {"frame_rate_limiter": 0}},
+    ]
+    wanted = layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wishes))
+    settles(kernel, wanted)
+    settles(kernel, api.layout_intent(None, "exported", export(api.scan(kernel))))
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_vgpu_that_came_since_keeps_a_layout_from_being_reverted(
+    tmp_path: Path, *, is_foreign: bool
+) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
+    apply(kernel, layout(rule(GPUS[0], "vgpu")))
+    first, *_ = read_virtual_functions(kernel, PciAddress.parse(GPUS[0]))
+    if is_foreign:
+        kernel.write(pci_device(first) / "nvidia/current_vgpu_type", "1148")
+    else:
+        uuid = "00000000-0000-4000-8000-000000000001"
+        api.apply(CreateVgpu((uuid,), type="L40S-2Q"), tree=kernel)
+    with pytest.raises(Refusal, match=f"came since would go .*: {first}"):
+        api.revert(tree=kernel)
+    assert len(api.scan(kernel).vgpus) == 1
+
+
+def test_a_layout_is_reverted_though_a_device_is_gone_and_after_many_other_runs(
+    tmp_path: Path,
+) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(SetVirtualFunctions(NIC, 2), tree=kernel)
+    apply(kernel, layout(rule(NIC, "sriov", count=0), rule(GPU, "passthrough")))
+    uuid = "00000000-0000-4000-8000-000000000001"
+    for _ in range(51):
+        api.apply(CreateVgpu((uuid,), type="mtty-1"), tree=kernel)
+        api.apply(RemoveVgpu((uuid,)), tree=kernel)
+    kernel.unplug(str(GPU))
+    outcome = api.revert(tree=kernel)
+    assert any(f"{GPU}" in note and "is gone" in note for note in outcome.plan.notes)
+    assert len(functions(kernel)) == 2
+
+
+def test_a_revert_that_waited_is_refused_where_another_process_applied_a_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout(WHOLE[0]))
+
+    @contextmanager
+    def held(*arguments: Any, **options: Any) -> Iterator[None]:
+        monkeypatch.setattr(api, "hold", hold)
+        apply(kernel, layout(WHOLE[1], name="other"))
+        with hold(*arguments, **options):
+            yield
+
+    monkeypatch.setattr(api, "hold", held)
+    with pytest.raises(Refusal, match="applied or reverted a layout meanwhile"):
+        api.revert(tree=kernel)
+    assert drivers(kernel, GPU) == ["vfio-pci"]
 
 
 # ---- faults
