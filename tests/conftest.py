@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.lab.topology import CURRENT_VARIABLE
+
 if TYPE_CHECKING:
     import pytest
 
@@ -17,8 +19,11 @@ _MEMORY = "/dev/shm"  # noqa: S108 - pytest makes a directory of its own there
 
 
 def pytest_configure() -> None:
-    """Make the hosts of tests in memory, where the machine has such a place: they are small."""
-    if os.access(_MEMORY, os.W_OK):
+    """Make the hosts of tests in memory, where the machine has such a place: they are small.
+
+    A guest of the laboratory has its own /tmp there.
+    """
+    if CURRENT_VARIABLE not in os.environ and os.access(_MEMORY, os.W_OK):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 
