@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LIMIT_VARIABLE = "VFIOMGR_LAB_TIMEOUT"
-_LIMIT = 300.0  # seconds without a word from the guest
+_LIMIT = 600.0  # seconds without a word from the guest: one test may die thirty times
 _POLL = 0.1
 
 
