@@ -37,7 +37,12 @@ def export(host: HostSnapshot) -> Layout:
 
 def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iterator[_Rule]:
     """Physical functions with virtual ones; those that are vGPUs are told of by their GPU."""
-    if not device.sriov_numvfs or str(device.address) in divided:
+    if not device.sriov_numvfs:
+        return
+    if str(device.address) in divided:
+        for vf in (host.device(address) for address in device.virtual_functions):
+            if vf.is_on_vfio:
+                yield _one(host, vf)
         return
     rule: _Rule = {
         "select": {"address": str(device.address)},
@@ -51,8 +56,16 @@ def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iter
         yield {**rule, "functions": "passthrough", **dict(*pins)}
         return
     yield rule
-    for vf in of_guests:
-        yield {"select": {"address": str(vf.address)}, "state": "passthrough", **_pins(host, vf)}
+    yield from (_one(host, vf) for vf in of_guests)
+
+
+def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
+    """A virtual function that a guest may have."""
+    return {
+        "select": {"address": str(function.address)},
+        "state": "passthrough",
+        **_pins(host, function),
+    }
 
 
 def _fits_functions(pins: _Rule) -> bool:

@@ -57,7 +57,11 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
         taken_parents.update(parents)
         claim = Claim(number, rule, matching, parents)
         companions = _companions(host, claim)
-        against = (*_too_few(host, claim), *_unfit(claim), *_conflicts(claim, companions, taken))
+        against = (
+            *_too_few(host, claim, taken),
+            *_unfit(claim),
+            *_conflicts(claim, companions, taken),
+        )
         objections += [(claim, objection) for objection in against]
         taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
         taken |= dict.fromkeys(_disposed_of(claim), claim)
@@ -143,7 +147,9 @@ def _conflicts(
             )
 
 
-def _too_few(host: HostSnapshot, claim: Claim) -> Iterator[Objection]:
+def _too_few(
+    host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim]
+) -> Iterator[Objection]:
     found = len(claim.devices) + len(claim.parents)
     wanted = claim.rule.at_least
     if found >= wanted:
@@ -153,11 +159,18 @@ def _too_few(host: HostSnapshot, claim: Claim) -> Iterator[Objection]:
     yield Objection(
         f"{claim.label} wants at least {wanted} {'device' if wanted == 1 else 'devices'}, and this "
         f"host has {found or 'none'}{there}",
-        _remedy_for_few(host, claim.rule.select),
+        _remedy_for_few(host, claim.rule.select, taken),
     )
 
 
-def _remedy_for_few(host: HostSnapshot, selector: Selector) -> str:
+def _remedy_for_few(host: HostSnapshot, selector: Selector, taken: dict[PciAddress, Claim]) -> str:
+    lost = [
+        f"{d.address} is what {taken[d.address].label} has"
+        for d in _matching(host, selector)
+        if d.address in taken
+    ]
+    if lost:
+        return f"{'; '.join(lost)}: the first rule that selects a device has it, with its slot"
     hidden = [
         str(d)
         for d in host.devices

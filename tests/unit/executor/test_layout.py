@@ -270,7 +270,11 @@ def test_a_function_for_a_guest_is_no_place_for_a_vgpu(
     one = rule(GPUS[0], "vgpu", vgpus=[{"type": name, "count": 1}])
     settles(kernel, layout(rule(first, "passthrough"), one))
     assert drivers(kernel, first) == ["vfio-pci"]
-    assert [vgpu.parent for vgpu in api.scan(kernel).vgpus] == [str(second)]
+    host = api.scan(kernel, with_gpu_modes=True)
+    assert [vgpu.parent for vgpu in host.vgpus] == [str(second)]
+    exported = export(host)
+    assert [r.state for r in exported.devices] == ["passthrough", "vgpu"]
+    assert not apply(kernel, api.layout_intent(None, "exported", exported)).is_changed
 
 
 def test_a_parent_belongs_to_the_first_rule_that_names_it(tmp_path: Path) -> None:

@@ -94,6 +94,12 @@ def test_too_few_devices_are_told_with_those_that_are_there() -> None:
     assert "is the console's display: only address selects that" in objection.remedy
 
 
+def test_a_device_that_another_rule_has_is_told() -> None:
+    rules = (passthrough({"name": "*A40"}), passthrough({"address": "0000:02:00.1"}, at_least=1))
+    ((_, objection),) = chosen(*rules).objections
+    assert objection.remedy.startswith("0000:02:00.1 is what rule 1 (name *A40) has")
+
+
 def test_a_parent_that_is_no_function_carries_vgpus_and_nothing_else() -> None:
     ((_, objection),) = chosen(passthrough({"parent": "mtty"})).objections
     assert "no PCI functions, and cannot be passthrough" in objection.reason
