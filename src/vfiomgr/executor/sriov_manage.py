@@ -43,13 +43,24 @@ def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
     require_same_device(tree, step.device)
     address = step.device.address
     present = virtual_function_count(tree, address)
-    if present and step.after and (present != step.after or _driverless(tree, address)):
+    wanted = _wanted(tree, step)
+    if present and wanted and (present != wanted or _driverless(tree, address)):
         _call(tree, step, is_on=False)
         present = virtual_function_count(tree, address)
-    if present != step.after:
+    if present != wanted:
         _call(tree, step, is_on=bool(step.after))
     _bring_back(tree, address)
     _verify(tree, step)
+
+
+def _wanted(tree: HostTree, step: RunSriovManage) -> int:
+    """How many there are to be: no more than the driver that has the GPU by now allows.
+
+    A driver may allow fewer than the device could have (pci_sriov_set_totalvfs in
+    drivers/pci/iov.c), which shows only while it has the device.
+    """
+    most = tree.read(pci_device(step.device.address) / "sriov_totalvfs") or ""
+    return min(step.after, int(most)) if most.isdecimal() else step.after
 
 
 def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
@@ -93,9 +104,9 @@ def _bring_back(tree: HostTree, address: PciAddress) -> None:
 
 def _verify(tree: HostTree, step: RunSriovManage) -> None:
     address = step.device.address
-    count = virtual_function_count(tree, address)
-    if count != step.after:
-        message = f"{address} has {count} virtual functions after sriov-manage, not {step.after}"
+    count, wanted = virtual_function_count(tree, address), _wanted(tree, step)
+    if count != wanted:
+        message = f"{address} has {count} virtual functions after sriov-manage, not {wanted}"
         raise HostError(message, "see dmesg (NVRM) for the driver's words")
     if group_number(tree, pci_device(address)) is not None:
         await_groups(tree, pci.read_virtual_functions(tree, address))
