@@ -137,6 +137,9 @@ def _to_vgpu(course: _Course) -> None:
     _give_back(course)
     device, intent = course.device, course.intent
     wanted = device.sriov_totalvfs if intent.functions is None else intent.functions
+    if intent.autoprobe_after is not None and wanted and device.sriov_totalvfs:
+        # A run that was cut off, and found the GPU on a driver that allowed it more.
+        wanted = min(wanted, device.sriov_totalvfs)
     if wanted is None and not intent.heterogeneous:
         return  # its vGPUs are made of the GPU itself
     if intent.heterogeneous:
