@@ -172,7 +172,8 @@ def test_libvirt_starts_a_guest_with_a_mediated_device() -> None:
         file = nested.write_domain(vfiomgr("libvirt", "hostdev", made).stdout)
         created = nested.call("virsh", "create", str(file), "--validate")
         assert created.returncode == 0, created.stderr
-        assert "held by qemu-system" in vfiomgr("vgpu", "remove", made, status=4).stderr
+        refused = vfiomgr("vgpu", "remove", made, status=4).stderr
+        assert f"vGPU {made} is held by guest guest (qemu-system-x86, PID " in refused
     finally:
         nested.call("virsh", "destroy", nested.NAME)
         remove_all()
