@@ -13,7 +13,7 @@ from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.pci import read_driver_state, read_virtual_functions
 from vfiomgr.model.intent import ALLOWANCES, Allowance, GpuUse, SetGpuMode, SwitchGpu
-from vfiomgr.model.snapshot import to_jsonable
+from vfiomgr.model.jsonable import to_jsonable
 
 if TYPE_CHECKING:
     from vfiomgr.api import Outcome

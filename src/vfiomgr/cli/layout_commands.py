@@ -19,9 +19,9 @@ from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrErr
 from vfiomgr.executor.applied import reversion
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import ALLOWANCES
+from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
 from vfiomgr.model.path import BOOT_ID, HostPath
-from vfiomgr.model.snapshot import API_VERSION, to_jsonable
 from vfiomgr.planner.recovery import refuse_other_steps
 
 if TYPE_CHECKING:

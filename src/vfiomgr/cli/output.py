@@ -19,7 +19,7 @@ NO_DEVICES = "this host has no PCI devices"
 
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
     """A document of the JSON contract, in JSON or YAML."""
-    from vfiomgr.model.snapshot import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
+    from vfiomgr.model.jsonable import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
 
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":

@@ -181,7 +181,7 @@ class Session:
 
 
 def _load_snapshot(source: str) -> HostSnapshot:
-    from vfiomgr.model.snapshot import read_snapshot  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.model.snapshot_document import read_snapshot  # noqa: PLC0415 - brings pydantic
 
     try:
         with open(source, encoding="utf-8") as file:

@@ -21,7 +21,7 @@ def snapshot(session: Session) -> None:
       vfiomgr snapshot > host.json
       vfiomgr --snapshot host.json bind 04:00.0 --dry-run
     """
-    from vfiomgr.model.snapshot import write_snapshot  # noqa: PLC0415
+    from vfiomgr.model.snapshot_document import write_snapshot  # noqa: PLC0415
 
     host = session.host(with_users=True, with_readiness=True, with_resets=True, with_gpu_modes=True)
     text = write_snapshot(host)

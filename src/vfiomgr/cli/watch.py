@@ -17,8 +17,8 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.uevents import DeviceChanges
 from vfiomgr.model.intent import ALLOWANCES
+from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.layout_service import FILE, RECORD, parse_record
-from vfiomgr.model.snapshot import API_VERSION, to_jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.tree import sync_directory
 from vfiomgr.model.intent import ApplyLayout, InstallLayout, Intent
+from vfiomgr.model.jsonable import to_jsonable
 from vfiomgr.model.path import STATE
-from vfiomgr.model.snapshot import to_jsonable
 from vfiomgr.model.step import Step, subject
 
 if TYPE_CHECKING:

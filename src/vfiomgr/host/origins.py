@@ -6,10 +6,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import VfiomgrError
+from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.path import STATE
 from vfiomgr.model.pci import DeviceIdentity, PciAddress
-from vfiomgr.model.snapshot import API_VERSION, to_jsonable
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree

@@ -101,7 +101,7 @@ def render_gpu_definition(definition: GpuDefinition) -> str:
     """The document of a GPU."""
     import json  # noqa: PLC0415 - `list` needs none
 
-    from vfiomgr.model.snapshot import to_jsonable  # noqa: PLC0415 - it knows definitions itself
+    from vfiomgr.model.jsonable import to_jsonable  # noqa: PLC0415 - it knows definitions itself
 
     return json.dumps(to_jsonable(definition), indent=2, ensure_ascii=False) + "\n"
 

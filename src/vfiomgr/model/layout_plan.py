@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.intent import ApplyLayout
-from vfiomgr.model.snapshot import API_VERSION
+from vfiomgr.model.jsonable import API_VERSION
 from vfiomgr.model.step import Step
 
 if TYPE_CHECKING:

@@ -1,22 +1,21 @@
-"""All that a decision about a host needs, as one value; reads and writes JSON."""
+"""All that a decision about a host needs, as one value."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.errors import UnknownDevice
 from vfiomgr.model.access import NodeAccess
-from vfiomgr.model.gpu_instance import GpuInstance, GpuPartition, InstanceProfile
+from vfiomgr.model.gpu_instance import GpuPartition
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
-from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.origin import Origin
 from vfiomgr.model.path import VFIO_CDEVS
-from vfiomgr.model.pci import Bar, DeviceIdentity, PciAddress, PciDevice
-from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, QuotaAttribute
+from vfiomgr.model.pci import PciAddress, PciDevice
+from vfiomgr.model.quota import FunctionQuotas, GpuQuotas
 from vfiomgr.model.variant import VfioVariant
-from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, WedgedFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-API_VERSION = "vfiomgr/v1"
-KIND = "HostSnapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,105 +345,3 @@ def _gathered(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, 
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return {key: tuple(values) for key, values in found.items()}
-
-
-_PARTS: tuple[Any, ...] = (
-    HostSnapshot,
-    DeviceUser,
-    HostUse,
-    IommuState,
-    IommuGroup,
-    PciDevice,
-    Bar,
-    DeviceIdentity,
-    Origin,
-    DriverState,
-    VgpuParent,
-    VgpuType,
-    Vgpu,
-    GpuMode,
-    GpuPartition,
-    GpuInstance,
-    InstanceProfile,
-    WedgedFunction,
-    GpuQuotas,
-    FunctionQuotas,
-    QuotaAttribute,
-    VfioVariant,
-    VfioState,
-    NodeFact,
-    NodeAccess,
-)
-
-
-def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
-    """A value of the model as lists, dictionaries and scalars, in the order of its fields."""
-    if value is None or isinstance(value, int | str | PciAddress):
-        # Also of HostPath, which YAML would not know.
-        return str(value) if isinstance(value, str | PciAddress) else value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_jsonable(getattr(value, name)) for name in _field_names(type(value))}
-    if hasattr(value, "model_dump"):  # a document that pydantic has read
-        return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    if isinstance(value, dict):
-        return {str(key): to_jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_jsonable(item) for item in value]
-    return value
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def write_snapshot(snapshot: HostSnapshot) -> str:
-    """The snapshot as a JSON document."""
-    import json  # noqa: PLC0415 - slow to import, and lists need none
-
-    document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
-    return json.dumps(document, indent=2) + "\n"
-
-
-def read_snapshot(text: str, source: str) -> HostSnapshot:
-    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
-
-    Raises:
-        InvalidDocument: neither of them, another kind of document, or fields that do not fit.
-
-    """
-    from vfiomgr.model.document import parse_document  # noqa: PLC0415 - lists read none
-
-    remedy = "make it anew with: vfiomgr snapshot > host.json"
-    document = parse_document(text, source, remedy)
-    if not isinstance(document, dict) or document.pop("kind", None) != KIND:
-        message = f"{source}: not a document of kind {KIND}"
-        raise InvalidDocument(message, remedy)
-    version = document.pop("api_version", None)
-    if version != API_VERSION:
-        message = f"{source}: api_version is {version!r}, this vfiomgr reads {API_VERSION!r}"
-        raise InvalidDocument(message, remedy)
-    return _validated(document, source, remedy)
-
-
-def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
-
-    # pydantic looks for the names of fields' types among those of this function.
-    from vfiomgr.model import definition_facts  # noqa: PLC0415
-    from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: F401, PLC0415
-    from vfiomgr.model.initramfs import Initramfs  # noqa: PLC0415
-    from vfiomgr.model.persistence import TextFile  # noqa: PLC0415
-    from vfiomgr.model.readiness import PARTS, Readiness  # noqa: F401, PLC0415
-    from vfiomgr.model.reset import ResetCapabilities  # noqa: PLC0415
-
-    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, Initramfs, TextFile, ResetCapabilities):
-        part.__pydantic_config__ = {"extra": "forbid"}
-    adapter = TypeAdapter(HostSnapshot)
-    try:
-        return adapter.validate_python(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        message = f"{source}: {place}: {first['msg']}"
-        raise InvalidDocument(message, remedy) from None

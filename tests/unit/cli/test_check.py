@@ -13,7 +13,7 @@ from tests.fakes.hosts import without_iommu
 from tests.fakes.machine import RELEASE
 from tests.unit.host_files import tree_of
 from vfiomgr import api
-from vfiomgr.model.snapshot import write_snapshot
+from vfiomgr.model.snapshot_document import write_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -13,7 +13,7 @@ from vfiomgr.model.definition_facts import DefinitionFacts, MdevctlRule, VgpuAtt
 from vfiomgr.model.gpu_definition import gpu_file, render_gpu_definition
 from vfiomgr.model.intent import CreateVgpu
 from vfiomgr.model.path import MDEV_DEVICES
-from vfiomgr.model.snapshot import read_snapshot, write_snapshot
+from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
 from vfiomgr.model.vgpu_service import RULE
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"

@@ -14,7 +14,7 @@ from vfiomgr import api
 from vfiomgr.errors import UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.snapshot import read_snapshot, write_snapshot
+from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

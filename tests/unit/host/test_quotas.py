@@ -15,7 +15,7 @@ from vfiomgr.model.intent import SetVirtualFunctions
 from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.quota import Share
-from vfiomgr.model.snapshot import read_snapshot, write_snapshot
+from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

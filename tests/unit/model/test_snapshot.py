@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.model.jsonable import API_VERSION
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import Bar, PciAddress
 from vfiomgr.model.persistence import TextFile
@@ -21,13 +22,8 @@ from vfiomgr.model.readiness import (
     ModuleSetting,
     Readiness,
 )
-from vfiomgr.model.snapshot import (
-    API_VERSION,
-    DeviceUser,
-    HostSnapshot,
-    read_snapshot,
-    write_snapshot,
-)
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
+from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, describe_type
 
 

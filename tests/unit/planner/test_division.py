@@ -27,7 +27,7 @@ from vfiomgr.model.intent import (
     wants_gpu_modes,
 )
 from vfiomgr.model.persistence import TextFile
-from vfiomgr.model.snapshot import read_snapshot, write_snapshot
+from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 from vfiomgr.model.vgpu_step import SetVgpuType
 from vfiomgr.planner import plan, settled

@@ -1,0 +1,99 @@
+"""A snapshot of a host as a document, written and read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.access import NodeAccess
+from vfiomgr.model.gpu_instance import GpuInstance, GpuPartition, InstanceProfile
+from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState
+from vfiomgr.model.jsonable import API_VERSION, to_jsonable
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.pci import Bar, DeviceIdentity, PciDevice
+from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, QuotaAttribute
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse, NodeFact
+from vfiomgr.model.variant import VfioVariant
+from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
+
+KIND = "HostSnapshot"
+
+_PARTS: tuple[Any, ...] = (
+    HostSnapshot,
+    DeviceUser,
+    HostUse,
+    IommuState,
+    IommuGroup,
+    PciDevice,
+    Bar,
+    DeviceIdentity,
+    Origin,
+    DriverState,
+    VgpuParent,
+    VgpuType,
+    Vgpu,
+    GpuMode,
+    GpuPartition,
+    GpuInstance,
+    InstanceProfile,
+    WedgedFunction,
+    GpuQuotas,
+    FunctionQuotas,
+    QuotaAttribute,
+    VfioVariant,
+    VfioState,
+    NodeFact,
+    NodeAccess,
+)
+
+
+def write_snapshot(snapshot: HostSnapshot) -> str:
+    """The snapshot as a JSON document."""
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
+    document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def read_snapshot(text: str, source: str) -> HostSnapshot:
+    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
+
+    Raises:
+        InvalidDocument: neither of them, another kind of document, or fields that do not fit.
+
+    """
+    from vfiomgr.model.document import parse_document  # noqa: PLC0415 - lists read none
+
+    remedy = "make it anew with: vfiomgr snapshot > host.json"
+    document = parse_document(text, source, remedy)
+    if not isinstance(document, dict) or document.pop("kind", None) != KIND:
+        message = f"{source}: not a document of kind {KIND}"
+        raise InvalidDocument(message, remedy)
+    version = document.pop("api_version", None)
+    if version != API_VERSION:
+        message = f"{source}: api_version is {version!r}, this vfiomgr reads {API_VERSION!r}"
+        raise InvalidDocument(message, remedy)
+    return _validated(document, source, remedy)
+
+
+def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
+
+    # pydantic looks for the names of fields' types among those of this function.
+    from vfiomgr.model import definition_facts  # noqa: PLC0415
+    from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: F401, PLC0415
+    from vfiomgr.model.initramfs import Initramfs  # noqa: PLC0415
+    from vfiomgr.model.persistence import TextFile  # noqa: PLC0415
+    from vfiomgr.model.readiness import PARTS, Readiness  # noqa: F401, PLC0415
+    from vfiomgr.model.reset import ResetCapabilities  # noqa: PLC0415
+
+    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, Initramfs, TextFile, ResetCapabilities):
+        part.__pydantic_config__ = {"extra": "forbid"}
+    adapter = TypeAdapter(HostSnapshot)
+    try:
+        return adapter.validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = f"{source}: {place}: {first['msg']}"
+        raise InvalidDocument(message, remedy) from None
