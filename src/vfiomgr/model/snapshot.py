@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.model.access import NodeAccess
-from vfiomgr.model.gpu_instance import GpuPartition
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.model.origin import Origin
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import PciAddress, PciDevice
-from vfiomgr.model.quota import FunctionQuotas, GpuQuotas
-from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, WedgedFunction
 
 if TYPE_CHECKING:
@@ -23,14 +20,17 @@ if TYPE_CHECKING:
     # Given to pydantic below, and not imported by lists.
     from vfiomgr.model.definition import VgpuDefinition
     from vfiomgr.model.definition_facts import DefinitionFacts, DefinitionProblem  # noqa: TC004
+    from vfiomgr.model.gpu_instance import GpuPartition  # noqa: TC004
     from vfiomgr.model.initramfs import Initramfs  # noqa: TC004
     from vfiomgr.model.persistence import (
         DriverctlOverride,
         PersistedBinding,
         TextFile,  # noqa: TC004
     )
+    from vfiomgr.model.quota import FunctionQuotas, GpuQuotas  # noqa: TC004
     from vfiomgr.model.readiness import Readiness  # noqa: TC004
     from vfiomgr.model.reset import ResetCapabilities  # noqa: TC004
+    from vfiomgr.model.variant import VfioVariant  # noqa: TC004
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

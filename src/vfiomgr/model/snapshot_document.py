@@ -6,14 +6,11 @@ from typing import Any
 
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.access import NodeAccess
-from vfiomgr.model.gpu_instance import GpuInstance, GpuPartition, InstanceProfile
 from vfiomgr.model.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciDevice
-from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, QuotaAttribute
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse, NodeFact
-from vfiomgr.model.variant import VfioVariant
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
 
 KIND = "HostSnapshot"
@@ -33,14 +30,7 @@ _PARTS: tuple[Any, ...] = (
     VgpuType,
     Vgpu,
     GpuMode,
-    GpuPartition,
-    GpuInstance,
-    InstanceProfile,
     WedgedFunction,
-    GpuQuotas,
-    FunctionQuotas,
-    QuotaAttribute,
-    VfioVariant,
     VfioState,
     NodeFact,
     NodeAccess,
@@ -82,12 +72,21 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
     # pydantic looks for the names of fields' types among those of this function.
     from vfiomgr.model import definition_facts  # noqa: PLC0415
     from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: F401, PLC0415
+    from vfiomgr.model.gpu_instance import (  # noqa: PLC0415
+        GpuInstance,
+        GpuPartition,
+        InstanceProfile,
+    )
     from vfiomgr.model.initramfs import Initramfs  # noqa: PLC0415
     from vfiomgr.model.persistence import TextFile  # noqa: PLC0415
+    from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, QuotaAttribute  # noqa: PLC0415
     from vfiomgr.model.readiness import PARTS, Readiness  # noqa: F401, PLC0415
     from vfiomgr.model.reset import ResetCapabilities  # noqa: PLC0415
+    from vfiomgr.model.variant import VfioVariant  # noqa: PLC0415
 
-    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, Initramfs, TextFile, ResetCapabilities):
+    gpus = (GpuPartition, GpuInstance, InstanceProfile, GpuQuotas, FunctionQuotas, QuotaAttribute)
+    others = (Initramfs, TextFile, ResetCapabilities, VfioVariant)
+    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, *gpus, *others):
         part.__pydantic_config__ = {"extra": "forbid"}
     adapter = TypeAdapter(HostSnapshot)
     try:
