@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import select
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     Questions = Mapping[str, Callable[[], Iterable[str | None]]]
 
 DEADLINE = 1.0
-"""Seconds for one attribute; the kernel answers in microseconds, or never."""
+"""Seconds for one answer; the kernel gives it in microseconds, or never."""
+PATIENCE = 60.0
+"""Seconds for a child that has not got to the question yet, on a machine with too much to do."""
+_LOOK = 0.25
+"""Seconds in which a process that waits for the kernel shows that it does nothing else."""
 _CHUNK = 1 << 16
 _KILL = 9
 """SIGKILL on every Linux."""
@@ -72,7 +77,7 @@ def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...
         _answer(questions, sink, source)
     os.close(sink)
     try:
-        lines, has_ended = _receive(source)
+        lines, has_ended = _receive(source, pid)
     finally:
         os.close(source)
     if has_ended:
@@ -108,16 +113,47 @@ def _values(line: bytes) -> tuple[str | None, ...]:
     return tuple(field[1:].decode("unicode_escape") if field else None for field in fields)
 
 
-def _receive(source: int) -> tuple[list[bytes], bool]:
+def _receive(source: int, child: int) -> tuple[list[bytes], bool]:
     """The whole lines that came, and whether the child came to its end."""
     import select  # noqa: PLC0415 - slow to import
 
     poll = select.poll()
     poll.register(source, select.POLLIN)
     data = b""
-    while poll.poll(DEADLINE * 1000):
+    while _has_answer(poll, child):
         chunk = os.read(source, _CHUNK)
         if not chunk:
             return data.split(b"\n")[:-1], True
         data += chunk
     return data.split(b"\n")[:-1], False
+
+
+def _has_answer(poll: select.poll, child: int) -> bool:
+    """Wait for the next answer, or until the child is seen to wait for the kernel."""
+    import time  # noqa: PLC0415 - slow to import
+
+    end = time.monotonic() + PATIENCE
+    while not poll.poll(DEADLINE * 1000):
+        if time.monotonic() > end or not _comes_forward(child):
+            return bool(poll.poll(0))
+    return True
+
+
+def _comes_forward(child: int) -> bool:
+    """Whether a process runs, or waits for its turn alone, and not for an answer of the kernel."""
+    import time  # noqa: PLC0415 - slow to import
+
+    before = _activity(child)
+    time.sleep(_LOOK)
+    return _activity(child) != before or "R (running)" in before
+
+
+def _activity(child: int) -> tuple[str, ...]:
+    """The state of a process and how often it was switched to (proc_pid_status(5))."""
+    with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:
+        lines = (line.partition(":") for line in file)
+        return tuple(
+            value.strip()
+            for key, _, value in lines
+            if key in ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+        )
