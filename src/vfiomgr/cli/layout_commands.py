@@ -17,6 +17,7 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrError
 from vfiomgr.executor.applied import reversion
+from vfiomgr.executor.scanning import slots_with_serials
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import ALLOWANCES
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
@@ -275,8 +276,7 @@ def host_for(session: Session, intent: ApplyLayout) -> HostSnapshot:
     """The host with all that a layout is compared to."""
     slots: frozenset[tuple[int, int, int]] = frozenset()
     if session.snapshot is None:
-        named = api.functions_by_serial(session.tree, intent)
-        slots = frozenset(address.slot for address in named)
+        slots = slots_with_serials(session.tree, intent)
     return session.host(with_users=True, with_resets=True, with_gpu_modes=True, serials_of=slots)
 
 

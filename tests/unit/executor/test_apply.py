@@ -23,7 +23,7 @@ from vfiomgr.errors import (
     UsageError,
     VfiomgrError,
 )
-from vfiomgr.executor import actions
+from vfiomgr.executor import actions, change
 from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
 from vfiomgr.executor.lock import hold
 from vfiomgr.host.pci import read_driver_state
@@ -530,7 +530,7 @@ def test_the_host_is_looked_at_again_where_another_run_did_something_meanwhile(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, is_disturbed: bool
 ) -> None:
     scans: list[None] = []
-    scan = api.scan
+    scan = change.scan_for
 
     def counted(*arguments: Any, **options: Any) -> HostSnapshot:
         scans.append(None)
@@ -538,15 +538,15 @@ def test_the_host_is_looked_at_again_where_another_run_did_something_meanwhile(
 
     @contextmanager
     def held(*arguments: Any, **options: Any) -> Iterator[None]:
-        monkeypatch.setattr(api, "hold", hold)
+        monkeypatch.setattr(change, "hold", hold)
         if is_disturbed:
             api.apply(Bind((GPU,)), tree=kernel)
             scans.clear()
         with hold(*arguments, **options):
             yield
 
-    monkeypatch.setattr(api, "scan", counted)
-    monkeypatch.setattr(api, "hold", held)
+    monkeypatch.setattr(change, "scan_for", counted)
+    monkeypatch.setattr(change, "hold", held)
     outcome = api.apply(Bind((GPU,)), tree=kernel)
     assert len(scans) == 1
     assert outcome.is_changed is not is_disturbed

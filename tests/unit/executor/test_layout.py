@@ -12,6 +12,7 @@ from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_h
 from tests.unit.executor.faults import Course, kept
 from vfiomgr import api
 from vfiomgr.errors import Refusal
+from vfiomgr.executor import change
 from vfiomgr.executor.journal import DIRECTORY, read_journal
 from vfiomgr.executor.lock import hold
 from vfiomgr.host.pci import read_virtual_functions
@@ -351,12 +352,12 @@ def test_a_revert_that_waited_is_refused_where_another_process_applied_a_layout(
 
     @contextmanager
     def held(*arguments: Any, **options: Any) -> Iterator[None]:
-        monkeypatch.setattr(api, "hold", hold)
+        monkeypatch.setattr(change, "hold", hold)
         apply(kernel, layout(WHOLE[1], name="other"))
         with hold(*arguments, **options):
             yield
 
-    monkeypatch.setattr(api, "hold", held)
+    monkeypatch.setattr(change, "hold", held)
     with pytest.raises(Refusal, match="applied or reverted a layout meanwhile"):
         api.revert(tree=kernel)
     assert drivers(kernel, GPU) == ["vfio-pci"]

@@ -380,7 +380,7 @@ def test_the_first_watch_of_a_boot_looks_at_all_functions(story: Story) -> None:
 
 
 def test_what_was_lost_is_bound_and_told(story: Story) -> None:
-    api.put_right(
+    watch.put_right(
         [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "vfio-pci"
@@ -390,7 +390,7 @@ def test_what_was_lost_is_bound_and_told(story: Story) -> None:
 def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None:
     story.kernel.sysfs.make("/proc/812/fd")
     story.kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
-    api.put_right(
+    watch.put_right(
         [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "nvidia"
@@ -405,10 +405,10 @@ def test_an_interrupted_correction_ends_the_watch(
         message = "interrupted"
         raise kind(message) from KeyboardInterrupt()
 
-    monkeypatch.setattr(api, "apply", interrupted)
+    monkeypatch.setattr(watch, "carry_out", interrupted)
     bindings = [api.scan(story.kernel).persisted[0]]
     with pytest.raises(kind):
-        api.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
+        watch.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
     assert story.notes == []
 
 
