@@ -10,11 +10,11 @@ api.apply(intent, tree=tree)
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from vfiomgr.executor import change
 from vfiomgr.executor.applied import reversion
-from vfiomgr.executor.change import Work
+from vfiomgr.executor.change import Options, Work
 from vfiomgr.executor.recovery import recover as end_runs
 from vfiomgr.executor.rights import require_rights
 from vfiomgr.executor.run import Outcome
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.pci import PciAddress
-    from vfiomgr.model.plan import Plan
     from vfiomgr.model.readiness import Report
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HostTree",
+    "Options",
     "Outcome",
     "apply",
     "apply_each",
@@ -57,8 +57,6 @@ __all__ = [
     "watch",
     "watch_layout",
 ]
-
-_NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
 def scan(  # noqa: PLR0913 - each is a question of its own, with a default
@@ -95,22 +93,16 @@ def check(host: HostSnapshot) -> Report:
     return judge(host)
 
 
-def apply(  # noqa: PLR0913 - all but the intent have defaults
+def apply(
     intent: Intent,
     *,
     tree: HostTree,
-    machine: HostTree | None = None,
-    on_note: Callable[[str], None] = _NO_REPORT,
-    on_step: Callable[[Step], None] = _NO_REPORT,
-    deadline: float | None = None,
-    on_plan: Callable[[Plan], None] = _NO_REPORT,
     reviewed: tuple[Step, ...] | None = None,
+    **options: Unpack[Options],
 ) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks.
 
-    `on_note` is told of waiting for another process, and of earlier runs that were cut off,
-    `on_plan` of each plan that is carried out; `deadline` is how many seconds each step may take;
-    with `reviewed`, the first plan must have these very steps.
+    With `reviewed`, the first plan must have these very steps.
 
     Raises:
         Refusal: a guard forbids it; nothing was changed.
@@ -118,9 +110,7 @@ def apply(  # noqa: PLR0913 - all but the intent have defaults
         RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.executor.run.run`.
 
     """
-    return change.carry_out(
-        intent, Work(tree, machine, on_note, on_step, on_plan, deadline, reviewed)
-    )
+    return change.carry_out(intent, Work(tree, reviewed=reviewed, **options))
 
 
 def layout_intent(
@@ -145,15 +135,8 @@ def layout_intent(
     return ApplyLayout(name, layout, owners, seed, allow)
 
 
-def apply_each(  # noqa: PLR0913 - as `apply`
-    intent: ApplyLayout,
-    *,
-    tree: HostTree,
-    machine: HostTree | None = None,
-    on_note: Callable[[str], None] = _NO_REPORT,
-    on_step: Callable[[Step], None] = _NO_REPORT,
-    deadline: float | None = None,
-    on_plan: Callable[[Plan], None] = _NO_REPORT,
+def apply_each(
+    intent: ApplyLayout, *, tree: HostTree, **options: Unpack[Options]
 ) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
     """Bring what can be of a host to a layout: one part that fails keeps no other from it.
 
@@ -165,20 +148,13 @@ def apply_each(  # noqa: PLR0913 - as `apply`
     """
     from vfiomgr.executor.layout_parts import apply_parts  # noqa: PLC0415 - few have a layout
 
-    work = Work(tree, machine, on_note, on_step, on_plan, deadline)
+    work = Work(tree, **options)
     with change.prepared(work):
         return apply_parts(intent, work)
 
 
-def revert(  # noqa: PLR0913 - all have defaults but the tree
-    *,
-    tree: HostTree,
-    machine: HostTree | None = None,
-    allow: frozenset[Allowance] = frozenset(),
-    on_note: Callable[[str], None] = _NO_REPORT,
-    on_step: Callable[[Step], None] = _NO_REPORT,
-    deadline: float | None = None,
-    on_plan: Callable[[Plan], None] = _NO_REPORT,
+def revert(
+    *, tree: HostTree, allow: frozenset[Allowance] = frozenset(), **options: Unpack[Options]
 ) -> Outcome:
     """Take back the layout that was applied last, with later corrections of it.
 
@@ -186,26 +162,15 @@ def revert(  # noqa: PLR0913 - all have defaults but the tree
         Refusal: there is none, or somebody holds what would be moved.
 
     """
-    return apply(
-        reversion(tree, tree.read(BOOT_ID), allow),
-        tree=tree,
-        machine=machine,
-        on_note=on_note,
-        on_step=on_step,
-        deadline=deadline,
-        on_plan=on_plan,
-    )
+    return apply(reversion(tree, tree.read(BOOT_ID), allow), tree=tree, **options)
 
 
-def recover(  # noqa: PLR0913 - all have defaults but the tree
+def recover(
     *,
     tree: HostTree,
-    machine: HostTree | None = None,
     finish: bool = False,
     allow: frozenset[Allowance] = frozenset(),
-    on_note: Callable[[str], None] = _NO_REPORT,
-    on_step: Callable[[Step], None] = _NO_REPORT,
-    deadline: float | None = None,
+    **options: Unpack[Options],
 ) -> tuple[CutOff, ...]:
     """End the runs that were left half done: undo them, the latest first, or `finish` them.
 
@@ -215,19 +180,13 @@ def recover(  # noqa: PLR0913 - all have defaults but the tree
         RollbackIncomplete, RolledBack, StuckInKernel: ending one failed as well.
 
     """
-    work = Work(tree, machine, on_note, on_step, deadline=deadline)
+    work = Work(tree, **options)
     with change.prepared(work):
         return end_runs(work, allow, finish=finish)
 
 
-def restore(  # noqa: PLR0913 - all but the tree have defaults
-    intent: RestoreVgpus,
-    *,
-    tree: HostTree,
-    machine: HostTree | None = None,
-    on_note: Callable[[str], None] = _NO_REPORT,
-    on_step: Callable[[Step], None] = _NO_REPORT,
-    deadline: float | None = None,
+def restore(
+    intent: RestoreVgpus, *, tree: HostTree, **options: Unpack[Options]
 ) -> tuple[Restored, ...]:
     """Bring about the vGPUs that start by themselves; one that fails keeps no other from it.
 
@@ -235,20 +194,11 @@ def restore(  # noqa: PLR0913 - all but the tree have defaults
         NeedsRoot: the right to change the host is missing; nothing was changed.
 
     """
-    from vfiomgr.executor.restoration import Restoration  # noqa: PLC0415 - one command's own
+    from vfiomgr.executor.restoration import restore as restore_vgpus  # noqa: PLC0415 - few need it
 
-    told: set[str] = set()
-
-    def note_once(text: str) -> None:
-        if text not in told:
-            told.add(text)
-            on_note(text)
-
-    work = Work(tree, machine, note_once, on_step, deadline=deadline)
+    work = Work(tree, **options)
     with change.prepared(work):
-        return Restoration(
-            intent, lambda: work.scan(intent), lambda part: change.apply(part, work)
-        ).run()
+        return restore_vgpus(intent, work)
 
 
 def watch(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
@@ -264,16 +214,14 @@ def watch(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
     watch_arrivals(tree, on_note)
 
 
-def watch_layout(  # noqa: PLR0913 - all but what is watched have defaults
+def watch_layout(
     wish: Wish,
     changes: Changes,
     *,
     tree: HostTree,
-    machine: HostTree | None = None,
     tell: Callable[[WatchEvent], None],
     enforce: bool = False,
-    on_note: Callable[[str], None] = _NO_REPORT,
-    deadline: float | None = None,
+    **options: Unpack[Options],
 ) -> None:
     """Tell what differs from a layout as it comes and goes, until the process is interrupted.
 
@@ -289,16 +237,10 @@ def watch_layout(  # noqa: PLR0913 - all but what is watched have defaults
     from vfiomgr.planner.layout import compare  # noqa: PLC0415 - few callers have a layout
 
     def compared(intent: ApplyLayout) -> Comparison:
-        return compare(scan_for(intent, tree, machine), intent)
+        return compare(scan_for(intent, tree, options.get("machine")), intent)
 
     def correct(intent: ApplyLayout, name: str) -> Outcome | VfiomgrError | None:
-        results = apply_each(
-            replace(intent, only=(name,)),
-            tree=tree,
-            machine=machine,
-            on_note=on_note,
-            deadline=deadline,
-        )
+        results = apply_each(replace(intent, only=(name,)), tree=tree, **options)
         return dict(results).get(name)
 
     if enforce:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.executor.applied import reversion
@@ -42,20 +42,31 @@ _MOST_PLANS = 8
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
+class Options(TypedDict, total=False):
+    """How a change is made, and who is told of it; all of it may be left out."""
+
+    machine: HostTree | None
+    """Where names of hardware come from if the tree that is changed has none."""
+    on_note: Callable[[str], None]
+    """Is told of waiting for another process, and of earlier runs that were cut off."""
+    on_step: Callable[[Step], None]
+    """Is told of each step as it begins."""
+    on_plan: Callable[[Plan], None]
+    """Is told of each plan that is carried out."""
+    deadline: float | None
+    """Seconds that each step may take; None for the usual time."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """Where a change is made and how, and who is told of it."""
+    """A tree, and the options of a change to it."""
 
     tree: HostTree
     machine: HostTree | None = None
-    """Where names of hardware come from if `tree` has none."""
     on_note: Callable[[str], None] = _NO_REPORT
-    """Is told of waiting for another process, and of earlier runs that were cut off."""
     on_step: Callable[[Step], None] = _NO_REPORT
     on_plan: Callable[[Plan], None] = _NO_REPORT
-    """Is told of each plan that is carried out."""
     deadline: float | None = None
-    """Seconds that each step may take; None for the usual time."""
     reviewed: tuple[Step, ...] | None = None
     """What the plan must begin with, where a person has looked at it."""
 
@@ -71,6 +82,18 @@ class Work:
             message = "who holds devices cannot be seen: /proc hides the files of some process"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
         return host
+
+
+def once(report: Callable[[str], None]) -> Callable[[str], None]:
+    """What reports each text the first time alone."""
+    told: set[str] = set()
+
+    def report_once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            report(text)
+
+    return report_once
 
 
 def carry_out(intent: Intent, work: Work) -> Outcome:

@@ -17,7 +17,7 @@ from tests.unit.defined_vgpus import document, vendor_host
 from tests.unit.planner.test_restoration import AUTOMATIC, without_functions
 from vfiomgr import api
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, VfiomgrError, WriteFailed
-from vfiomgr.executor import change
+from vfiomgr.executor import restoration
 from vfiomgr.executor.attribute import set_attribute
 from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.executor.restoration import Restoration
@@ -299,7 +299,7 @@ def test_a_gpu_that_the_kernel_may_hold_is_left_alone(
         message = "the kernel has not returned"
         raise RollbackIncomplete(message)
 
-    monkeypatch.setattr(change, "apply", apply)
+    monkeypatch.setattr(restoration, "apply", apply)
     found = api.restore(RESTORE, tree=kernel)
     assert asked == [(OTHER, UUID)]
     assert {item.reason for item in found} == {"the kernel has not returned"}
