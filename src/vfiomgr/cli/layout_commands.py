@@ -134,17 +134,9 @@ def apply(
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
     if keep_going:
         return _apply_each(session, intent)
-    with followed() as (on_plan, on_step, on_note):
-        outcome = api.apply(
-            intent,
-            tree=session.tree,
-            machine=session.machine,
-            on_note=on_note,
-            on_step=on_step,
-            on_plan=on_plan,
-            deadline=session.deadline,
-            reviewed=reviewed.steps if reviewed else None,
-        )
+    with followed(session) as options:
+        steps = reviewed.steps if reviewed else None
+        outcome = api.apply(intent, tree=session.tree, reviewed=steps, **options)
     done = [f"the host is as the layout {intent.name} wants it"] if outcome.is_changed else []
     print_outcome(session, outcome, done, layout=intent.name)
     if outcome.is_changed and session.format == "table":
@@ -238,16 +230,8 @@ def revert(session: Session, *, allow: tuple[Allowance, ...]) -> None:
         host = session.host(with_users=True)
         print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return
-    with followed() as (on_plan, on_step, on_note):
-        outcome = api.revert(
-            tree=session.tree,
-            machine=session.machine,
-            allow=frozenset(allow),
-            on_note=on_note,
-            on_step=on_step,
-            on_plan=on_plan,
-            deadline=session.deadline,
-        )
+    with followed(session) as options:
+        outcome = api.revert(tree=session.tree, allow=frozenset(allow), **options)
     print_outcome(session, outcome, ["the host is as it was before the layout"])
 
 
@@ -317,16 +301,8 @@ def _print_differences(compared: Comparison) -> None:
 
 
 def _apply_each(session: Session, intent: ApplyLayout) -> int:
-    with followed() as (on_plan, on_step, on_note):
-        results = api.apply_each(
-            intent,
-            tree=session.tree,
-            machine=session.machine,
-            on_note=on_note,
-            on_step=on_step,
-            on_plan=on_plan,
-            deadline=session.deadline,
-        )
+    with followed(session) as options:
+        results = api.apply_each(intent, tree=session.tree, **options)
     failed = [error for _, error in results if isinstance(error, VfiomgrError)]
     if session.format != "table":
         items = [

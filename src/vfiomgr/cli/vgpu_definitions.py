@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.change import own_program, plan_or_apply, print_outcome, step_report
+from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_names import name_of, uuid_of
@@ -246,14 +246,7 @@ def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
     if session.dry_run or session.snapshot is not None:
         plan_or_apply(session, intent)
         return
-    found = api.restore(
-        intent,
-        tree=session.tree,
-        machine=session.machine,
-        on_note=note,
-        on_step=step_report(session),
-        deadline=session.deadline,
-    )
+    found = api.restore(intent, tree=session.tree, **options_of(session))
     _print_restored(session, found)
     context.exit(int(any(item.state == "failed" for item in found)))
 

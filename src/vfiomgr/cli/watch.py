@@ -74,9 +74,9 @@ def watch(
             wish,
             changes,
             tree=session.tree,
-            machine=session.machine,
             tell=_teller(session, wish),
             enforce=enforce and not session.dry_run,
+            machine=session.machine,
             on_note=once(note),
             deadline=session.deadline,
         )
