@@ -86,12 +86,10 @@ def define(
     if parent is None and uuid is None:
         message = "which vGPU? There is no --uuid of one, and no --parent for a new one"
         raise UsageError(message, "vfiomgr vgpu list shows those that are active")
-    read = None
-    if jsonfile is not None:
-        if type_name or attributes or autostart is not None:
-            message = "--jsonfile says of which type it is, how it starts, and its attributes"
-            raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
-        read = _configuration(jsonfile)
+    if jsonfile is not None and (type_name or attributes or autostart is not None):
+        message = "--jsonfile says of which type it is, how it starts, and its attributes"
+        raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
+    read = None if jsonfile is None else _configuration(jsonfile)
     name = _name_to_define(session, parent, uuid)
     intent = DefineVgpu(
         name,
@@ -102,8 +100,12 @@ def define(
         program=own_program(),
     )
     outcome = plan_or_apply(session, intent)
-    if outcome is None:
-        return
+    if outcome is not None:
+        _print_defined(session, outcome, name)
+
+
+def _print_defined(session: Session, outcome: api.Outcome, name: str) -> None:
+    """The name alone on standard output, for a script to take."""
     if session.format != "table":
         print_outcome(session, outcome, [], name=name)
         return
