@@ -97,14 +97,7 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def carry_out(intent: Intent, work: Work) -> Outcome:
-    """Plan an intent on the host as it is, and carry the plan out under its locks.
-
-    Raises:
-        Refusal: a guard forbids it; nothing was changed.
-        NeedsRoot: the right to change the host is missing; nothing was changed.
-        RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.executor.run.run`.
-
-    """
+    """Plan an intent on the host as it is, and carry the plan out under its locks."""
     with prepared(work):
         return apply(intent, work)
 
