@@ -15,7 +15,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind, wants_gpu_modes, wants_resets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.cli.session import Session
     from vfiomgr.model.intent import Intent
@@ -50,14 +50,24 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
         print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return None
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
-    return api.apply(
-        intent,
-        tree=session.tree,
-        machine=session.machine,
-        on_note=note,
-        on_step=step_report(session),
-        deadline=session.deadline,
-    )
+    return api.apply(intent, tree=session.tree, **options_of(session))
+
+
+def options_of(session: Session) -> api.Options:
+    """How the changes of a session are made: notes are told, and steps to whoever watches."""
+    options: api.Options = {
+        "machine": session.machine,
+        "on_note": note,
+        "deadline": session.deadline,
+    }
+    if session.verbose or sys.stderr.isatty():
+        options["on_step"] = tell_step
+    return options
+
+
+def tell_step(step: Step) -> None:
+    """A line for a step as it begins."""
+    note(f"  {step.describe()}")
 
 
 def not_checked(host: HostSnapshot, intent: Intent) -> tuple[str, ...]:
@@ -100,13 +110,6 @@ def _objections_to_bind(host: HostSnapshot, device: PciDevice) -> tuple[tuple[st
     except Refusal as refusal:
         return refusal.objections
     return ()
-
-
-def step_report(session: Session) -> Callable[[Step], None]:
-    """Tells each step to whoever watches."""
-    if session.verbose or sys.stderr.isatty():
-        return lambda step: note(f"  {step.describe()}")
-    return lambda _step: None
 
 
 def confirm(session: Session, question: str) -> None:

@@ -17,6 +17,7 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrError
 from vfiomgr.executor.applied import reversion
+from vfiomgr.executor.scanning import slots_with_serials
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import ALLOWANCES
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
@@ -133,17 +134,9 @@ def apply(
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
     if keep_going:
         return _apply_each(session, intent)
-    with followed() as (on_plan, on_step, on_note):
-        outcome = api.apply(
-            intent,
-            tree=session.tree,
-            machine=session.machine,
-            on_note=on_note,
-            on_step=on_step,
-            on_plan=on_plan,
-            deadline=session.deadline,
-            reviewed=reviewed.steps if reviewed else None,
-        )
+    with followed(session) as options:
+        steps = reviewed.steps if reviewed else None
+        outcome = api.apply(intent, tree=session.tree, reviewed=steps, **options)
     done = [f"the host is as the layout {intent.name} wants it"] if outcome.is_changed else []
     print_outcome(session, outcome, done, layout=intent.name)
     if outcome.is_changed and session.format == "table":
@@ -237,16 +230,8 @@ def revert(session: Session, *, allow: tuple[Allowance, ...]) -> None:
         host = session.host(with_users=True)
         print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return
-    with followed() as (on_plan, on_step, on_note):
-        outcome = api.revert(
-            tree=session.tree,
-            machine=session.machine,
-            allow=frozenset(allow),
-            on_note=on_note,
-            on_step=on_step,
-            on_plan=on_plan,
-            deadline=session.deadline,
-        )
+    with followed(session) as options:
+        outcome = api.revert(tree=session.tree, allow=frozenset(allow), **options)
     print_outcome(session, outcome, ["the host is as it was before the layout"])
 
 
@@ -275,8 +260,7 @@ def host_for(session: Session, intent: ApplyLayout) -> HostSnapshot:
     """The host with all that a layout is compared to."""
     slots: frozenset[tuple[int, int, int]] = frozenset()
     if session.snapshot is None:
-        named = api.functions_by_serial(session.tree, intent)
-        slots = frozenset(address.slot for address in named)
+        slots = slots_with_serials(session.tree, intent)
     return session.host(with_users=True, with_resets=True, with_gpu_modes=True, serials_of=slots)
 
 
@@ -317,16 +301,8 @@ def _print_differences(compared: Comparison) -> None:
 
 
 def _apply_each(session: Session, intent: ApplyLayout) -> int:
-    with followed() as (on_plan, on_step, on_note):
-        results = api.apply_each(
-            intent,
-            tree=session.tree,
-            machine=session.machine,
-            on_note=on_note,
-            on_step=on_step,
-            on_plan=on_plan,
-            deadline=session.deadline,
-        )
+    with followed(session) as options:
+        results = api.apply_each(intent, tree=session.tree, **options)
     failed = [error for _, error in results if isinstance(error, VfiomgrError)]
     if session.format != "table":
         items = [

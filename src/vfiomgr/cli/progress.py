@@ -6,22 +6,22 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.output import note
+from vfiomgr.cli.change import options_of, tell_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from vfiomgr.api import Options
+    from vfiomgr.cli.session import Session
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.step import Step
 
-    Reports = tuple[Callable[[Plan], None], Callable[[Step], None], Callable[[str], None]]
-
 
 @contextmanager
-def followed() -> Iterator[Reports]:
-    """Who is to be told of plans, of steps and of notes, as long as the change is under way."""
+def followed(session: Session) -> Iterator[Options]:
+    """The options of a change that is told of as long as it is under way."""
     if not sys.stderr.isatty():
-        yield _say_nothing, lambda step: note(f"  {step.describe()}"), note
+        yield {**options_of(session), "on_step": tell_step}
         return
     from rich.console import Console  # noqa: PLC0415 - slow to import
     from rich.markup import escape  # noqa: PLC0415
@@ -60,8 +60,9 @@ def followed() -> Iterator[Reports]:
         def note_above(text: str) -> None:
             progress.console.print(escape(text), highlight=False)
 
-        yield plan_begins, step_begins, note_above
-
-
-def _say_nothing(_plan: Plan) -> None:
-    """A line for each step is enough."""
+        yield {
+            **options_of(session),
+            "on_plan": plan_begins,
+            "on_step": step_begins,
+            "on_note": note_above,
+        }

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.change import step_report
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.change import options_of
+from vfiomgr.cli.output import print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import NeedsRoot, UsageError
@@ -57,13 +57,7 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowanc
         _print_runs(session, runs, "left")
         return
     ended = api.recover(
-        tree=session.tree,
-        machine=session.machine,
-        finish=finish,
-        allow=frozenset(allow),
-        on_note=note,
-        on_step=step_report(session),
-        deadline=session.deadline,
+        tree=session.tree, finish=finish, allow=frozenset(allow), **options_of(session)
     )
     _print_runs(session, ended, "finished" if finish else "undone")
 

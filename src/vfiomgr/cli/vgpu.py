@@ -23,6 +23,8 @@ from vfiomgr.planner.vgpu_choice import find_parents
 from vfiomgr.planner.vgpu_room import Gpu, Room, gpus, lost_functions, rooms, totals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vfiomgr import api
     from vfiomgr.model.snapshot import HostSnapshot
 
@@ -267,15 +269,18 @@ def create(
         strategy=strategy,
     )
     outcome = plan_or_apply(session, intent)
-    if outcome is None:
-        return
-    made = _made(outcome)
+    if outcome is not None:
+        _print_created(session, outcome, _made(outcome) or list(names))
+
+
+def _print_created(session: Session, outcome: api.Outcome, names: Sequence[str]) -> None:
+    """The names alone on standard output, for a script to take."""
     if session.format != "table":
-        print_outcome(session, outcome, [], vgpus=made or list(names))
+        print_outcome(session, outcome, [], vgpus=names)
         return
     for text in (*outcome.plan.notes, *outcome.plan.already):
         note(text if outcome.is_changed else f"{text}: nothing to do")
-    for name in made or names:
+    for name in names:
         click.echo(name)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.change import own_program, plan_or_apply, print_outcome, step_report
+from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_names import name_of, uuid_of
@@ -86,12 +86,10 @@ def define(
     if parent is None and uuid is None:
         message = "which vGPU? There is no --uuid of one, and no --parent for a new one"
         raise UsageError(message, "vfiomgr vgpu list shows those that are active")
-    read = None
-    if jsonfile is not None:
-        if type_name or attributes or autostart is not None:
-            message = "--jsonfile says of which type it is, how it starts, and its attributes"
-            raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
-        read = _configuration(jsonfile)
+    if jsonfile is not None and (type_name or attributes or autostart is not None):
+        message = "--jsonfile says of which type it is, how it starts, and its attributes"
+        raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
+    read = None if jsonfile is None else _configuration(jsonfile)
     name = _name_to_define(session, parent, uuid)
     intent = DefineVgpu(
         name,
@@ -102,8 +100,12 @@ def define(
         program=own_program(),
     )
     outcome = plan_or_apply(session, intent)
-    if outcome is None:
-        return
+    if outcome is not None:
+        _print_defined(session, outcome, name)
+
+
+def _print_defined(session: Session, outcome: api.Outcome, name: str) -> None:
+    """The name alone on standard output, for a script to take."""
     if session.format != "table":
         print_outcome(session, outcome, [], name=name)
         return
@@ -246,14 +248,7 @@ def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
     if session.dry_run or session.snapshot is not None:
         plan_or_apply(session, intent)
         return
-    found = api.restore(
-        intent,
-        tree=session.tree,
-        machine=session.machine,
-        on_note=note,
-        on_step=step_report(session),
-        deadline=session.deadline,
-    )
+    found = api.restore(intent, tree=session.tree, **options_of(session))
     _print_restored(session, found)
     context.exit(int(any(item.state == "failed" for item in found)))
 

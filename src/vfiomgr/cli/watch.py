@@ -15,6 +15,7 @@ from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
 from vfiomgr.cli.output import note, print_yaml
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import RolledBack, UsageError
+from vfiomgr.executor.change import once
 from vfiomgr.host.uevents import DeviceChanges
 from vfiomgr.model.intent import ALLOWANCES
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
@@ -73,10 +74,10 @@ def watch(
             wish,
             changes,
             tree=session.tree,
-            machine=session.machine,
             tell=_teller(session, wish),
             enforce=enforce and not session.dry_run,
-            on_note=_once(note),
+            machine=session.machine,
+            on_note=once(note),
             deadline=session.deadline,
         )
     except KeyboardInterrupt:
@@ -164,15 +165,3 @@ def _teller(session: Session, wish: _FollowedLayout) -> Callable[[WatchEvent], N
             print_yaml(document)
 
     return tell
-
-
-def _once(report: Callable[[str], None]) -> Callable[[str], None]:
-    """What reports each text the first time alone."""
-    told: set[str] = set()
-
-    def report_once(text: str) -> None:
-        if text not in told:
-            told.add(text)
-            report(text)
-
-    return report_once

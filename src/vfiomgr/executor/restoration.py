@@ -7,11 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
+from vfiomgr.executor.change import apply, once
 from vfiomgr.planner.restoration import Candidate, candidates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from vfiomgr.executor.change import Work
     from vfiomgr.executor.run import Outcome
     from vfiomgr.model.intent import RestoreVgpus
     from vfiomgr.model.snapshot import HostSnapshot
@@ -30,6 +32,12 @@ class Restored:
     state: State
     reason: str | None = None
     """Why it failed, or what it waits for."""
+
+
+def restore(intent: RestoreVgpus, work: Work) -> tuple[Restored, ...]:
+    """Bring them about, each note told once; one that fails keeps no other from it."""
+    work = replace(work, on_note=once(work.on_note))
+    return Restoration(intent, lambda: work.scan(intent), lambda part: apply(part, work)).run()
 
 
 class Restoration:

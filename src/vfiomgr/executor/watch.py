@@ -16,13 +16,16 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.errors import HostError, VfiomgrError, WriteFailed
+from vfiomgr.executor.change import Work, carry_out
 from vfiomgr.host import pci
 from vfiomgr.host.hotplug import Arrivals
 from vfiomgr.host.persistence import read_rules, rules_changed
 from vfiomgr.model import path
+from vfiomgr.model.intent import Bind
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.service import SWEPT
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.hotplug import Arrival
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.intent import Allowance
     from vfiomgr.model.persistence import PersistedBinding
 
 SETTLE = 2.0
@@ -115,11 +119,29 @@ class Thorough:
         return found
 
 
-def watch(
-    tree: HostTree,
-    on_note: Callable[[str], None],
-    correct: Callable[[Sequence[PersistedBinding]], None],
+def put_right(
+    bindings: Sequence[PersistedBinding], *, tree: HostTree, on_note: Callable[[str], None]
 ) -> None:
+    """Bind what a host driver took first, with the guards of `bind`, and tell what came of it.
+
+    The console's display is taken: a person allowed it, or there would be no rule.
+    """
+    allow: frozenset[Allowance] = frozenset({"boot-display"})
+    for slot in sorted({binding.address.slot for binding in bindings}):
+        here = [binding for binding in bindings if binding.address.slot == slot]
+        addresses = tuple(binding.address for binding in here)
+        intent = Bind(addresses, driver=here[0].driver, only=True, allow=allow)
+        try:
+            carry_out(intent, Work(tree, on_note=on_note))
+        except VfiomgrError as error:  # and the others are put right all the same
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            on_note(f"{error.message}; {error.hint}")
+        else:
+            on_note(f"{', '.join(map(str, addresses))} put on {here[0].driver}")
+
+
+def watch(tree: HostTree, on_note: Callable[[str], None]) -> None:
     """Watch until the process is ended.
 
     Raises:
@@ -132,6 +154,7 @@ def watch(
     for channel in channels:
         _heard(channel)  # it is ready
     on_note("watching")
+    correct = partial(put_right, tree=tree, on_note=on_note)
     _look_after(tree, channels, Thorough(tree, on_note, correct))
 
 

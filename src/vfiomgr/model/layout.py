@@ -8,166 +8,44 @@ Attribute docstrings are the descriptions of the JSON schema.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core import core_schema
 
 from vfiomgr.model.intent import Allowance, Strategy
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.layout_values import (
+    CLASS_NAMES,
+    ONE_OR_MANY,
+    Addresses,
+    Classes,
+    Ids,
+    Mebibytes,
+    Names,
+    Numbers,
+    Owner,
+    Parameter,
+    Text,
+    Uuid,
+    is_hex,
+)
 from vfiomgr.model.reset import ResetMethod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
 
 VERSION: Literal["vfiomgr/v1"] = "vfiomgr/v1"
-CLASS_NAMES = {
-    "display": "03",
-    "vga": "0300",
-    "3d": "0302",
-    "network": "02",
-    "ethernet": "0200",
-    "nvme": "0108",
-    "storage": "01",
-    "audio": "0403",
-    "usb": "0c03",
-    "accelerator": "12",
-    "infiniband": "0207",
-}
-"""Names of classes, by the digits that their codes begin with (pci.ids)."""
 
 UNKNOWABLE: frozenset[Allowance] = frozenset({"in-use"})
 """Guards that depend on the moment: the command line overrides them, and no file."""
-
-_MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
-_UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
-_SIZE = re.compile(r"([0-9]+)([MGT])(?:I?B)?")
-
-
-def _as_list(value: object) -> object:
-    """One value stands for a list of one."""
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    return (value,)
-
-
-def _as_mebibytes(value: object) -> object:
-    """`6G`, `512M`, or a number of MiB."""
-    if not isinstance(value, str):
-        return value
-    size = _SIZE.fullmatch(value.strip().upper())
-    if size:
-        return int(size[1]) * _MEBIBYTES[size[2]]
-    message = "write a size as 512M, 6G or a number of MiB"
-    raise ValueError(message)
-
-
-def _as_text(value: object) -> object:
-    """Numbers and truth values in parameters are what their text is."""
-    if isinstance(value, bool):
-        return str(int(value))
-    return str(value) if isinstance(value, int | float) else value
-
-
-def _as_lower(value: object) -> object:
-    """Hexadecimal digits may be written large."""
-    return value.lower() if isinstance(value, str) else value
-
-
-def _as_class(value: object) -> object:
-    """As the above, and names stay as they are."""
-    return value.lower() if isinstance(value, str) and _is_hex(value.lower()) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _OneOrMany:
-    """A list, or one value that stands for a list of one."""
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_as_list, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        many = handler(schema)
-        return {"anyOf": [many["items"], many]}
-
-
-_ONE_OR_MANY = _OneOrMany()
-_Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-Names = Annotated[tuple[_Text, ...], _ONE_OR_MANY]
-_Id = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9a-f]{4}:([0-9a-f]{4}|\*)$"),
-    BeforeValidator(_as_lower),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^[0-9a-fA-F]{4}:([0-9a-fA-F]{4}|\*)$"}, mode="validation"
-    ),
-]
-Ids = Annotated[tuple[_Id, ...], _ONE_OR_MANY]
-_Class = Annotated[
-    str,
-    StringConstraints(pattern=r"^([0-9a-f]{2}){1,3}$|^[a-z]+$|^3d$"),
-    BeforeValidator(_as_class),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": sorted(CLASS_NAMES)},
-                {"type": "string", "pattern": "^([0-9a-fA-F]{2}){1,3}$"},
-            ]
-        },
-        mode="validation",
-    ),
-]
-Classes = Annotated[tuple[_Class, ...], _ONE_OR_MANY]
-Addresses = Annotated[tuple[PciAddress, ...], _ONE_OR_MANY]
-Numbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], _ONE_OR_MANY]
-Mebibytes = Annotated[
-    int,
-    BeforeValidator(_as_mebibytes),
-    Field(gt=0),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"},
-            ]
-        },
-        mode="validation",
-    ),
-]
-Parameter = Annotated[
-    str,
-    BeforeValidator(_as_text),
-    WithJsonSchema({"type": ["string", "number", "boolean"]}, mode="validation"),
-]
-Uuid = Annotated[
-    str,
-    StringConstraints(pattern=_UUID.format(digit="[0-9a-f]")),
-    BeforeValidator(_as_lower),
-    WithJsonSchema(
-        {"type": "string", "pattern": _UUID.format(digit="[0-9a-fA-F]")}, mode="validation"
-    ),
-]
-Owner = Annotated[str, StringConstraints(pattern=r"^[^:\s]+(:[^:\s]+)?$", strip_whitespace=True)]
 
 
 class _Document(BaseModel):
@@ -207,7 +85,7 @@ class Selector(_Document):
     @classmethod
     def _known_class(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
-            if not value[0].isdecimal() and value not in CLASS_NAMES and not _is_hex(value):
+            if not value[0].isdecimal() and value not in CLASS_NAMES and not is_hex(value):
                 names = ", ".join(sorted(CLASS_NAMES))
                 message = f"{value!r} is no class: write its digits, e.g. '0302', or one of {names}"
                 raise ValueError(message)
@@ -242,10 +120,6 @@ class Selector(_Document):
         return ", ".join(_criterion(name, getattr(self, name)) for name in self.criteria)
 
 
-def _is_hex(text: str) -> bool:
-    return all(digit in "0123456789abcdef" for digit in text)
-
-
 def _criterion(name: str, value: object) -> str:
     if not isinstance(value, tuple):
         return "all GPUs and accelerators"
@@ -260,7 +134,7 @@ class _Rule(_Document):
     """Which devices."""
     at_least: Annotated[int, Field(ge=0)] = 1
     """So many devices must be there, or nothing is done. 0 where there may be none."""
-    allow: Annotated[tuple[Allowance, ...], _ONE_OR_MANY] = ()
+    allow: Annotated[tuple[Allowance, ...], ONE_OR_MANY] = ()
     """Guards to override for these devices."""
 
     @field_validator("allow")
@@ -282,7 +156,7 @@ class PassthroughRule(_Rule):
     """Whole devices for guests, each with the other functions of its slot."""
 
     state: Literal["passthrough"]
-    driver: _Text | None = None
+    driver: Text | None = None
     """A VFIO driver; else the variant of VFIO that fits the device best."""
     reset_method: ResetMethod | None = None
     """Reset the devices by this method alone."""
@@ -304,7 +178,7 @@ class SriovRule(_Rule):
     """How many virtual functions each has."""
     functions: Literal["any", "passthrough", "host"] = "any"
     """Who has the virtual functions; with any, that is left to others."""
-    driver: _Text | None = None
+    driver: Text | None = None
     """With passthrough: a VFIO driver for the virtual functions."""
     owner: Owner | None = None
     """With passthrough: USER or USER:GROUP that may open their nodes besides root."""
@@ -321,7 +195,7 @@ class SriovRule(_Rule):
 class VgpuWish(_Document):
     """vGPUs of one kind: by their type, or by what is needed."""
 
-    type: _Text | None = None
+    type: Text | None = None
     """By name (A40-4Q, NVIDIA A40-4Q) or identifier (nvidia-558, 1148)."""
     framebuffer: Mebibytes | None = None
     """So much memory or more: 6G, 512M."""
@@ -335,7 +209,7 @@ class VgpuWish(_Document):
     """So many on each device of the rule."""
     uuids: tuple[Uuid, ...] = ()
     """Names for mediated devices; else names that stay the same on this host."""
-    parameters: dict[_Text, Parameter] | None = None
+    parameters: dict[Text, Parameter] | None = None
     """The driver's parameters (vgpu_params), all of them; else as the driver sets them."""
 
     @model_validator(mode="after")
@@ -425,5 +299,5 @@ class LayoutFile(_Document):
 
     version: Literal["vfiomgr/v1"]
     """The version of this format."""
-    layouts: Annotated[dict[_Text, Layout], Field(min_length=1)]
+    layouts: Annotated[dict[Text, Layout], Field(min_length=1)]
     """Layouts by name; one of them is applied at a time."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.model.intent import ALLOWANCES
 from vfiomgr.model.layout import (
-    CLASS_NAMES,
     UNKNOWABLE,
     VERSION,
     HostRule,
@@ -20,6 +19,7 @@ from vfiomgr.model.layout import (
     VgpuRule,
     VgpuWish,
 )
+from vfiomgr.model.layout_values import CLASS_NAMES
 from vfiomgr.model.reset import RESET_METHODS
 
 if TYPE_CHECKING:

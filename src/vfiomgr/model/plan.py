@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vfiomgr.model.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 FIRST = 0
 """The lane whose steps come before those of all others."""
@@ -35,3 +39,20 @@ class Plan:
     def is_empty(self) -> bool:
         """Whether the host is as wanted already."""
         return not self.steps
+
+
+def joined(summary: str, plans: Sequence[Plan]) -> Plan:
+    """One plan of several, whose steps are taken in their order, without lanes."""
+    return Plan(
+        summary,
+        tuple(step for plan in plans for step in plan.steps),
+        locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
+        notes=_distinct(note for plan in plans for note in plan.notes),
+        already=_distinct(text for plan in plans for text in plan.already),
+        settles=_distinct(name for plan in plans for name in plan.settles),
+        later=_distinct(text for plan in plans for text in plan.later),
+    )
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))

@@ -19,7 +19,7 @@ from vfiomgr.model.intent import (
     SwitchGpu,
     Unbind,
 )
-from vfiomgr.model.plan import Plan
+from vfiomgr.model.plan import Plan, joined
 from vfiomgr.model.snapshot import HostSnapshot
 from vfiomgr.model.vgpu_mark import MARKS
 from vfiomgr.planner import future, gpu_instances, gpu_mode, guards, passthrough, sriov, vgpu
@@ -271,16 +271,11 @@ def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> It
 
 
 def _joined(course: _Course) -> Plan:
-    parts, intent = course.parts, course.intent
-    is_empty = not course.steps
-    already = tuple(text for part in parts for text in part.already) if is_empty else ()
-    return Plan(
-        summary=_USES[intent.to].format(intent.address),
-        steps=course.steps,
-        locks=tuple(sorted({name for part in parts for name in part.locks})),
-        notes=tuple(dict.fromkeys(text for part in parts for text in part.notes)),
-        already=already or ((f"{course.device} is in this use already",) if is_empty else ()),
-        settles=tuple(
-            dict.fromkeys([str(intent.address), *(name for part in parts for name in part.settles)])
-        ),
+    intent = course.intent
+    whole = joined(_USES[intent.to].format(intent.address), course.parts)
+    already = whole.already or (f"{course.device} is in this use already",)
+    return replace(
+        whole,
+        already=already if whole.is_empty else (),
+        settles=tuple(dict.fromkeys([str(intent.address), *whole.settles])),
     )

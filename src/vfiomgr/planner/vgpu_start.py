@@ -12,7 +12,7 @@ from vfiomgr.model.gpu_step import SetGpuInstances
 from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.pci import is_address
-from vfiomgr.model.plan import Plan
+from vfiomgr.model.plan import Plan, joined
 from vfiomgr.planner import gpu_instances, guards, vgpu
 from vfiomgr.planner.definitions import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.planner.locks import device_lock
@@ -250,23 +250,12 @@ def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
         Refusal: GPU instances for all of them do not fit.
 
     """
-    steps = tuple(step for plan in plans for step in plan.steps)
-    instances = gpu_instances.needed(host, steps)
+    whole = joined(summary, plans)
+    instances = gpu_instances.needed(host, whole.steps)
     counted = {step.device.address for step in instances}
-    steps = tuple(
+    steps = (
         step
-        for step in steps
+        for step in whole.steps
         if not (isinstance(step, SetGpuInstances) and step.device.address in counted)
     )
-    return Plan(
-        summary=summary,
-        steps=(*instances, *steps),
-        locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
-        notes=_distinct(note for plan in plans for note in plan.notes),
-        already=_distinct(text for plan in plans for text in plan.already),
-        settles=_distinct(name for plan in plans for name in plan.settles),
-    )
-
-
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
+    return replace(whole, steps=(*instances, *steps))

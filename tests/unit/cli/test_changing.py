@@ -107,8 +107,8 @@ def test_a_failure_exits_1_with_cause_and_remedy(run: Run, kernel: FakeKernel) -
 def test_without_rights_nothing_is_tried(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.api.os.access", lambda *_: False)
-    monkeypatch.setattr("vfiomgr.api.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("vfiomgr.executor.rights.os.access", lambda *_: False)
+    monkeypatch.setattr("vfiomgr.executor.rights.os.geteuid", lambda: 1000)
     answer = run("bind", "0000:01:00.0")
     assert answer.status == NeedsRoot.exit_code == 1
     assert "needs root" in answer.stderr

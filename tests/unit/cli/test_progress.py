@@ -6,6 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.progress import followed
+from vfiomgr.cli.session import Session
+from vfiomgr.executor.change import Work
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import LoadModule
 
@@ -17,13 +19,15 @@ LINES = [f"  load the kernel module module[{number}]" for number in range(3)]
 
 
 def follow() -> None:
-    with followed() as (on_plan, on_step, on_note):
-        on_plan(Plan("first", STEPS[:2]))
-        on_note("waiting for PID 4711")
+    session = Session()
+    with followed(session) as options:
+        work = Work(session.tree, **options)
+        work.on_plan(Plan("first", STEPS[:2]))
+        work.on_note("waiting for PID 4711")
         for step in STEPS[:2]:
-            on_step(step)
-        on_plan(Plan("then", STEPS[2:]))
-        on_step(STEPS[2])
+            work.on_step(step)
+        work.on_plan(Plan("then", STEPS[2:]))
+        work.on_step(STEPS[2])
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.fakes.hosts import network_adapter
 from tests.fakes.kernel import FakeKernel
 from vfiomgr import api
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
@@ -20,7 +21,7 @@ from vfiomgr.model.intent import Intent, Reset
 
 def kept(kernel: FakeKernel) -> dict[str, str]:
     """The state of a kernel, and vfiomgr's records, without the numbers that it counts up."""
-    numbered = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio", "/sys/devices/virtual")
+    numbered = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio")
     passing = (*numbered, ".torn")  # a temporary file that a power cut left behind
     files = {path: text for path, text in kernel.sysfs.picture("/etc").items() if text != "/"}
     state = {
@@ -47,12 +48,29 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
     }
 
 
+class Cut(NamedTuple):
+    """A run that was cut off, on a host that runs again."""
+
+    at: int
+    """The number of the operation."""
+    kernel: FakeKernel
+    intent: Intent
+    before: dict[str, str]
+
+
+def is_even(at: int) -> bool:
+    """Every second operation."""
+    return at % 2 == 0
+
+
 @dataclass(frozen=True)
 class Course:
     """A host, and what is then to be done with it."""
 
     tmp_path: Path
     prepared: Callable[[Path], tuple[FakeKernel, Intent]]
+    back: Callable[[FakeKernel], object] | None = None
+    """What leads back once it is done."""
 
     def operations(self) -> range:
         """The number of each operation that it takes."""
@@ -60,6 +78,26 @@ class Course:
         before = len(kernel.operations)
         api.apply(intent, tree=kernel)
         return range(1, len(kernel.operations) - before + 1)
+
+    def done(self) -> dict[str, str]:
+        """What is kept once it is done."""
+        kernel, intent = self.prepared(self.tmp_path / "done")
+        untouched = kept(kernel)
+        api.apply(intent, tree=kernel)
+        done = kept(kernel)
+        assert changes(untouched, done) or isinstance(intent, Reset), "a reset is an event"
+        return done
+
+    def cuts(self, *, after: Callable[[int], bool] = is_even) -> Iterator[Cut]:
+        """A power cut at each of its operations, before it or `after` it."""
+        for at in self.operations():
+            kernel, intent = self.prepared(self.tmp_path / str(at))
+            before = kept(kernel)
+            kernel.kill(at=at, after=after(at))
+            with pytest.raises(PowerCut):
+                api.apply(intent, tree=kernel)
+            kernel.revive()
+            yield Cut(at, kernel, intent, before)
 
     def assert_all_faults_are_undone(self, *, late: bool) -> None:
         """A failure at any operation leaves everything as it was."""
@@ -73,44 +111,87 @@ class Course:
                 failed += 1
                 assert not isinstance(error, RollbackIncomplete), (at, error)
                 assert changes(before, kept(kernel)) == {}, (at, error)
+            assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
         assert failed
 
-    def assert_all_power_cuts_can_be_ended(
-        self, *, finish: bool, then: Callable[[FakeKernel], object] | None = None
-    ) -> None:
-        """Recovery leads on to the end, or back, from any operation; `then` leads back as well."""
-        done, intent = self.prepared(self.tmp_path / "done")
-        untouched = kept(done)
-        api.apply(intent, tree=done)
-        assert changes(untouched, kept(done)) or isinstance(intent, Reset), "a reset is an event"
-        for at in self.operations():
-            kernel, intent = self.prepared(self.tmp_path / str(at))
-            before = kept(kernel)
-            kernel.kill(at=at, after=at % 2 == 0)
-            with pytest.raises(PowerCut):
-                api.apply(intent, tree=kernel)
-            kernel.revive()
-            if not api.recover(tree=kernel, finish=finish) and finish:
+    def assert_all_power_cuts_can_be_ended(self, *, finish: bool) -> None:
+        """Recovery leads on to the end, and from there back, or back from any operation."""
+        done = self.done()
+        recovered = 0
+        for at, kernel, intent, before in self.cuts():
+            ended = api.recover(tree=kernel, finish=finish)
+            recovered += len(ended)
+            if not ended and finish:
                 api.apply(intent, tree=kernel)
             assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
-            assert changes(kept(done) if finish else before, kept(kernel)) == {}, at
-            if then is not None:
-                then(kernel)
+            assert changes(done if finish else before, kept(kernel)) == {}, at
+            if finish and self.back is not None:
+                self.back(kernel)
                 assert changes(before, kept(kernel)) == {}, at
+        assert recovered
+
+    def assert_the_same_command_ends_all_power_cuts(
+        self, *, ignoring: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """Typed again, it leads on to the end; `ignoring` says what of it may be otherwise."""
+        done = self.done()
+        for at, kernel, intent, _ in self.cuts():
+            api.apply(intent, tree=kernel)
+            left = changes(done, kept(kernel))
+            assert {path: texts for path, texts in left.items() if not ignoring(path)} == {}, at
+            assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
 
 
-def of_adapter(tmp_path: Path, earlier: tuple[Intent, ...], intent: Intent) -> Course:
-    """A network adapter's host on which the earlier intents were carried out."""
-    return of_host(tmp_path, network_adapter, earlier, intent)
+Courses = Mapping[str, Callable[[Path], Course]]
+Stories = Mapping[str, tuple[tuple[Intent, ...], Intent]]
 
 
-def of_host(
-    tmp_path: Path,
-    host: Callable[[Path], FakeKernel],
-    earlier: tuple[Intent, ...],
-    intent: Intent,
+class EveryFault:
+    """The tests that any course must pass; a subclass says which courses a module has."""
+
+    courses: ClassVar[Courses]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Each test with each course."""
+        metafunc.parametrize("made", self.courses.values(), ids=self.courses.keys())
+
+    @pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+    def test_a_fault_at_any_operation_leaves_everything_as_it_was(
+        self, tmp_path: Path, made: Callable[[Path], Course], *, late: bool
+    ) -> None:
+        """Whether the operation was refused, or took effect and failed."""
+        made(tmp_path).assert_all_faults_are_undone(late=late)
+
+    @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
+    def test_a_death_at_any_operation_can_be_finished_and_undone(
+        self, tmp_path: Path, made: Callable[[Path], Course], *, finish: bool
+    ) -> None:
+        """By `recover`, from the middle of each."""
+        made(tmp_path).assert_all_power_cuts_can_be_ended(finish=finish)
+
+
+def named(
+    course: Callable[[Path, str], Course], names: Iterable[str]
+) -> dict[str, Callable[[Path], Course]]:
+    """Courses that a module makes by their names."""
+
+    def made(name: str) -> Callable[[Path], Course]:
+        return lambda tmp_path: course(tmp_path, name)
+
+    return {name: made(name) for name in names}
+
+
+def told(
+    stories: Stories, host: Callable[[Path], FakeKernel]
+) -> dict[str, Callable[[Path], Course]]:
+    """Courses by what was carried out earlier on a host, and what is to be now."""
+    return {name: partial(_of_host, host=host, story=story) for name, story in stories.items()}
+
+
+def _of_host(
+    tmp_path: Path, host: Callable[[Path], FakeKernel], story: tuple[tuple[Intent, ...], Intent]
 ) -> Course:
-    """Any host, likewise."""
+    earlier, intent = story
 
     def prepared(place: Path) -> tuple[FakeKernel, Intent]:
         kernel = host(place)

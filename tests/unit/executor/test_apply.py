@@ -14,6 +14,7 @@ import pytest
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
+from tests.unit.executor.faults import Course, EveryFault, Stories, changes, kept, named, told
 from vfiomgr import api
 from vfiomgr.errors import (
     HostError,
@@ -23,9 +24,10 @@ from vfiomgr.errors import (
     UsageError,
     VfiomgrError,
 )
-from vfiomgr.executor import actions
+from vfiomgr.executor import actions, change
 from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
 from vfiomgr.executor.lock import hold
+from vfiomgr.executor.scanning import scan_for
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, CreateVgpu, Intent, RemoveVgpu, Unbind
 from vfiomgr.model.origin import DriverState
@@ -175,54 +177,35 @@ def _driver_file(name: str, file: str) -> HostPath:
     return PCI_DRIVERS / name / file
 
 
-INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+def loaded(tmp_path: Path) -> FakeKernel:
+    return workstation(tmp_path, vfio_loaded=True)
+
+
+INTENTS: Stories = {
     "bind": ((), Bind((GPU,))),
     "unbind": ((Bind((GPU,)),), Unbind((GPU,))),
     "create": ((), CREATE),
     "remove": ((CREATE,), RemoveVgpu((UUID,))),
 }
+OPPOSITES: dict[str, Intent] = {
+    "bind": Unbind((GPU,)),
+    "unbind": Bind((GPU,)),
+    "create": RemoveVgpu((UUID,)),
+    "remove": CREATE,
+}
 
 
-def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
-    first, intent = INTENTS[name]
-    kernel = workstation(tmp_path, vfio_loaded=True)
-    for earlier in first:
-        api.apply(earlier, tree=kernel)
-    return kernel, intent
+def course(tmp_path: Path, name: str) -> Course:
+    def back(kernel: FakeKernel) -> None:
+        api.apply(OPPOSITES[name], tree=kernel)
+
+    return replace(told(INTENTS, loaded)[name](tmp_path), back=back)
 
 
-def operations_of(tmp_path: Path, name: str) -> int:
-    kernel, intent = prepared(tmp_path / "count", name)
-    before = len(kernel.operations)
-    api.apply(intent, tree=kernel)
-    return len(kernel.operations) - before
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", INTENTS)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    failed = 0
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kernel.state()
-        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
-        error = failure(kernel, intent)
-        if error is not None:
-            failed += 1
-            assert not isinstance(error, RollbackIncomplete), at
-            assert comparable(kernel.state()) == comparable(before), (at, error)
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
-    assert failed
-
-
-def failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
-    try:
-        api.apply(intent, tree=kernel)
-    except (VfiomgrError, OSError) as error:
-        return error
-    return None
+    courses = named(course, INTENTS)
 
 
 def comparable(state: dict[str, str]) -> dict[str, str]:
@@ -307,26 +290,12 @@ def test_each_step_is_in_the_journal_before_it_is_taken(kernel: FakeKernel) -> N
     assert events.count("begin") == events.count("done") == 6
 
 
-OPPOSITES: dict[str, Intent] = {
-    "bind": Unbind((GPU,)),
-    "unbind": Bind((GPU,)),
-    "create": RemoveVgpu((UUID,)),
-    "remove": CREATE,
-}
-
-
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
 @pytest.mark.parametrize("name", INTENTS)
 def test_after_a_power_cut_the_same_command_finishes_and_the_opposite_undoes(
     tmp_path: Path, name: str, *, finish: bool
 ) -> None:
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kernel.state()
-        kernel.kill(at=at, after=at % 2 == 0)
-        with pytest.raises(PowerCut):
-            api.apply(intent, tree=kernel)
-        kernel.revive()
+    for at, kernel, intent, before in course(tmp_path, name).cuts():
         notes: list[str] = []
         cut_off = len(cut_off_runs(kernel, api.scan(kernel).boot_id))
         api.apply(intent if finish else OPPOSITES[name], tree=kernel, on_note=notes.append)
@@ -335,7 +304,7 @@ def test_after_a_power_cut_the_same_command_finishes_and_the_opposite_undoes(
         if finish:
             assert not api.apply(intent, tree=kernel).is_changed
             api.apply(OPPOSITES[name], tree=kernel)
-        assert comparable(kernel.state()) == comparable(before), at
+        assert changes(before, kept(kernel)) == {}, at
 
 
 def test_a_power_cut_is_told_until_its_devices_are_settled(kernel: FakeKernel) -> None:
@@ -530,23 +499,22 @@ def test_the_host_is_looked_at_again_where_another_run_did_something_meanwhile(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, is_disturbed: bool
 ) -> None:
     scans: list[None] = []
-    scan = api.scan
 
     def counted(*arguments: Any, **options: Any) -> HostSnapshot:
         scans.append(None)
-        return scan(*arguments, **options)
+        return scan_for(*arguments, **options)
 
     @contextmanager
     def held(*arguments: Any, **options: Any) -> Iterator[None]:
-        monkeypatch.setattr(api, "hold", hold)
+        monkeypatch.setattr(change, "hold", hold)
         if is_disturbed:
             api.apply(Bind((GPU,)), tree=kernel)
             scans.clear()
         with hold(*arguments, **options):
             yield
 
-    monkeypatch.setattr(api, "scan", counted)
-    monkeypatch.setattr(api, "hold", held)
+    monkeypatch.setattr(change, "scan_for", counted)
+    monkeypatch.setattr(change, "hold", held)
     outcome = api.apply(Bind((GPU,)), tree=kernel)
     assert len(scans) == 1
     assert outcome.is_changed is not is_disturbed

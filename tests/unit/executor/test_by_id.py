@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
-from tests.unit.executor.test_apply import comparable
+from tests.unit.executor.faults import EveryFault, told
 from vfiomgr import api
 from vfiomgr.errors import RolledBack
 from vfiomgr.host.pci import read_driver_state
@@ -64,22 +63,21 @@ def test_a_driver_that_refuses_is_rolled_back(kernel: FakeKernel) -> None:
     assert kernel.driver("vfio-pci").dynamic_ids == []
 
 
+def without_override(tmp_path: Path) -> FakeKernel:
+    return workstation(tmp_path, vfio_loaded=True, has_override=False)
+
+
+COURSES = told({"bind": ((), Bind((GPU,)))}, without_override)
+
+
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
+
+    courses = COURSES
+
+
 def test_a_death_at_any_operation_leaves_no_identifier_after_recover(tmp_path: Path) -> None:
-    for at in range(1, 40):
-        kernel = workstation(tmp_path / str(at), vfio_loaded=True, has_override=False)
-        before = kernel.state()
-        kernel.kill(at=at, after=at % 2 == 1)
-        try:
-            api.apply(Bind((GPU,)), tree=kernel)
-        except PowerCut:
-            kernel.revive()
-        else:
-            assert at > 8
-            break
-        if not api.recover(tree=kernel):
-            api.apply(Unbind((GPU,)), tree=kernel)
-        assert kernel.driver("vfio-pci").dynamic_ids == []
-        assert comparable(kernel.state()) == comparable(before), at
+    for at, kernel, _, _ in COURSES["bind"](tmp_path).cuts():
+        api.recover(tree=kernel)
+        assert kernel.driver("vfio-pci").dynamic_ids == [], at
         assert read_driver_state(kernel, GPU).driver == "nvidia"
-    else:
-        pytest.fail("no run came to its end")

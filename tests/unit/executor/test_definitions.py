@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes import samples
-from tests.fakes.faults import PowerCut
 from tests.fakes.nvidia.driver import SRIOV_MANAGE
 from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host, t4_host
 from tests.unit.defined_vgpus import document, vendor_host
+from tests.unit.executor.faults import EveryFault, Stories, changes, kept, told
 from tests.unit.planner.test_restoration import AUTOMATIC, without_functions
 from vfiomgr import api
-from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, VfiomgrError, WriteFailed
+from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, WriteFailed
+from vfiomgr.executor import restoration
 from vfiomgr.executor.attribute import set_attribute
-from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.executor.restoration import Restoration
 from vfiomgr.executor.run import Outcome
 from vfiomgr.host.nvidia_modes import read_mode
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.model.intent import Intent
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"
@@ -67,37 +66,25 @@ START, STOP, RESTORE = StartVgpu((UUID,)), StopVgpu((UUID,)), RestoreVgpus()
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> FakeKernel:
-    return prepared(tmp_path)
+    return t4(tmp_path)
 
 
-def prepared(tmp_path: Path, *earlier: Intent) -> FakeKernel:
-    """A T4 and mtty on a host with systemd; an L40S where the story begins with it."""
-    if FUNCTION in earlier:
-        kernel = l40s_host(tmp_path, total_vfs=2)
-    else:
-        kernel = t4_host(tmp_path).add_parent(samples.mtty())
+def t4(tmp_path: Path) -> FakeKernel:
+    """A T4 and mtty on a host with systemd."""
+    kernel = t4_host(tmp_path).add_parent(samples.mtty())
     kernel.sysfs.make("/run/systemd/system")
-    for intent in earlier:
-        api.apply(intent, tree=kernel)
+    return kernel
+
+
+def l40s(tmp_path: Path) -> FakeKernel:
+    """An L40S on such a host."""
+    kernel = l40s_host(tmp_path, total_vfs=2)
+    kernel.sysfs.make("/run/systemd/system")
     return kernel
 
 
 def attribute(kernel: FakeKernel, name: str = PARAMETERS, uuid: str = UUID) -> str | None:
     return kernel.read(MDEV_DEVICES / uuid / name)
-
-
-def kept(kernel: FakeKernel, *, marks: bool = True) -> dict[str, str]:
-    """Files, marks, and the kernel's state without the numbers that it counts up."""
-    passing = ("iommu_group", "/dev/vfio/", "vfio-dev")
-    places = ("/etc", "/run/vfiomgr/vgpus") if marks else ("/etc",)
-    found = kernel.state() | kernel.sysfs.picture(*places)
-    return {
-        path: text
-        for path, text in found.items()
-        if not any(part in path or part in text for part in passing)
-        and not path.endswith(".torn")
-        and not (text == "/" and path.startswith(("/etc", "/run")))
-    }
 
 
 def test_it_is_defined_started_stopped_and_forgotten(kernel: FakeKernel) -> None:
@@ -113,7 +100,7 @@ def test_it_is_defined_started_stopped_and_forgotten(kernel: FakeKernel) -> None
     assert api.scan(kernel).vgpus == ()
     assert kernel.exists(definition_file(GPU, UUID))
     api.apply(UndefineVgpu((UUID,)), tree=kernel)
-    assert kept(kernel) == before
+    assert changes(before, kept(kernel)) == {}
 
 
 def test_an_active_one_is_defined_as_it_is(kernel: FakeKernel) -> None:
@@ -124,7 +111,7 @@ def test_an_active_one_is_defined_as_it_is(kernel: FakeKernel) -> None:
     assert (definition.type_id, definition.attributes) == ("nvidia-222", ((PARAMETERS, "c=3"),))
 
 
-STORIES: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+MEDIATED: Stories = {
     "define": ((), DEFINE),
     "change": ((DEFINE,), replace(DEFINE, autostart=False, attributes=())),
     "undefine": ((DEFINE,), UndefineVgpu((UUID,))),
@@ -132,94 +119,31 @@ STORIES: dict[str, tuple[tuple[Intent, ...], Intent]] = {
     "stop": ((DEFINE, START), STOP),
     "stop-both": ((DEFINE, ALSO, RESTORE), StopVgpu((UUID, OTHER))),
     "restore": ((DEFINE, ALSO), RESTORE),
+    "remove": ((DEFINE, START, UndefineVgpu((UUID,))), RemoveVgpu((UUID,))),
+}
+FUNCTIONS: Stories = {
     "function-start": ((FUNCTION,), StartVgpu((FIRST,))),
     "function-stop": ((FUNCTION, RESTORE), StopVgpu((FIRST,))),
-    "remove": ((DEFINE, START, UndefineVgpu((UUID,))), RemoveVgpu((UUID,))),
     "function-remove": ((FUNCTION, RESTORE, UndefineVgpu((FIRST,))), RemoveVgpu((FIRST,))),
     "function-undefine": ((FUNCTION,), UndefineVgpu((FIRST,))),
 }
+COURSES = told(MEDIATED, t4) | told(FUNCTIONS, l40s)
 
 
-def operations_of(tmp_path: Path, name: str) -> int:
-    earlier, intent = STORIES[name]
-    kernel = prepared(tmp_path / "count", *earlier)
-    before = len(kernel.operations)
-    api.apply(intent, tree=kernel)
-    return len(kernel.operations) - before
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
+
+    courses = COURSES
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", STORIES)
-def test_a_fault_at_any_operation_leaves_all_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    earlier, intent = STORIES[name]
-    failed = 0
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel = prepared(tmp_path / str(at), *earlier)
-        before = kept(kernel)
-        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
-        error = failure(kernel, intent)
-        if error is not None:
-            failed += 1
-            assert not isinstance(error, RollbackIncomplete), (at, error)
-            assert kept(kernel) == before, (at, error)
-    assert failed
-
-
-def failure(kernel: FakeKernel, intent: Intent) -> VfiomgrError | None:
-    try:
-        api.apply(intent, tree=kernel)
-    except VfiomgrError as error:
-        return error
-    return None
-
-
-@pytest.mark.parametrize("name", STORIES)
-def test_a_power_cut_at_any_operation_can_be_undone(tmp_path: Path, name: str) -> None:
-    earlier, intent = STORIES[name]
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel = prepared(tmp_path / str(at), *earlier)
-        before = kept(kernel)
-        kernel.kill(at=at, after=at % 2 == 0)
-        with pytest.raises(PowerCut):
-            api.apply(intent, tree=kernel)
-        kernel.revive()
-        if api.recover(tree=kernel):
-            assert kept(kernel) == before, at
-            assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
-
-
-ENDINGS = [
-    pytest.param(name, finish, id=f"{name}-{'finish' if finish else 'again'}")
-    for name in STORIES
-    for finish in (False, True)
-    # Of a mediated device that is gone with all that told of it, nobody knows the parent any more,
-    # whose lock the first run had: only recover can end that one.
-    if (name, finish) != ("remove", False)
-]
-
-
-@pytest.mark.parametrize(("name", "finish"), ENDINGS)
-def test_a_power_cut_at_any_operation_can_be_got_over(
-    tmp_path: Path,
-    name: str,
-    finish: bool,  # noqa: FBT001 - pytest passes it
-) -> None:
-    """Typed again, a command does not know whose the vGPU is that it finds: it leaves the mark."""
-    earlier, intent = STORIES[name]
-    whole = prepared(tmp_path / "whole", *earlier)
-    api.apply(intent, tree=whole)
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel = prepared(tmp_path / str(at), *earlier)
-        kernel.kill(at=at, after=at % 2 == 0)
-        with pytest.raises(PowerCut):
-            api.apply(intent, tree=kernel)
-        kernel.revive()
-        if not (finish and api.recover(tree=kernel, finish=True)):
-            api.apply(intent, tree=kernel)
-        assert kept(kernel, marks=finish) == kept(whole, marks=finish), at
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
+# Of a mediated device that is gone with all that told of it, nobody knows the parent any more,
+# whose lock the first run had: only recover can end that one.
+@pytest.mark.parametrize("name", [name for name in COURSES if name != "remove"])
+def test_after_a_power_cut_the_same_command_finishes(tmp_path: Path, name: str) -> None:
+    """It does not know whose the vGPU is that it finds: it leaves the mark."""
+    COURSES[name](tmp_path).assert_the_same_command_ends_all_power_cuts(
+        ignoring=lambda path: path.startswith(("/run/vfiomgr/vgpus/", "own "))
+    )
 
 
 def test_a_reboot_takes_vgpus_and_leaves_what_they_are_to_be(kernel: FakeKernel) -> None:
@@ -298,7 +222,7 @@ def test_a_gpu_that_the_kernel_may_hold_is_left_alone(
         message = "the kernel has not returned"
         raise RollbackIncomplete(message)
 
-    monkeypatch.setattr(api, "_apply", apply)
+    monkeypatch.setattr(restoration, "apply", apply)
     found = api.restore(RESTORE, tree=kernel)
     assert asked == [(OTHER, UUID)]
     assert {item.reason for item in found} == {"the kernel has not returned"}

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.faults import PowerCut
 from tests.fakes.nvidia.cards import A100, RTX_PRO_6000
 from tests.fakes.vgpu_hosts import GPUS, mig_host, nvidia_host
-from tests.unit.executor.faults import Course
+from tests.unit.executor.faults import Course, EveryFault, named
 from vfiomgr import api
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.executor import sriov_manage
@@ -356,20 +355,10 @@ def course(tmp_path: Path, name: str) -> Course:
     return Course(tmp_path, lambda place: prepared(place, name))
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", COURSES)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    course(tmp_path, name).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", COURSES)
-def test_a_death_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish)
+    courses = named(course, COURSES)
 
 
 def test_a_run_cut_off_around_the_functions_is_not_settled_by_typing_it_again(
@@ -377,12 +366,7 @@ def test_a_run_cut_off_around_the_functions_is_not_settled_by_typing_it_again(
 ) -> None:
     """Typed again, it would not know of the GPU instances that it had put away."""
     name = "instances kept while functions come"
-    for at in course(tmp_path, name).operations():
-        kernel, intent = prepared(tmp_path / str(at), name)
-        kernel.kill(at=at, after=True)
-        with pytest.raises(PowerCut):
-            apply(kernel, intent)
-        kernel.revive()
+    for at, kernel, intent, _ in course(tmp_path, name).cuts(after=lambda _: True):
         apply(kernel, intent)
         if cut_off_runs(kernel, api.scan(kernel).boot_id):
             api.recover(tree=kernel, finish=True)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.fakes.hosts import dual_adapter, mixed
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
-from tests.unit.executor.faults import Course, kept
+from tests.unit.executor.faults import Course, EveryFault, kept, named
 from vfiomgr import api
 from vfiomgr.errors import Refusal
+from vfiomgr.executor import change
 from vfiomgr.executor.journal import DIRECTORY, read_journal
 from vfiomgr.executor.lock import hold
 from vfiomgr.host.pci import read_virtual_functions
@@ -351,12 +352,12 @@ def test_a_revert_that_waited_is_refused_where_another_process_applied_a_layout(
 
     @contextmanager
     def held(*arguments: Any, **options: Any) -> Iterator[None]:
-        monkeypatch.setattr(api, "hold", hold)
+        monkeypatch.setattr(change, "hold", hold)
         apply(kernel, layout(WHOLE[1], name="other"))
         with hold(*arguments, **options):
             yield
 
-    monkeypatch.setattr(api, "hold", held)
+    monkeypatch.setattr(change, "hold", held)
     with pytest.raises(Refusal, match="applied or reverted a layout meanwhile"):
         api.revert(tree=kernel)
     assert drivers(kernel, GPU) == ["vfio-pci"]
@@ -392,21 +393,12 @@ COURSES = ("divided", "given back", "divided otherwise")
 
 
 def course(tmp_path: Path, name: str) -> Course:
-    return Course(tmp_path, lambda place: held(place, name))
+    return Course(
+        tmp_path, lambda place: held(place, name), back=lambda kernel: api.revert(tree=kernel)
+    )
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", COURSES)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    course(tmp_path, name).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", COURSES)
-def test_a_death_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    back = (lambda kernel: api.revert(tree=kernel)) if finish else None
-    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish, then=back)
+    courses = named(course, COURSES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.hosts import mixed
-from tests.unit.executor.faults import Course
+from tests.unit.executor.faults import EveryFault, Stories, told
 from tests.unit.executor.test_layout import AUDIO, GPU, NIC, WHOLE, drivers, layout
 from vfiomgr import api
 from vfiomgr.errors import Refusal
@@ -220,29 +220,14 @@ def test_systemd_is_told_and_a_watch_is_ended_or_begun_anew(
 
 # ---- faults
 
-STORIES: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+STORIES: Stories = {
     "install": ((OWNED,), installing(enforce=True)),
     "exchange": ((installing(enforce=True),), installing(OTHER, name="other")),
     "uninstall": ((OWNED, installing()), UninstallLayout()),
 }
 
 
-def course(tmp_path: Path, name: str) -> Course:
-    earlier, intent = STORIES[name]
-    return Course(tmp_path, lambda place: (host(place, *earlier), intent))
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", STORIES)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    course(tmp_path, name).assert_all_faults_are_undone(late=late)
-
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", STORIES)
-def test_a_death_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish)
+    courses = told(STORIES, host)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
+from tests.unit.executor.faults import EveryFault, Stories, told
 from vfiomgr import api
 from vfiomgr.errors import (
     HostError,
@@ -23,7 +24,6 @@ from vfiomgr.errors import (
 )
 from vfiomgr.executor import watch
 from vfiomgr.executor.files import configure
-from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.host.hotplug import Arrival
 from vfiomgr.host.pci import read_driver_state, read_identity
 from vfiomgr.host.persistence import rules_changed
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.model.intent import Intent
     from vfiomgr.model.persistence import PersistedBinding
 
 GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
@@ -53,12 +52,10 @@ def kernel(tmp_path: Path) -> FakeKernel:
     return prepared(tmp_path)
 
 
-def prepared(tmp_path: Path, *earlier: Intent) -> FakeKernel:
+def prepared(tmp_path: Path) -> FakeKernel:
     kernel = workstation(tmp_path, vfio_loaded=True, has_cdev=True)
     put(kernel, "/etc/initramfs-tools/initramfs.conf", "MODULES=dep\nFRAMEBUFFER=y\n")
     put(kernel, "/etc/driverctl.d/0000:02:00.0", "vfio-pci\n")
-    for intent in earlier:
-        api.apply(intent, tree=kernel)
     return kernel
 
 
@@ -108,65 +105,24 @@ def test_the_owner_gets_group_node_and_cdev_and_a_new_node_is_roots_again(
     assert kernel.access(NODE) == ROOT_ONLY
 
 
-STORIES: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+STORIES: Stories = {
     "persist": ((), PERSIST),
     "forget": ((PERSIST,), Unbind((GPU,), forget=True)),
     "remove": ((PERSIST,), ForgetPersisted(every=True)),
     "import": ((), ImportDriverctl()),
 }
+COURSES = told(STORIES, prepared)
 
 
-def operations_of(tmp_path: Path, name: str) -> int:
-    earlier, intent = STORIES[name]
-    kernel = prepared(tmp_path / "count", *earlier)
-    before = len(kernel.operations)
-    api.apply(intent, tree=kernel)
-    return len(kernel.operations) - before
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
+
+    courses = COURSES
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", STORIES)
-def test_a_fault_at_any_operation_leaves_files_and_drivers_as_they_were(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    earlier, intent = STORIES[name]
-    failed = 0
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel = prepared(tmp_path / str(at), *earlier)
-        before = (etc(kernel), driver(kernel, GPU), driver(kernel, AUDIO), kernel.access(NODE))
-        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
-        error = failure(kernel, intent)
-        if error is not None:
-            failed += 1
-            assert not isinstance(error, RollbackIncomplete), (at, error)
-            after = (etc(kernel), driver(kernel, GPU), driver(kernel, AUDIO), kernel.access(NODE))
-            assert after == before, (at, error)
-    assert failed
-
-
-def failure(kernel: FakeKernel, intent: Intent) -> VfiomgrError | None:
-    try:
-        api.apply(intent, tree=kernel)
-    except VfiomgrError as error:
-        return error
-    return None
-
-
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", COURSES)
 def test_after_a_power_cut_the_same_command_finishes(tmp_path: Path, name: str) -> None:
-    earlier, intent = STORIES[name]
-    whole = prepared(tmp_path / "whole", *earlier)
-    api.apply(intent, tree=whole)
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel = prepared(tmp_path / str(at), *earlier)
-        kernel.kill(at=at, after=at % 2 == 0)
-        with pytest.raises(PowerCut):
-            api.apply(intent, tree=kernel)
-        kernel.revive()
-        api.apply(intent, tree=kernel)
-        assert etc(kernel) == etc(whole), at
-        assert driver(kernel, GPU) == driver(whole, GPU), at
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
+    COURSES[name](tmp_path).assert_the_same_command_ends_all_power_cuts()
 
 
 def test_a_file_that_somebody_else_changed_is_not_overwritten(kernel: FakeKernel) -> None:
@@ -380,7 +336,7 @@ def test_the_first_watch_of_a_boot_looks_at_all_functions(story: Story) -> None:
 
 
 def test_what_was_lost_is_bound_and_told(story: Story) -> None:
-    api.put_right(
+    watch.put_right(
         [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "vfio-pci"
@@ -390,7 +346,7 @@ def test_what_was_lost_is_bound_and_told(story: Story) -> None:
 def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None:
     story.kernel.sysfs.make("/proc/812/fd")
     story.kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
-    api.put_right(
+    watch.put_right(
         [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "nvidia"
@@ -405,10 +361,10 @@ def test_an_interrupted_correction_ends_the_watch(
         message = "interrupted"
         raise kind(message) from KeyboardInterrupt()
 
-    monkeypatch.setattr(api, "apply", interrupted)
+    monkeypatch.setattr(watch, "carry_out", interrupted)
     bindings = [api.scan(story.kernel).persisted[0]]
     with pytest.raises(kind):
-        api.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
+        watch.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
     assert story.notes == []
 
 

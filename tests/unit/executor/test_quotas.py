@@ -12,19 +12,18 @@ import pytest
 from tests.fakes.faults import PowerCut
 from tests.fakes.sysfs import READ_ONLY
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
-from tests.unit.executor.faults import of_host
+from tests.unit.executor.faults import EveryFault, Stories, told
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.executor.causes import explained
 from vfiomgr.host.tree import write_failed
-from vfiomgr.model.intent import Bind, ChangeQuotas, Intent, SetVirtualFunctions
+from vfiomgr.model.intent import Bind, ChangeQuotas, SetVirtualFunctions
 from vfiomgr.model.path import PCI_DEVICES, HostPath
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.quota import Share, record_file
 from vfiomgr.model.step import SetVfCount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
@@ -259,42 +258,35 @@ def test_firmware_that_refuses_leaves_all_as_it_was(tmp_path: Path) -> None:
     assert kernel.state() == before
 
 
-XE = partial(xe_host, total_vfs=3)
-XE_SHARED = partial(xe_host, total_vfs=3, vfs=2)
-I915 = partial(i915_host, total_vfs=2)
-I915_TILES = partial(i915_host, total_vfs=2, vfs=1, tiles=2)
 MADE = SetVirtualFunctions(GPU, 2, share=SHARE)
 I915_MADE = SetVirtualFunctions(GPU, 2, share=Share(memory=4 * GIB, exec_quantum_ms=20))
-Case = tuple["Callable[[Path], FakeKernel]", tuple[Intent, ...], Intent]
-CASES: dict[str, Case] = {
-    "make": (XE, (), MADE),
-    "instead of the driver's share": (XE_SHARED, (), MADE),
-    "others": (XE, (MADE,), SetVirtualFunctions(GPU, 3, share=Share(memory=GIB))),
-    "let the driver share out again": (XE, (MADE,), SetVirtualFunctions(GPU, 3)),
-    "none": (XE, (MADE,), SetVirtualFunctions(GPU, 0)),
-    "change": (XE, (MADE,), ChangeQuotas(GPU, Share(memory=GIB, exec_quantum_ms=5))),
-    "priority": (XE, (MADE,), ChangeQuotas(GPU, Share(sched_priority="low"))),
-    "physical": (XE, (), ChangeQuotas(GPU, Share(sched_priority="high"), is_physical=True)),
-    "i915": (I915, (), I915_MADE),
-    "i915, instead of the driver's share": (I915_TILES, (), I915_MADE),
-    "i915, none": (I915, (I915_MADE,), SetVirtualFunctions(GPU, 0)),
+ON_XE: Stories = {
+    "make": ((), MADE),
+    "others": ((MADE,), SetVirtualFunctions(GPU, 3, share=Share(memory=GIB))),
+    "let the driver share out again": ((MADE,), SetVirtualFunctions(GPU, 3)),
+    "none": ((MADE,), SetVirtualFunctions(GPU, 0)),
+    "change": ((MADE,), ChangeQuotas(GPU, Share(memory=GIB, exec_quantum_ms=5))),
+    "priority": ((MADE,), ChangeQuotas(GPU, Share(sched_priority="low"))),
+    "physical": ((), ChangeQuotas(GPU, Share(sched_priority="high"), is_physical=True)),
+}
+ON_I915: Stories = {
+    "i915": ((), I915_MADE),
+    "i915, none": ((I915_MADE,), SetVirtualFunctions(GPU, 0)),
+}
+SHARED_ON_XE: Stories = {"instead of the driver's share": ((), MADE)}
+SHARED_ON_I915: Stories = {"i915, instead of the driver's share": ((), I915_MADE)}
+COURSES = {
+    **told(ON_XE, partial(xe_host, total_vfs=3)),
+    **told(SHARED_ON_XE, partial(xe_host, total_vfs=3, vfs=2)),
+    **told(ON_I915, partial(i915_host, total_vfs=2)),
+    **told(SHARED_ON_I915, partial(i915_host, total_vfs=2, vfs=1, tiles=2)),
 }
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    of_host(tmp_path, *CASES[name]).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_power_cut_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    of_host(tmp_path, *CASES[name]).assert_all_power_cuts_can_be_ended(finish=finish)
+    courses = COURSES
 
 
 def test_the_record_is_of_this_boot_alone(tmp_path: Path) -> None:

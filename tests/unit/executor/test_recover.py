@@ -10,16 +10,14 @@ import pytest
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
+from tests.unit.executor.faults import is_even
 from tests.unit.executor.test_apply import (
     AUDIO,
     CREATE,
     GPU,
     INTENTS,
-    OPPOSITES,
     UUID,
-    comparable,
-    operations_of,
-    prepared,
+    course,
 )
 from vfiomgr import api
 from vfiomgr.errors import InvalidDocument, Refusal, RollbackIncomplete
@@ -30,57 +28,23 @@ from vfiomgr.model.origin import DriverState
 from vfiomgr.model.path import pci_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.model.intent import Intent
-
-
-def cut_at_every_operation(
-    tmp_path: Path, name: str
-) -> Iterator[tuple[FakeKernel, Intent, dict[str, str]]]:
-    """Hosts on which a run was cut off: at each of its operations, before or after it acted."""
-    for at in range(1, operations_of(tmp_path, name) + 1):
-        kernel, intent = prepared(tmp_path / str(at), name)
-        before = kernel.state()
-        kernel.kill(at=at, after=at % 2 == 1)
-        with pytest.raises(PowerCut):
-            api.apply(intent, tree=kernel)
-        kernel.revive()
-        yield kernel, intent, before
 
 
 @pytest.mark.parametrize("name", INTENTS)
-def test_recover_puts_everything_back(tmp_path: Path, name: str) -> None:
-    recovered = 0
-    for kernel, intent, before in cut_at_every_operation(tmp_path, name):
-        recovered += len(api.recover(tree=kernel))
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
-        state = comparable(kernel.state())
-        if state != comparable(before):  # the run had come to its end before it was cut off
-            assert not api.apply(intent, tree=kernel).is_changed
-    assert recovered
-
-
-@pytest.mark.parametrize("name", INTENTS)
-def test_recover_finishes(tmp_path: Path, name: str) -> None:
-    finished = 0
-    for kernel, intent, before in cut_at_every_operation(tmp_path, name):
+def test_nothing_is_left_to_do_after_recover(tmp_path: Path, name: str) -> None:
+    for _, kernel, intent, _ in course(tmp_path, name).cuts(after=lambda at: not is_even(at)):
         if api.recover(tree=kernel, finish=True):
-            finished += 1
             assert not api.apply(intent, tree=kernel).is_changed
-        api.apply(intent, tree=kernel)
-        api.apply(OPPOSITES[name], tree=kernel)
-        assert comparable(kernel.state()) == comparable(before)
         assert api.recover(tree=kernel) == ()
-    assert finished
 
 
 @pytest.mark.parametrize("name", ["bind", "unbind"])
 def test_a_reboot_ends_what_was_done_to_devices(tmp_path: Path, name: str) -> None:
     told = 0
-    for kernel, _intent, _before in cut_at_every_operation(tmp_path, name):
+    for _, kernel, _, _ in course(tmp_path, name).cuts():
         kernel.reboot()
         fresh = kernel.state(modules=False)
         told += len(api.recover(tree=kernel))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.hosts import workstation
-from tests.unit.executor.faults import of_adapter
+from tests.fakes.hosts import network_adapter, workstation
+from tests.unit.executor.faults import EveryFault, Stories, told
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.host.pci import read_driver_state
-from vfiomgr.model.intent import Bind, Intent, Reset, SetVirtualFunctions, Unbind
+from vfiomgr.model.intent import Bind, Reset, SetVirtualFunctions, Unbind
 from vfiomgr.model.path import HostPath, pci_device
 from vfiomgr.model.pci import PciAddress
 
@@ -197,7 +197,7 @@ def test_a_record_without_pins_is_still_read(kernel: FakeKernel) -> None:
     assert pins(kernel, NIC) == ("flr", True)
 
 
-INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+INTENTS: Stories = {
     "reset": ((), Reset(NIC)),
     "reset by a method": ((), Reset(NIC, "bus")),
     "pin": ((), PINNED),
@@ -206,17 +206,7 @@ INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", INTENTS)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    of_adapter(tmp_path, *INTENTS[name]).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", INTENTS)
-def test_a_power_cut_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    of_adapter(tmp_path, *INTENTS[name]).assert_all_power_cuts_can_be_ended(finish=finish)
+    courses = told(INTENTS, network_adapter)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.fakes.hosts import workstation
-from tests.unit.executor.faults import of_adapter
+from tests.fakes.hosts import network_adapter, workstation
+from tests.unit.executor.faults import EveryFault, Stories, told
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.executor import sriov
 from vfiomgr.host.pci import read_virtual_functions
-from vfiomgr.model.intent import Bind, Intent, SetVirtualFunctions, Unbind
+from vfiomgr.model.intent import Bind, SetVirtualFunctions, Unbind
 from vfiomgr.model.path import HostPath, pci_device
 from vfiomgr.model.pci import PciAddress
 
@@ -167,7 +167,7 @@ def test_a_function_that_gets_no_group_is_not_ready(
 
 HOSTS = SetVirtualFunctions(NIC, 2, autoprobe=True)
 MADE = SetVirtualFunctions(NIC, 2)
-INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
+INTENTS: Stories = {
     "make": ((), MADE),
     "make for the host": ((), HOSTS),
     "more": ((MADE,), SetVirtualFunctions(NIC, 4)),
@@ -182,20 +182,10 @@ INTENTS: dict[str, tuple[tuple[Intent, ...], Intent]] = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", INTENTS)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    of_adapter(tmp_path, *INTENTS[name]).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", INTENTS)
-def test_a_power_cut_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    of_adapter(tmp_path, *INTENTS[name]).assert_all_power_cuts_can_be_ended(finish=finish)
+    courses = told(INTENTS, network_adapter)
 
 
 def test_only_recovery_ends_a_run_that_knows_how_autoprobe_was(kernel: FakeKernel) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host
-from tests.unit.executor.faults import Course, kept
+from tests.unit.executor.faults import Course, EveryFault, kept, named
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.executor import sriov_manage
@@ -237,17 +237,7 @@ def course(tmp_path: Path, name: str) -> Course:
     return Course(tmp_path, lambda place: prepared(place, name))
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
-@pytest.mark.parametrize("name", COURSES)
-def test_a_fault_at_any_operation_leaves_everything_as_it_was(
-    tmp_path: Path, name: str, *, late: bool
-) -> None:
-    course(tmp_path, name).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
-@pytest.mark.parametrize("name", COURSES)
-def test_a_death_at_any_operation_can_be_finished_and_undone(
-    tmp_path: Path, name: str, *, finish: bool
-) -> None:
-    course(tmp_path, name).assert_all_power_cuts_can_be_ended(finish=finish)
+    courses = named(course, COURSES)

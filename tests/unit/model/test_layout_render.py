@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from vfiomgr.model.intent import ALLOWANCES
-from vfiomgr.model.layout import CLASS_NAMES, UNKNOWABLE, LayoutFile
+from vfiomgr.model.layout import UNKNOWABLE, LayoutFile
 from vfiomgr.model.layout_document import find_flaws, read_layouts, render_layouts
+from vfiomgr.model.layout_values import CLASS_NAMES
 from vfiomgr.model.reset import RESET_METHODS
 
 _PRINTABLE = st.characters(

@@ -1,0 +1,259 @@
+"""Carries an intent out: plans it on the host as it is, under the plan's locks, and runs the plan.
+
+What a plan cannot tell before part of it is done, e.g. of functions that it makes itself, is
+planned once that part is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from vfiomgr.errors import HostError, Refusal, StuckInKernel
+from vfiomgr.executor.applied import reversion
+from vfiomgr.executor.journal import Journal, cut_off_runs, runs_so_far, supersede
+from vfiomgr.executor.lock import hold
+from vfiomgr.executor.rights import require_rights
+from vfiomgr.executor.run import DEADLINE, Outcome
+from vfiomgr.executor.run import run as run_plan
+from vfiomgr.executor.scanning import scan_for
+from vfiomgr.host.tree import HostTree
+from vfiomgr.model.intent import RevertLayout
+from vfiomgr.model.path import BOOT_ID
+from vfiomgr.model.pci import UNKNOWN_CALL
+from vfiomgr.model.plan import Plan
+from vfiomgr.model.step import Step
+from vfiomgr.planner import plan, settled
+from vfiomgr.planner.recovery import refuse_other_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.intent import Intent
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_PATIENCE = 10
+"""Seconds to wait for a call of another program on a device."""
+_MOST_PLANS = 8
+"""Plans that one run carries out in turn; more would go round in circles."""
+_NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
+
+
+class Options(TypedDict, total=False):
+    """How a change is made, and who is told of it; all of it may be left out."""
+
+    machine: HostTree | None
+    """Where names of hardware come from if the tree that is changed has none."""
+    on_note: Callable[[str], None]
+    """Is told of waiting for another process, and of earlier runs that were cut off."""
+    on_step: Callable[[Step], None]
+    """Is told of each step as it begins."""
+    on_plan: Callable[[Plan], None]
+    """Is told of each plan that is carried out."""
+    deadline: float | None
+    """Seconds that each step may take; None for the usual time."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A tree, and the options of a change to it."""
+
+    tree: HostTree
+    machine: HostTree | None = None
+    on_note: Callable[[str], None] = _NO_REPORT
+    on_step: Callable[[Step], None] = _NO_REPORT
+    on_plan: Callable[[Plan], None] = _NO_REPORT
+    deadline: float | None = None
+    reviewed: tuple[Step, ...] | None = None
+    """What the plan must begin with, where a person has looked at it."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that each step may take."""
+        return self.deadline or DEADLINE
+
+    def scan(self, intent: Intent | None = None) -> HostSnapshot:
+        """The host with all that a change must know."""
+        host = scan_for(intent, self.tree, self.machine)
+        if host.users is None:
+            message = "who holds devices cannot be seen: /proc hides the files of some process"
+            raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
+        return host
+
+
+def once(report: Callable[[str], None]) -> Callable[[str], None]:
+    """What reports each text the first time alone."""
+    told: set[str] = set()
+
+    def report_once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            report(text)
+
+    return report_once
+
+
+def carry_out(intent: Intent, work: Work) -> Outcome:
+    """Plan an intent on the host as it is, and carry the plan out under its locks."""
+    with prepared(work):
+        return apply(intent, work)
+
+
+@contextmanager
+def prepared(work: Work) -> Iterator[None]:
+    """Make sure that changes can be made and recorded, and tell who holds what is stuck."""
+    require_rights(work.tree)
+    try:
+        yield
+    except StuckInKernel as stuck:
+        raise _with_holders(stuck, work) from stuck
+    except OSError as error:
+        message = f"vfiomgr cannot keep its records: {error}"
+        raise HostError(
+            message, "it writes to /var/lib/vfiomgr and /run/vfiomgr: is there room, and the right?"
+        ) from error
+
+
+def _with_holders(stuck: StuckInKernel, work: Work) -> StuckInKernel:
+    """The error with the processes that keep the kernel waiting."""
+    host = work.scan()
+    devices = [device for device in host.devices if str(device.address) in stuck.devices]
+    vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
+    held = [user for device in devices for user in host.holders(device)]
+    held += [user for vgpu in vgpus for user in host.holders(vgpu)]
+    names = [str(user) for user in held]
+    by = f", held by {', '.join(dict.fromkeys(names))}" if names else ", and no holder is seen"
+    return StuckInKernel(
+        stuck.message + by,
+        stuck.devices,
+        pid=stuck.pid,
+        locks=stuck.locks,
+        hint=f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
+        "vfiomgr recover undoes what was begun, recover --finish completes it",
+    )
+
+
+def apply(intent: Intent, work: Work) -> Outcome:
+    """As `carry_out`, for one of several changes that were `prepared` together."""
+    seen = runs_so_far(work.tree)
+    host = work.scan(intent)
+    lost = cut_off_runs(work.tree, host.boot_id)
+    for run in lost:
+        work.on_note(
+            f"an earlier run was left half done: {run.summary}, in: {run.step}; "
+            "vfiomgr recover undoes it, recover --finish completes it"
+        )
+    host, first = _plan_patiently(intent, host, work)
+    outcome = Outcome(first, is_changed=False)
+    if not first.is_empty:
+        with hold(work.tree, first.locks, work.on_note):
+            if runs_so_far(work.tree) != seen:
+                host = work.scan(intent)  # another vfiomgr was at work meanwhile
+                _refuse_stale(intent, work.tree)
+            outcome = _apply_locked(intent, host, first, work)
+    for run in lost:
+        if run.is_settled_by(outcome.plan):
+            supersede(work.tree, run)
+    return outcome
+
+
+def _plan_patiently(intent: Intent, host: HostSnapshot, work: Work) -> tuple[HostSnapshot, Plan]:
+    """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
+    for _ in range(_PATIENCE):
+        try:
+            return host, plan(host, intent)
+        except Refusal:
+            if all(device.stuck != UNKNOWN_CALL for device in host.devices):
+                raise
+        time.sleep(1)
+        host = work.scan(intent)
+    return host, plan(host, intent)
+
+
+def _refuse_stale(intent: Intent, tree: HostTree) -> None:
+    """Make sure that what is to be reverted is still what was applied last.
+
+    Raises:
+        Refusal: another process applied, or reverted, a layout meanwhile.
+
+    """
+    if isinstance(intent, RevertLayout) and not intent.is_same_as(
+        reversion(tree, tree.read(BOOT_ID), intent.allow)
+    ):
+        message = "another vfiomgr applied or reverted a layout meanwhile"
+        raise Refusal(message, "look at vfiomgr revert --dry-run, and run the command again")
+
+
+def _apply_locked(intent: Intent, host: HostSnapshot, first: Plan, work: Work) -> Outcome:
+    """Plan on the host as it is under the locks, and run."""
+    current = plan(host, intent)
+    if current.is_empty:
+        return Outcome(current, is_changed=False)
+    if not set(current.locks) <= set(first.locks):
+        message = "the host's IOMMU groups changed while waiting for another vfiomgr"
+        raise HostError(message, "run the command again")
+    if work.reviewed is not None:
+        refuse_other_steps(current.steps, work.reviewed)
+    intent = settled(host, intent)
+    work.on_plan(current)
+    with (
+        ExitStack() as further_locks,
+        Journal.create(work.tree, current, intent, host.boot_id) as journal,
+    ):
+        return run_plan(
+            current,
+            tree=work.tree,
+            journal=journal,
+            on_step=work.on_step,
+            deadline=work.limit,
+            go_on=_Following(intent, current, work, journal, further_locks),
+        )
+
+
+class _Following:
+    """The plans for what could not be planned before: of functions that the run itself makes."""
+
+    def __init__(
+        self, intent: Intent, first: Plan, work: Work, journal: Journal, locks: ExitStack
+    ) -> None:
+        self._intent = intent
+        self._last = first
+        self._work = work
+        self._journal = journal
+        self._locks = locks
+        self._held = set(first.locks)
+        self._left = _MOST_PLANS
+
+    def __call__(self) -> Plan | None:
+        """The next plan, recorded and with its locks held; None once all is done.
+
+        Raises:
+            Refusal: what is left cannot be done.
+            HostError: another process changes it.
+
+        """
+        if not self._last.later:
+            return None
+        self._left -= 1
+        seen = runs_so_far(self._work.tree)
+        following = plan(self._work.scan(self._intent), self._intent)
+        if following.is_empty:
+            return None  # what was to follow is so already
+        if not self._left:
+            message = f"this does not come about: {'; '.join(self._last.later)}"
+            raise HostError(message, "vfiomgr plan shows what is left; see dmesg")
+        new = set(following.locks) - self._held
+        self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))
+        self._held |= new
+        if runs_so_far(self._work.tree) != seen:
+            following = plan(self._work.scan(self._intent), self._intent)
+        if not set(following.locks) <= self._held:
+            message = "another vfiomgr changed meanwhile what this run was about to change"
+            raise HostError(message, "run the command again")
+        self._journal.extend(following)
+        self._work.on_plan(following)
+        self._last = following
+        return following
