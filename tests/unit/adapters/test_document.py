@@ -54,6 +54,11 @@ def test_namespaces_come_from_the_nearest_declaration() -> None:
     assert root.find("d/e") is None
 
 
+def test_a_declaration_leaves_those_of_other_prefixes_in_force() -> None:
+    root = parse(b"<a xmlns:q='u'><b xmlns:r='w'><q:c/></b></a>", "f.xml")
+    assert [one.namespace for one in root.descendants()] == [None, None, "u"]
+
+
 def test_elements_are_reached_by_path() -> None:
     root = parse(b"<a><b><c n='1'/></b><b><c n='2'/><c n='3'/></b></a>", "f.xml")
     assert [one.get("n") for one in root.each("b/c")] == ["1", "2", "3"]

@@ -129,6 +129,12 @@ def test_hostdevs_come_after_the_last_one_and_ports_after_the_last_controller() 
     ]
 
 
+def test_of_several_devices_elements_those_with_hostdevs_get_more() -> None:
+    first, second = document(added(RECORDED["two-devices"], "vf")).root.each("devices")
+    assert [one.name for one in first.children] == ["hostdev", "hostdev"]
+    assert [one.name for one in second.children] == ["memballoon"]
+
+
 def test_a_comment_at_the_end_of_a_line_stays_with_its_element() -> None:
     text = added(RECORDED["comments"], "vf")
     assert b"</hostdev> <!-- end of the GPU --> <!-- really -->\n    <hostdev " in text

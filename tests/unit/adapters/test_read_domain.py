@@ -222,6 +222,12 @@ def test_several_elements_devices_are_one() -> None:
     assert domain(more).taken == (GuestAddress(9, 0, 0),)
 
 
+def test_devices_of_other_namespaces_are_none_of_libvirts() -> None:
+    foreign = "<x:rng xmlns:x='urn:x'><address xmlns='' type='pci' bus='9'/></x:rng>"
+    assert (domain(foreign).taken, domain(foreign).unplaced) == ((), 0)
+    assert domain("<x:hostdev xmlns:x='urn:x' type='pci'/>").hostdevs == ()
+
+
 def test_an_interface_of_a_usb_device_is_no_pci_device() -> None:
     usb = "<interface type='hostdev'><source><address type='usb' bus='1'/></source></interface>"
     assert [one.kind for one in domain(usb).hostdevs] == ["other"]
