@@ -81,16 +81,17 @@ def _body(done: Edited) -> dict[str, object]:
         "already": additions.already,
         "absent": removals.absent,
         "orphans": removals.orphans,
-        "difference": "".join(_difference(done)),
     }
 
 
 def print_difference(session: Session, done: Edited) -> None:
     """What would be different, as diff -u shows it; what there is besides, on stderr."""
+    difference = "".join(_difference(done))
     if session.format != "table":
-        print_document("DomainEdit", _body(done), session.format)
+        body = {**_body(done), "difference": difference}
+        print_document("DomainEdit", body, session.format)
         return
-    click.echo("".join(_difference(done)), nl=False)
+    click.echo(difference, nl=False)
     for line in _told(done):
         note(line.replace("added", "would add", 1).replace("removed", "would remove", 1))
 
