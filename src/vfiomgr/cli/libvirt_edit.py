@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +11,6 @@ from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.adapters.libvirt.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.adapters.libvirt.read import domain_of
 from vfiomgr.cli.change import tell_how_to_bind
-from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_difference import Edited, print_difference, print_edited
 from vfiomgr.cli.libvirt_elements import (
     device_api,
@@ -22,9 +19,9 @@ from vfiomgr.cli.libvirt_elements import (
     slots_of,
     vgpu_named,
 )
+from vfiomgr.cli.libvirt_places import FilePlace
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import HostError, UsageError
-from vfiomgr.host.rewrite import rewrite
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.planner.domain_edit import Additions, plan_additions, plan_removals
 
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.domain_edit import Placed
 
-_OWN_DIRECTORY = "/libvirt/qemu"
 _DEVICE = "ADDRESS|UUID"
 
 
@@ -93,14 +89,14 @@ def edit(
         message = "nothing is asked for"
         raise UsageError(message, "name a device: --add 0000:04:00.0, or --remove 0000:04:00.0")
     host = _host(session, required=bool(added))
-    done = _edited(_read(file), host, added, removed, managed=managed, only=only)
+    place = FilePlace(file, output)
+    done = _edited(place.read(), host, added, removed, managed=managed, only=only)
     if session.dry_run:
         print_difference(session, done)
     else:
-        _write(file, output, done)
-        target = _target(file, output)
-        undo = f"vfiomgr libvirt edit {target}{' --only' if only else ''}"
-        print_edited(session, done, is_piped=target == STANDARD_INPUT, undo=undo)
+        place.write(done.before.text, done.after)
+        undo = f"vfiomgr libvirt edit {place.target}{' --only' if only else ''}"
+        print_edited(session, done, is_piped=place.is_pipe, undo=undo)
     if host is not None and not managed:
         names = [name for placed in done.additions.placed for name in placed.names]
         functions = [device for name in names if (device := host.device_named(name)) is not None]
@@ -166,62 +162,3 @@ def _elements(host: HostSnapshot, placed: Placed, *, managed: bool) -> Iterator[
     guest = placed.guest
     bus, slot = (guest.bus, guest.slot) if guest is not None else (0, 0)
     yield from render.pci_hostdevs([functions], first_bus=bus, managed=managed, slot=slot)
-
-
-def _read(path: str) -> Document:
-    """The document of a file.
-
-    Raises:
-        UsageError: it cannot be read.
-        InvalidDocument: it is no XML.
-
-    """
-    try:
-        if path == STANDARD_INPUT:
-            text = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                text = file.read()
-    except OSError as error:
-        message = f"cannot read the domain {path}: {error.strerror}"
-        remedy = "name a file that is there, or - for a pipe; virsh dumpxml --inactive makes one"
-        raise UsageError(message, remedy) from None
-    return read_document(text, source_of(path))
-
-
-def _target(file: str, output: str | None) -> str:
-    """Where the text goes; what was piped in is piped out."""
-    return file if output is None else output
-
-
-def _write(file: str, output: str | None, done: Edited) -> None:
-    """Put the text where it is to go.
-
-    Raises:
-        UsageError: that is a file of libvirt's own.
-        HostError: it cannot be written.
-
-    """
-    target = _target(file, output)
-    if target == STANDARD_INPUT:
-        click.echo(done.after, nl=False)
-    elif output is not None:
-        rewrite(target, None, done.after)
-    elif done.is_changed:
-        _refuse_own_file(file)
-        rewrite(file, done.before.text, done.after)
-
-
-def _refuse_own_file(path: str) -> None:
-    """Leave the files alone that libvirtd keeps in memory, and writes when it likes.
-
-    Raises:
-        UsageError: it is one.
-
-    """
-    directory, name = os.path.split(os.path.realpath(path))
-    if directory.endswith(_OWN_DIRECTORY):
-        guest = name.removesuffix(".xml")
-        message = f"{path} is libvirt's own: it does not read it again, and overwrites it"
-        remedy = f"virsh dumpxml --inactive {guest} > {guest}.xml, edit that, virsh define it"
-        raise UsageError(message, remedy)
