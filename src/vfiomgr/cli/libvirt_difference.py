@@ -44,7 +44,7 @@ def print_edited(session: Session, done: Edited, *, is_piped: bool, undo: str) -
         click.echo("\n".join(_told(done)))
         if done.additions.placed and not done.removals.devices:
             names = " ".join(f"--remove {one.names[0]}" for one in done.additions.placed)
-            note(f"undo, to the byte, with: {undo} {names}")
+            note(f"undo with: {undo} {names}")
     else:
         print_document("DomainEdit", _body(done), session.format)
 

@@ -38,7 +38,7 @@ def test_what_is_added_is_taken_out_to_the_byte(run: Run, file: Path, name: str)
     assert added.status == 0, added.stderr
     assert set(GPU) <= set(names(file.read_bytes()))
     undo = next(line for line in added.stderr.splitlines() if line.startswith("undo"))
-    assert undo == f"undo, to the byte, with: vfiomgr libvirt edit {file} --remove {GPU[0]}"
+    assert undo == f"undo with: vfiomgr libvirt edit {file} --remove {GPU[0]}"
     assert run(*undo.partition("vfiomgr ")[2].split()).status == 0
     assert file.read_bytes() == RECORDED[name]
 
