@@ -96,9 +96,16 @@ def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     assert (path.read_bytes(), path.stat().st_mode) == (NEW, other.stat().st_mode)
 
 
-def test_a_device_is_written_to() -> None:
-    rewrite("/dev/null", None, NEW)
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+def test_what_is_no_regular_file_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"  # and no device of the machine, which a defect would replace
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        rewrite(str(pipe), None, NEW)
+        assert os.read(reader, 100) == NEW
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_the_rest_of_a_killed_process_is_no_obstacle(file: Path) -> None:
