@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import warnings
@@ -11,6 +10,7 @@ import warnings
 import click
 
 from vfiomgr import __version__
+from vfiomgr.cli.lazy import LazyGroup
 from vfiomgr.cli.output import print_error
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import VfiomgrError
@@ -46,26 +46,19 @@ _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
 
-class LazyGroup(click.Group):
-    """Imports the module of a command when the command is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order that a newcomer meets them."""
-        return [*_COMMANDS, *super().list_commands(ctx)]
+class _Commands(LazyGroup):
+    """Those of the top: one that may change something can be interrupted."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name."""
-        if cmd_name not in _COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        if cmd_name not in _READING:
+        if cmd_name in _COMMANDS and cmd_name not in _READING:
             _be_interruptible()
-        module, attribute = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
-        return command
+        return super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, table=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="vfiomgr")
 @session_options(from_environment=True)
 def cli() -> None:

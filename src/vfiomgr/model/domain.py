@@ -1,0 +1,179 @@
+"""Domains of libvirt, as far as devices of the host are concerned (formatdomain.html).
+
+Lines are those of the text that the domain was read from, counted from 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.pci import PciAddress
+
+ROOT_PORT = "pcie-root-port"
+EXPANDER = "pcie-expander-bus"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class GuestAddress:
+    """Where a function sits in the guest; `bus` is the index of a PCI controller."""
+
+    bus: int
+    slot: int
+    function: int
+    multifunction: bool = False
+    domain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DomainHostdev:
+    """A device of the host that a domain takes: `<hostdev>`, or an `<interface type='hostdev'>`."""
+
+    line: int
+    kind: Literal["pci", "mdev", "other"]
+    element: Literal["hostdev", "interface"] = "hostdev"
+    address: PciAddress | None = None
+    """Of a PCI function."""
+    uuid: str | None = None
+    """Of a mediated device, in lower case."""
+    managed: bool = False
+    guest: GuestAddress | None = None
+    alias: str | None = None
+    model: str | None = None
+    """`vfio-pci` and others, of a mediated device."""
+    driver: str | None = None
+    """`<driver name>`: `vfio`, or what older releases knew."""
+    driver_model: str | None = None
+    iommufd: bool | None = None
+    display: bool = False
+    ramfb: bool = False
+    boot_order: int | None = None
+    rom_file: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The address or the UUID; empty for what is neither."""
+        return str(self.address) if self.address is not None else self.uuid or ""
+
+
+@dataclass(frozen=True, slots=True)
+class PciController:
+    """`<controller type='pci'>`: a bus of the guest with its index."""
+
+    line: int
+    index: int
+    model: str
+    guest: GuestAddress | None = None
+    """Where it sits itself."""
+    bus_nr: int | None = None
+    """`<target busNr>` of an expander."""
+    numa_node: int | None = None
+    has_hotplug: bool = True
+    hole64_kib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaCell:
+    """A NUMA node of the guest."""
+
+    number: int
+    memory_bytes: int
+    cpus: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class DomainMemory:
+    """How much memory, and how much of it QEMU may lock."""
+
+    total_bytes: int
+    hard_limit_bytes: int | None = None
+    is_locked: bool = False
+    has_hugepages: bool = False
+    hugepage_bytes: tuple[int, ...] = ()
+    """Their sizes, where they are written."""
+    host_nodes: frozenset[int] = frozenset()
+    """Of the host's NUMA nodes those that it is bound to; empty where it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCpu:
+    """What concerns address width and places."""
+
+    count: int
+    mode: str | None = None
+    physical_bits: int | None = None
+    """`<maxphysaddr mode='emulate' bits>`; None where it is left to QEMU or passed through."""
+    passes_physical_bits: bool = False
+    pins: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Of virtual CPUs to those of the host."""
+    cells: tuple[NumaCell, ...] = ()
+    hides_kvm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DomainIommu:
+    """`<iommu>` of the guest."""
+
+    model: str
+    has_caching_mode: bool = False
+    address_bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain as it is written."""
+
+    source: str
+    """The file, or the name of the domain, for messages."""
+    name: str
+    uuid: str | None
+    kind: str
+    """`kvm`, `qemu`, …"""
+    machine: str | None
+    architecture: str | None
+    memory: DomainMemory
+    cpu: DomainCpu
+    firmware: str | None = None
+    """`efi`, `bios`; a `<loader type='pflash'>` is `efi`."""
+    hostdevs: tuple[DomainHostdev, ...] = ()
+    controllers: tuple[PciController, ...] = ()
+    taken: tuple[GuestAddress, ...] = ()
+    """PCI addresses of all devices that say where they are, controllers and hostdevs too."""
+    unplaced: int = 0
+    """PCI devices that say nothing of their place, and that libvirt puts behind root ports."""
+    iommu: DomainIommu | None = None
+    has_graphics: bool = False
+    has_os_boot: bool = False
+    """Whether `<os>` has `<boot dev>`."""
+    qemu_arguments: tuple[str, ...] = ()
+    has_iommufd: bool = False
+
+    def hostdev(self, name: str) -> DomainHostdev | None:
+        """The device with this address or UUID."""
+        return next((device for device in self.hostdevs if device.name == name.lower()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDomain:
+    """A domain that libvirt knows: as it runs, and as it is defined."""
+
+    name: str
+    uuid: str
+    is_active: bool
+    running: Domain | None
+    defined: Domain | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hypervisor:
+    """What a connection to libvirt told of its host."""
+
+    uri: str
+    libvirt: Version
+    qemu: Version | None
+    """None where the driver has none, as that of `test:///`."""
+    offers_vfio: bool | None
+    """Whether its domain capabilities list vfio; None where it cannot tell."""
+    has_kvm: bool | None
+    domains: tuple[KnownDomain, ...] = ()
