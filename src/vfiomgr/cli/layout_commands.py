@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,14 +14,14 @@ from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.progress import followed
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
-from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrError
+from vfiomgr.errors import HostError, RollbackIncomplete, VfiomgrError
 from vfiomgr.executor.applied import reversion
 from vfiomgr.executor.scanning import slots_with_serials
-from vfiomgr.host.tree import HostTree
+from vfiomgr.host.rewrite import rewrite
 from vfiomgr.model.intent import ALLOWANCES
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
-from vfiomgr.model.path import BOOT_ID, HostPath
+from vfiomgr.model.path import BOOT_ID
 from vfiomgr.planner.recovery import refuse_other_steps
 
 if TYPE_CHECKING:
@@ -287,12 +286,7 @@ def _planned(intent: ApplyLayout, compared: Comparison, made: Plan) -> dict[str,
 
 def _write_plan(out: str, body: dict[str, object]) -> None:
     document = to_jsonable({"api_version": API_VERSION, "kind": KIND, **body})
-    text = json.dumps(document, indent=2) + "\n"
-    try:
-        HostTree("/").replace(HostPath(os.path.abspath(out)), text.encode())
-    except OSError as error:
-        message = f"cannot write the plan to {out}: {error.strerror}"
-        raise UsageError(message, "name a file in a directory that may be written") from None
+    rewrite(out, None, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _print_differences(compared: Comparison) -> None:

@@ -33,7 +33,7 @@ def rewrite(path: str, before: bytes | None, after: bytes) -> None:
         _exchange(target, found, before, after)
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror or error}"
-        raise HostError(message, "run as its owner, or write elsewhere with --output") from error
+        raise HostError(message, "run as its owner, or name another file") from error
 
 
 def _status(target: str) -> os.stat_result | None:

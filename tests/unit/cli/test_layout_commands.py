@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +107,24 @@ def test_a_plan_on_file_is_applied_only_to_the_host_that_it_was_made_for(
     run("unbind", GPU)
     assert run("apply", plan).status == 0
     assert run("assert", file).status == 0
+
+
+def test_a_plan_goes_through_a_pipe_and_puts_no_file_in_its_place(
+    run: Run, file: str, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert run("plan", file, "--out", str(pipe)).status == 0
+    assert pipe.is_fifo()
+    assert json.loads(os.read(reader, 1 << 20))["kind"]
+    os.close(reader)
+
+
+def test_a_plan_that_cannot_be_written_is_told(run: Run, file: str, tmp_path: Path) -> None:
+    refused = run("plan", file, "--out", str(tmp_path / "nowhere" / "plan.json"))
+    assert refused.status == 1
+    assert "plan.json cannot be written: No such file or directory" in refused.stderr
 
 
 @pytest.mark.parametrize(
