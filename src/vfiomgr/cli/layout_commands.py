@@ -18,7 +18,7 @@ from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrError
 from vfiomgr.executor.applied import reversion
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import ALLOWANCES
+from vfiomgr.model.intent import ALLOWANCES, REVERSIBLE
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
 from vfiomgr.model.path import BOOT_ID, HostPath
@@ -212,8 +212,8 @@ def export(session: Session, *, name: str) -> None:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(["in-use"]),
-    help="Take devices back although somebody holds them: see --deadline.",
+    type=click.Choice(REVERSIBLE),
+    help="Override a guard; a refusal names the one.",
 )
 @session_options()
 @click.pass_obj

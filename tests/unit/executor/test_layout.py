@@ -343,6 +343,21 @@ def test_a_layout_is_reverted_though_a_device_is_gone_and_after_many_other_runs(
     assert len(functions(kernel)) == 2
 
 
+def test_the_default_route_is_not_cut_by_reverting(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout(rule(NIC, "sriov", count=2, functions="host")))
+    first, _ = functions(kernel)
+    interface = kernel.resolve(pci_device(first)) or HostPath("/")
+    kernel.sysfs.make(interface / "net/enp5s0v0")
+    kernel.sysfs.link("/sys/class/net/enp5s0v0", interface / "net/enp5s0v0")
+    kernel.default_route("enp5s0v0")
+    with pytest.raises(Refusal, match=f"{first}.* carries the default route: interface enp5s0v0"):
+        api.revert(tree=kernel)
+    assert drivers(kernel, *functions(kernel)) == ["igbvf"] * 2
+    api.revert(tree=kernel, allow=frozenset({"default-route"}))
+    assert functions(kernel) == ()
+
+
 def test_a_revert_that_waited_is_refused_where_another_process_applied_a_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
