@@ -159,8 +159,8 @@ def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _
     written: list[WrittenRule] = []
     targets: list[PciDevice] = []
     pinned: list[PciDevice] = []
-    for bind in binds(host, intent.wish):
-        for address, choice in passthrough.drivers_for(host, bind).items():
+    for bind, others in binds(host, intent.wish):
+        for address, choice in passthrough.drivers_for(host, bind, others).items():
             device = host.device(address)
             if device.physical_function is not None:
                 continue

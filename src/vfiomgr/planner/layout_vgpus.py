@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 def parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
     """Each GPU made ready, and then, of all together, their vGPUs."""
+    numbers = (device.iommu_group for device in case.claim.devices)
+    groups = frozenset(number for number in numbers if number is not None)
+    yield from (replace(part, groups=groups) for part in _parts(case, rule))
+
+
+def _parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
     names = (*(str(device.address) for device in case.claim.devices), *case.claim.parents)
     ready = [_made_ready(case, rule, device, names[0]) for device in case.claim.devices]
     if not any(part.differences for part in ready):

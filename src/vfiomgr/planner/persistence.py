@@ -18,6 +18,7 @@ from vfiomgr.model.step import LoadModule, Step
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vfiomgr.model.access import NodeAccess
     from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
     from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.persistence import DriverctlOverride, NodeOwner
@@ -243,13 +244,18 @@ def _access_steps(
     for device in targets:
         if owner is None:
             return
-        group = device.iommu_group
-        nodes = [] if group is None else [str(vfio_group_node(group))]
-        nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
-        found = [access for access in map(host.access, nodes) if access is not None]
+        found = accesses(host, device)
         if device in moving or any(access != owner.access for access in found):
             before = found[0] if found else ROOT_ONLY
-            yield SetNodeAccess(device.identity, group, before, owner.access)
+            yield SetNodeAccess(device.identity, device.iommu_group, before, owner.access)
+
+
+def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
+    """Who may open the nodes of a function that are there: its group's, its own."""
+    group = device.iommu_group
+    nodes = [] if group is None else [str(vfio_group_node(group))]
+    nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
+    return [access for access in map(host.access, nodes) if access is not None]
 
 
 def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.host_step import ReplaceFile
-from vfiomgr.model.intent import RevertLayout
+from vfiomgr.model.intent import Allowance, RevertLayout
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.quota_step import QuotaChange, SetQuotas
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
@@ -78,20 +78,19 @@ USER = DeviceUser(NODE, 812, "dd")
 
 @pytest.mark.parametrize("step", [MADE, GIVEN_BACK], ids=["goes with its number", "is moved"])
 @pytest.mark.parametrize(
-    ("host", "why", "lift"),
+    ("host", "why", "allowance"),
     [
-        (replace(HOST, host_uses=(ROUTE,)), "carries the default route: interface enp5s0v0", ROUTE),
-        (replace(HOST, host_uses=(DISK,)), "holds a disk that the host uses: /dev/nvme4n1p1", DISK),
-        (replace(HOST, users=(USER,)), r"is open in dd \(PID 812\)", None),
+        (replace(HOST, host_uses=(ROUTE,)), "default route: interface enp5s0v0", "default-route"),
+        (replace(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
+        (replace(HOST, users=(USER,)), r"is open in dd \(PID 812\)", "in-use"),
     ],
     ids=["route", "disk", "node"],
 )
 def test_a_function_that_the_host_uses_is_not_taken_from_it(
-    step: Step, host: HostSnapshot, why: str, lift: HostUse | None
+    step: Step, host: HostSnapshot, why: str, allowance: Allowance
 ) -> None:
     with pytest.raises(Refusal, match=why) as caught:
         plan_revert(host, RevertLayout("test", (step,), ()))
-    allowance = lift.kind if lift is not None else "in-use"
     assert caught.value.message.startswith(str(VIRTUAL))
     assert caught.value.hint.endswith(f"or pass --allow {allowance}")
     assert "--only" not in caught.value.hint, "nothing can be left out of an undoing"
