@@ -15,7 +15,13 @@ from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.progress import followed
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
-from vfiomgr.errors import HostError, RollbackIncomplete, UsageError, VfiomgrError
+from vfiomgr.errors import (
+    HostError,
+    RollbackIncomplete,
+    StillDiffers,
+    UsageError,
+    VfiomgrError,
+)
 from vfiomgr.executor.applied import reversion
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import ALLOWANCES, REVERSIBLE
@@ -316,6 +322,12 @@ def _print_differences(compared: Comparison) -> None:
         click.echo(f"  {difference}")
 
 
+def _is_changed(result: api.Outcome | VfiomgrError) -> bool:
+    if isinstance(result, VfiomgrError):
+        return isinstance(result, StillDiffers)
+    return result.is_changed
+
+
 def _apply_each(session: Session, intent: ApplyLayout) -> int:
     with followed() as (on_plan, on_step, on_note):
         results = api.apply_each(
@@ -332,7 +344,7 @@ def _apply_each(session: Session, intent: ApplyLayout) -> int:
         items = [
             {
                 "device": name,
-                "changed": not isinstance(result, VfiomgrError) and result.is_changed,
+                "changed": _is_changed(result),
                 "error": result.message if isinstance(result, VfiomgrError) else None,
                 "remedy": result.hint if isinstance(result, VfiomgrError) else None,
             }

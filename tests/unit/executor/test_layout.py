@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.hosts import dual_adapter, mixed
+from tests.fakes.hosts import dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
 from tests.unit.executor.faults import Course, kept
 from vfiomgr import api
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, RolledBack, StillDiffers
 from vfiomgr.executor.journal import DIRECTORY, read_journal
 from vfiomgr.executor.lock import hold
+from vfiomgr.executor.run import run as run_plan
 from vfiomgr.host.pci import read_virtual_functions
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.intent import Bind, CreateVgpu, RemoveVgpu, SetVirtualFunctions, Unbind
 from vfiomgr.model.layout import Layout
 from vfiomgr.model.path import HostPath, pci_device
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.model.intent import ApplyLayout
+    from vfiomgr.model.plan import Plan
 
 GPU, AUDIO, NIC = map(PciAddress.parse, ("0000:01:00.0", "0000:01:00.1", "0000:05:00.0"))
 WHOLE: list[dict[str, Any]] = [
@@ -183,6 +188,69 @@ def test_one_part_that_fails_keeps_no_other_from_it(tmp_path: Path) -> None:
     assert "at most 4 virtual functions" in str(results[str(NIC)])
     assert drivers(kernel, GPU) == ["vfio-pci"]
     assert len(api.scan(kernel).vgpus) == 3
+
+
+USB, REST = "0000:04:02.0", ["0000:04:00.0", "0000:04:01.0"]
+"""They share an IOMMU group of the workstation."""
+SHARED: list[dict[str, Any]] = [
+    {"select": {"address": USB}, "state": "passthrough"},
+    {"select": {"address": REST}, "state": "passthrough"},
+]
+ALLOWED = {**SHARED[1], "allow": ["mounted-disk", "default-route"]}
+
+
+def journals(kernel: FakeKernel) -> list[dict[str, Any]]:
+    """What each run began with."""
+    return [read_journal(kernel, name)[0] for name in kernel.children(DIRECTORY)]
+
+
+def test_a_group_of_two_rules_is_changed_in_one_run_or_not_at_all(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    results = dict(api.apply_each(layout(*SHARED), tree=kernel))
+    assert results.keys() == {USB, REST[0]}
+    for result in results.values():
+        assert isinstance(result, Refusal)
+        assert "carries the default route" in result.message
+        assert f"IOMMU group 20 goes to a guest whole, and {REST[0]} of it is" in result.message
+    assert kernel.driver_of(USB) == "xhci_hcd"
+    assert journals(kernel) == [], "nothing was done, so nothing is told of it"
+    results = dict(api.apply_each(layout(SHARED[0], ALLOWED), tree=kernel))
+    assert all(isinstance(result, api.Outcome) for result in results.values())
+    (run,) = journals(kernel)
+    assert run["summary"] == f"apply the layout whole to {USB}, {REST[0]}"
+    assert {name for name in run["subjects"] if name} == {USB, *REST}
+
+
+def test_a_group_that_cannot_be_had_whole_is_given_back_whole(tmp_path: Path) -> None:
+    intent = layout(SHARED[0], ALLOWED)
+    twin = workstation(tmp_path / "twin", vfio_loaded=True)
+    before = len(twin.operations)
+    api.apply_each(intent, tree=twin)
+    kernel = workstation(tmp_path / "host", vfio_loaded=True)
+    kernel.fail(at=(len(twin.operations) - before) * 2 // 3, errno=errno.EIO)
+    results = dict(api.apply_each(intent, tree=kernel))
+    assert {type(result) for result in results.values()} == {RolledBack}
+    assert [kernel.driver_of(name) for name in (USB, *REST)] == ["xhci_hcd", "e1000e", "nvme"]
+
+
+def test_what_is_moved_again_meanwhile_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = mixed(tmp_path)
+
+    def thwarted(plan: Plan, **options: Any) -> api.Outcome:
+        outcome = run_plan(plan, **options)
+        kernel.change_access(HostPath("/dev/vfio/10"), NodeAccess(0, 0, 0o600))
+        return outcome
+
+    monkeypatch.setattr(api, "run_plan", thwarted)
+    ((name, result),) = api.apply_each(layout(WHOLE[0]), tree=kernel)
+    assert name == str(GPU)
+    assert isinstance(result, StillDiffers)
+    assert result.exit_code == 1
+    assert "is not as wanted: " in result.message
+    assert "(vfio-pci, owner root) -> passthrough (VFIO, owner 64055:108)" in result.message
+    assert len(journals(kernel)) == 1
 
 
 def test_functions_that_are_made_first_may_be_selected_by_another_rule(tmp_path: Path) -> None:
@@ -386,13 +454,14 @@ def held(tmp_path: Path, name: str) -> tuple[FakeKernel, ApplyLayout]:
     match name:
         case "divided":
             return kernel, layout()
-        case "given back":
+        case "given back" | "a part given back":
             apply(kernel, layout())
-            return kernel, layout(
+            host = layout(
                 {"select": {"address": [str(GPU), str(NIC)]}, "state": "host"},
                 {**WHOLE[2], "vgpus": []},
                 name="host",
             )
+            return kernel, replace(host, only=(str(NIC),)) if name.startswith("a part") else host
         case _:
             apply(kernel, layout())
             wish = {"type": "mtty-1", "count": 3}
@@ -403,7 +472,7 @@ def held(tmp_path: Path, name: str) -> tuple[FakeKernel, ApplyLayout]:
             )
 
 
-COURSES = ("divided", "given back", "divided otherwise")
+COURSES = ("divided", "given back", "a part given back", "divided otherwise")
 
 
 def course(tmp_path: Path, name: str) -> Course:
