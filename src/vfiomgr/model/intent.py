@@ -345,6 +345,8 @@ class UninstallLayout:
     """Take back what installing a layout wrote; nothing moves now."""
 
     update_initramfs: bool = False
+    program: str | None = None
+    """Where vfiomgr itself is, for the service of rules that are there again."""
     kind: Literal["uninstall-layout"] = "uninstall-layout"
 
 

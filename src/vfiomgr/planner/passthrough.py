@@ -21,7 +21,7 @@ from vfiomgr.model.step import (
     subject,
 )
 from vfiomgr.model.variant import PLAIN, best_variant
-from vfiomgr.planner import guards, persistence, pins
+from vfiomgr.planner import guards, installed_rules, persistence, pins
 from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def plan_bind(
             *guards.taking(host, moving),
             *guards.foreign_members(host, targets, intent, going),
             *pins.objections(host, named, intent),
+            *(installed_rules.objections(host, targets) if intent.persist else ()),
         ],
         intent.allow,
     )
