@@ -53,10 +53,13 @@ def to_guests(case: Case, bind: Bind) -> Part:
                 )
                 part, before = switch.brought(before, whole, replace(bind, addresses=()))
                 plans.append(part)
-        return _joined([*plans, passthrough.plan_bind(before, bind, case.going, case.others)])
+        bound = passthrough.plan_bind(before, bind, case.going, case.others)
+        return _joined(
+            [*plans, replace(bound, notes=(*bound.notes, *_unpinned(host, bind, along)))]
+        )
 
-    part = attempt(str(devices[0].address), planned, _passing(case, bind))
     along = passthrough.moved_by(host, bind, case.others)
+    part = attempt(str(devices[0].address), planned, _passing(case, bind))
     return replace(part, groups=_groups(along), is_for_guests=True)
 
 
@@ -124,6 +127,13 @@ def _has_to_be_made_whole(host: HostSnapshot, device: PciDevice) -> bool:
     if device.physical_function is not None or device.is_bridge:
         return False
     return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address)))
+
+
+def _unpinned(host: HostSnapshot, bind: Bind, devices: Iterable[PciDevice]) -> Iterator[str]:
+    """Functions that guests can have already, and that nothing can be pinned of."""
+    for device in devices:
+        if device.is_on_vfio and host.origin(device) is None and pins.repin(device, bind):
+            yield f"{device} is on {device.driver} already{pins.unpinned(device, bind)}"
 
 
 def _groups(devices: Iterable[PciDevice]) -> frozenset[int]:

@@ -188,6 +188,20 @@ def test_a_function_that_was_left_behind_is_told_by_itself(tmp_path: Path) -> No
     ]
 
 
+def test_what_cannot_be_pinned_is_told() -> None:
+    bound = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci")
+    select = {"address": str(bound.address)}
+    rule: dict[str, Any] = {"select": select, "state": "passthrough", "d3cold": False}
+    plan = plan_layout(host_of(bound), layout(rule))
+    assert plan.is_empty
+    (note,) = plan.notes
+    assert note.startswith(
+        f"{bound} is on vfio-pci already, but not by vfiomgr, so it is not pinned"
+    )
+    del rule["d3cold"]
+    assert plan_layout(host_of(bound), layout(rule)).notes == ()
+
+
 # ---- vGPUs
 
 
