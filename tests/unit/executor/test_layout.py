@@ -321,6 +321,17 @@ def test_two_rules_about_the_same_virtual_functions_are_refused(tmp_path: Path) 
         apply(kernel, layout(WHOLE[1], other))
 
 
+def test_a_virtual_function_of_a_rule_of_its_own_is_left_to_it(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    own = rule("0000:05:10.0", "passthrough", owner="1000:36")
+    rest = rule(NIC, "sriov", count=2, functions="host")
+    settles(kernel, layout(own, rest))
+    assert drivers(kernel, *functions(kernel)) == ["vfio-pci", "igbvf"]
+    settles(kernel, layout(own, {**rest, "functions": "passthrough", "owner": "2000"}))
+    owners = {f"{n.path}": n.access.uid for n in api.scan(kernel).nodes if n.access.uid}
+    assert sorted(owners.values()) == [1000, 2000]
+
+
 def test_a_virtual_function_by_address_waits_until_it_is_made(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     rules = (rule(NIC, "sriov", count=2), rule("0000:05:10.0", "passthrough"))
