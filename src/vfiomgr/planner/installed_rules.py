@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.layout_service import RECORD, parse_record
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.persistence import PersistedBinding
     from vfiomgr.model.snapshot import HostSnapshot
+
+
+_parsed = lru_cache(maxsize=1)(parse_record)
+"""Asked for each function of a plan."""
 
 
 def layout_name(host: HostSnapshot) -> str:
@@ -38,7 +43,7 @@ def of_layout(host: HostSnapshot, address: PciAddress) -> WrittenRule | None:
 
 def _installed(host: HostSnapshot) -> InstalledLayout | None:
     text = host.file(RECORD)
-    return None if text is None else parse_record(text)
+    return None if text is None else _parsed(text)
 
 
 def objections(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Objection]:

@@ -216,7 +216,6 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
 
 def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
     """One lane for each IOMMU group; modules come first, files last."""
-    groups = {str(device.address): device.iommu_group for device in host.devices}
     lanes: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
@@ -224,7 +223,8 @@ def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
         if name is None:
             found.append(FIRST if isinstance(step, LoadModule) else LAST)
             continue
-        group = groups.get(name)
+        device = host.device_named(name)
+        group = None if device is None else device.iommu_group
         found.append(lanes.setdefault(name if group is None else group, len(lanes) + 1))
     return tuple(found)
 
