@@ -56,7 +56,7 @@ def shortage(claim: Claim, claims: Sequence[Claim], coming: Coming) -> Objection
     most = sum(counts.values())
     if most >= wanted:
         return None
-    told = [_told(a, owners[a], counts[a], coming) for a in counts]
+    told = [_told(a, owners[a], _maker(a, claims), counts[a], coming) for a in counts]
     remedy = "have more made there" if any(a is None for a in owners.values()) else _FIRST_RULE
     return Objection(
         f"{claim.label} wants at least {counted(wanted, 'device')}, and {', '.join(told)}",
@@ -87,8 +87,15 @@ def _count(claim: Claim, physical: PciAddress, coming: Coming) -> int:
     return coming.get(str(physical), there)
 
 
-def _told(physical: PciAddress, owner: Claim | None, count: int, coming: Coming) -> str:
+def _maker(physical: PciAddress, claims: Iterable[Claim]) -> str:
+    """By which rule a physical function gets others."""
+    makers = (claim.label for claim in claims if _is_of(physical, claim))
+    return next((f" by {label}" for label in makers), "")
+
+
+def _told(physical: PciAddress, owner: Claim | None, maker: str, count: int, coming: Coming) -> str:
     if owner is not None:
         return f"those of {physical} are what {owner.label} has"
-    verb = "is to have" if str(physical) in coming else "has"
-    return f"{physical} {verb} {counted(count, 'virtual function')}"
+    if str(physical) in coming:
+        return f"{physical} is to have {counted(count, 'virtual function')}{maker}"
+    return f"{physical} has {counted(count, 'virtual function')}"

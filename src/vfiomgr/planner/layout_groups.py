@@ -98,15 +98,21 @@ def clashes(
     access = {owner.name: owner.access for owner in intent.owners}
     found: dict[int, Objection] = {}
     for number, wishes in by_group.items():
-        for one, other in itertools.combinations(wishes, 2):
-            if one.claim is other.claim:
-                continue
-            against = _in_two_states(host, number, one, other) or _of_two_owners(
-                number, one, other, access
-            )
-            if against is not None:
-                found.setdefault(number, against)
+        pairs = itertools.combinations(wishes, 2)
+        against = (_against(host, number, pair, access) for pair in pairs)
+        first = next((objection for objection in against if objection is not None), None)
+        if first is not None:
+            found[number] = first
     return found
+
+
+def _against(
+    host: HostSnapshot, number: int, pair: tuple[_Wish, _Wish], access: Mapping[str, NodeAccess]
+) -> Objection | None:
+    one, other = pair
+    if one.claim is other.claim:
+        return None
+    return _in_two_states(host, number, one, other) or _of_two_owners(number, one, other, access)
 
 
 def _wishes(host: HostSnapshot, claims: Iterable[Claim], held: Holders) -> Iterator[_Wish]:

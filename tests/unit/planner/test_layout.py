@@ -132,7 +132,8 @@ def test_functions_that_are_asked_for_and_not_made_are_refused_beforehand(tmp_pa
     with pytest.raises(Refusal) as caught:
         planned(kernel, sriov(2), of_nic(3))
     asked = f"rule 2 (physical_function {NIC}) wants at least 3 devices"
-    assert caught.value.message == f"{asked}, and {NIC} is to have 2 virtual functions"
+    made = f"{NIC} is to have 2 virtual functions by rule 1 (address {NIC})"
+    assert caught.value.message == f"{asked}, and {made}"
     assert caught.value.hint == "have more made there, or say at_least: 2"
     message = refused(kernel, sriov(2, functions="passthrough"), of_nic(1))
     assert f"those of {NIC} are what rule 1 (address {NIC}) has" in message
