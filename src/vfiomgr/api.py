@@ -140,7 +140,8 @@ def apply_each(
 ) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
     """Bring what can be of a host to a layout: one part that fails keeps no other from it.
 
-    Each device that differs, with what came of it; one that is missing has no name.
+    Each device that differs, with what came of it; one that is missing has no name. What a guest
+    can have only together, an IOMMU group of several rules, is changed together or not at all.
 
     Raises:
         NeedsRoot: the right to change the host is missing; nothing was changed.

@@ -8,6 +8,7 @@ VfiomgrError
 ├── HostError              1   the host did not do what was asked
 │   ├── WriteFailed        1   a kernel attribute rejected a write
 │   ├── ProgramFailed      1   a program of the host ended with an error
+│   ├── StillDiffers       1   all was done that was to be, and something differs all the same
 │   └── NeedsRoot          1   the right to change the host is missing
 ├── RolledBack             1   a run failed; everything is as it was before
 └── RollbackIncomplete     5   a run failed, and so did part of undoing it
@@ -96,6 +97,10 @@ class ProgramFailed(HostError):
         super().__init__(message, hint)
         self.status = status
         self.said = said
+
+
+class StillDiffers(HostError):
+    """A part of a layout was brought about and is not as it is wanted; the message says in what."""
 
 
 class RolledBack(VfiomgrError):

@@ -99,7 +99,7 @@ def uninstall(session: Session, *, update_initramfs: bool) -> None:
       vfiomgr layout uninstall --dry-run
       vfiomgr layout uninstall
     """
-    _told(session, plan_or_apply(session, UninstallLayout(update_initramfs)))
+    _told(session, plan_or_apply(session, UninstallLayout(update_initramfs, own_program())))
 
 
 def _told(session: Session, outcome: api.Outcome | None, undo: str = "", **facts: object) -> None:

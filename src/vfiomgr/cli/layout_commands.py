@@ -14,11 +14,11 @@ from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.progress import followed
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
-from vfiomgr.errors import HostError, RollbackIncomplete, VfiomgrError
+from vfiomgr.errors import HostError, RollbackIncomplete, StillDiffers, VfiomgrError
 from vfiomgr.executor.applied import reversion
 from vfiomgr.executor.scanning import slots_with_serials
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.model.intent import ALLOWANCES
+from vfiomgr.model.intent import ALLOWANCES, REVERSIBLE
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
 from vfiomgr.model.path import BOOT_ID
@@ -204,8 +204,8 @@ def export(session: Session, *, name: str) -> None:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(["in-use"]),
-    help="Take devices back although somebody holds them: see --deadline.",
+    type=click.Choice(REVERSIBLE),
+    help="Override a guard; a refusal names the one.",
 )
 @session_options()
 @click.pass_obj
@@ -294,6 +294,12 @@ def _print_differences(compared: Comparison) -> None:
         click.echo(f"  {difference}")
 
 
+def _is_changed(result: api.Outcome | VfiomgrError) -> bool:
+    if isinstance(result, VfiomgrError):
+        return isinstance(result, StillDiffers)
+    return result.is_changed
+
+
 def _apply_each(session: Session, intent: ApplyLayout) -> int:
     with followed(session) as options:
         results = api.apply_each(intent, tree=session.tree, **options)
@@ -302,7 +308,7 @@ def _apply_each(session: Session, intent: ApplyLayout) -> int:
         items = [
             {
                 "device": name,
-                "changed": not isinstance(result, VfiomgrError) and result.is_changed,
+                "changed": _is_changed(result),
                 "error": result.message if isinstance(result, VfiomgrError) else None,
                 "remedy": result.hint if isinstance(result, VfiomgrError) else None,
             }

@@ -118,7 +118,9 @@ def _cells(row: dict[str, object]) -> tuple[str, ...]:
 
 @persist.command("remove")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@click.option("--all", "every", is_flag=True, help="Remove the rules of all functions.")
+@click.option(
+    "--all", "every", is_flag=True, help="Remove all rules but those of an installed layout."
+)
 @update_initramfs_option
 @session_options()
 @click.pass_obj
@@ -147,7 +149,7 @@ def take_over(session: Session, *, update_initramfs: bool) -> None:
     """Take over entries of /etc/driverctl.d that are for VFIO drivers.
 
     Others stay with driverctl, and so do those whose device is absent: vfiomgr keeps an address
-    together with the device that it was recorded for.
+    together with the device that it was recorded for. What an installed layout has stays as well.
 
     \b
     Examples:

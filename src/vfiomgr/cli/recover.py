@@ -13,6 +13,7 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import NeedsRoot, UsageError
 from vfiomgr.executor.journal import CutOff, cut_off_runs
+from vfiomgr.model.intent import REVERSIBLE
 from vfiomgr.model.path import BOOT_ID
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(["in-use"]),
-    help="Undo it although somebody holds the device: see --deadline.",
+    type=click.Choice(REVERSIBLE),
+    help="Override a guard; a refusal names the one.",
 )
 @session_options()
 @click.pass_obj

@@ -261,7 +261,7 @@ def _cases(compared: Comparison) -> dict[str, _Case]:
     """What differs, by the device that it stands under."""
     found: dict[str, _Case] = {}
     for part in compared.parts:
-        if part.differences:
+        if not part.is_met:
             other = found.get(part.name, _Case((), ()))
             found[part.name] = _Case(
                 (*other.differences, *part.differences), (*other.objections, *part.objections)

@@ -45,13 +45,12 @@ def _read_parents(
     What a type is called is read once for all virtual functions of a GPU: one driver serves them.
     """
     functions = {str(device.address): device for device in devices}
-    directories = [path.MDEV_PARENTS / name for name in tree.children(path.MDEV_PARENTS)]
-    directories += [
-        directory
-        for name in functions
-        if tree.exists((directory := path.PCI_DEVICES / name) / TYPES)
-    ]
-    resolved = {real for directory in directories if (real := tree.resolve(directory))}
+    directories = {name: path.MDEV_PARENTS / name for name in tree.children(path.MDEV_PARENTS)}
+    for name in functions:  # the same by name, where it is listed as a parent too
+        directory = path.PCI_DEVICES / name
+        if name not in directories and tree.exists(directory / TYPES):
+            directories[name] = directory
+    resolved = {real for directory in directories.values() if (real := tree.resolve(directory))}
     known: dict[tuple[str, str], VgpuType] = {}
     found = [
         _read_parent(tree, real, functions.get(real.name), known)
@@ -93,7 +92,7 @@ def _read_parent(
         driver=function.driver if function else tree.link_name(directory / "driver"),
         gpu=gpu,
         types=tuple(known[gpu, type_id] for type_id in ids),
-        available=tuple(_available(tree, types / type_id) for type_id in ids),
+        available=tuple(_available(tree, types, type_id) for type_id in ids),
     )
 
 
@@ -106,8 +105,8 @@ def _read_type(tree: HostTree, directory: HostPath) -> VgpuType:
     )
 
 
-def _available(tree: HostTree, directory: HostPath) -> int | None:
-    text = tree.read(directory / "available_instances")
+def _available(tree: HostTree, types: HostPath, type_id: str) -> int | None:
+    text = tree.read(types / f"{type_id}/available_instances")
     return int(text) if text and text.isdecimal() else None
 
 

@@ -27,6 +27,8 @@ GpuUse = Literal["host", "passthrough", "vgpu"]
 """Who has a GPU: its host driver, one guest, or guests that share it."""
 
 ALLOWANCES: tuple[Allowance, ...] = get_args(Allowance)
+REVERSIBLE: tuple[Allowance, ...] = ("in-use", "mounted-disk", "default-route")
+"""Those of them that may speak against undoing a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +345,8 @@ class UninstallLayout:
     """Take back what installing a layout wrote; nothing moves now."""
 
     update_initramfs: bool = False
+    program: str | None = None
+    """Where vfiomgr itself is, for the service of rules that are there again."""
     kind: Literal["uninstall-layout"] = "uninstall-layout"
 
 

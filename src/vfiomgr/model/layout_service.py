@@ -38,17 +38,22 @@ _BARE = re.compile(r"[A-Za-z0-9._+@:/-]+")
 
 @dataclass(frozen=True, slots=True)
 class WrittenRule:
-    """A file of udev's rules that was written for a layout."""
+    """A file of udev's rules that was written for a layout, or that must not be there for it."""
 
     path: str
-    sha256: str
-    """Of its text: what was changed since is somebody else's."""
+    sha256: str | None
+    """Of its text: what was changed since is somebody else's. None where there is to be no rule."""
     before: str | None = None
     """What was there: somebody else's rule for the same function."""
 
+    @property
+    def is_absence(self) -> bool:
+        """Whether there is to be no rule: one would take from the layout what it is to pin."""
+        return self.sha256 is None
+
     def is_as_written(self, text: str | None) -> bool:
-        """Whether a text is the one that was written."""
-        return text is not None and digest_of(text) == self.sha256
+        """Whether a text is the one that was written; None for a file that is not there."""
+        return self.sha256 == (None if text is None else digest_of(text))
 
 
 @dataclass(frozen=True, slots=True)

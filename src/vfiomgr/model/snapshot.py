@@ -180,7 +180,11 @@ class HostSnapshot:
 
     def access(self, path: str) -> NodeAccess | None:
         """Who may open a node of VFIO."""
-        return next((node.access for node in self.nodes if node.path == path), None)
+        return self._access_by_node.get(path)
+
+    @cached_property
+    def _access_by_node(self) -> dict[str, NodeAccess]:
+        return {node.path: node.access for node in self.nodes}
 
     @cached_property
     def _by_name(self) -> dict[str, PciDevice]:

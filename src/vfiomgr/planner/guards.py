@@ -6,7 +6,7 @@ against it. All findings are collected, so that a refusal names every obstacle a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _AMD = "AuthenticAMD"
 _FIRMWARE_NAMES = {"GenuineIntel": "VT-d", _AMD: "AMD-Vi (IOMMU)"}
+_LEAVING_OUT = "or leave it out with --only, "
 _SWITCHED_OFF = frozenset({"intel_iommu=off", "amd_iommu=off", "iommu=off"})
 
 
@@ -175,13 +176,13 @@ def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
             case "mounted-disk":
                 yield Objection(
                     f"{device} holds a disk that the host uses: {use.what}",
-                    f"unmount it, or leave it out with --only, or pass --allow {use.kind}",
+                    f"unmount it, {_LEAVING_OUT}or pass --allow {use.kind}",
                     "mounted-disk",
                 )
             case "default-route":
                 yield Objection(
                     f"{device} carries the default route: interface {use.what}",
-                    f"move the route, or leave it out with --only, or pass --allow {use.kind}",
+                    f"move the route, {_LEAVING_OUT}or pass --allow {use.kind}",
                     "default-route",
                 )
             case "persistence-mode":
@@ -255,8 +256,19 @@ RELEASING: tuple[Guard, ...] = (bridge, held_by_guest)
 """Before a function is taken from a VFIO driver."""
 
 
-UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes)
-"""Before a run that was cut off is undone."""
+def host_data(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """What the host keeps on a function, or reaches through it, where no part can be left out.
+
+    Persistence mode is none of it: NVIDIA's programs, which the undoing of a run calls, set it.
+    """
+    for objection in host_use(host, device):
+        if objection.allowance != "in-use":
+            remedy = objection.remedy.replace(_LEAVING_OUT, "")
+            yield replace(objection, remedy=remedy)
+
+
+UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes, host_data)
+"""Before functions are put back where a run had them from, or go with their number."""
 
 
 def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Objection]:

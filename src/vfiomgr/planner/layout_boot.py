@@ -31,7 +31,7 @@ from vfiomgr.model.layout_service import (
 from vfiomgr.model.pci import PciAddress, PciDevice
 from vfiomgr.model.persistence import PersistedBinding, TextFile, parse_rule, render_rule, rule_file
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.service import SWEPT, UNIT
+from vfiomgr.model.service import UNIT
 from vfiomgr.planner import guards, passthrough, persistence
 from vfiomgr.planner.layout import binds, compare
 from vfiomgr.planner.layout_part import counted
@@ -77,7 +77,7 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
     steps: list[Step] = [
         *_replaced(host, RECORD, meanwhile),
         *_replaced(host, FILE, intent.text),
-        *_unswept(host, kept.steps),
+        *persistence.unswept(host, kept.steps),
         *kept.steps,
         *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
         *(step for path, text in services.items() for step in _replaced(host, path, text)),
@@ -88,7 +88,8 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
         locks=(LOCK, *kept.locks),
         notes=(
             *persistence.notes_on(before, rules.targets),
-            *_pinned_notes(rules.pinned),
+            *_pinned_notes(host, rules.pinned),
+            *_replacing_notes(host, rules.written),
             *kept.notes,
             *_service_notes(host, intent, is_changed=bool(steps)),
             *_difference_notes(len(compared.differences)),
@@ -101,9 +102,10 @@ def plan_uninstall(host: HostSnapshot, intent: UninstallLayout) -> Plan:
     """Take back what `plan_install` wrote, and nothing that others wrote since."""
     before = _without_own_rules(host)
     installed = parse_record(host.file(RECORD))
-    kept = persistence.exchange(
-        host, persistence.bindings(before), None, rebuild=intent.update_initramfs
-    )
+    # A unit that went with the last rule comes back with it; another is left as it is.
+    program = intent.program if host.file(UNIT) is None else None
+    bindings = persistence.bindings(before)
+    kept = persistence.exchange(host, bindings, program, rebuild=intent.update_initramfs)
     removed = [path for path in (*reversed(SERVICES), FILE, RECORD) if host.file(path) is not None]
     services = [path for path in removed if path in SERVICES]
     files = [path for path in removed if path not in SERVICES]
@@ -113,6 +115,7 @@ def plan_uninstall(host: HostSnapshot, intent: UninstallLayout) -> Plan:
         summary=f"uninstall the layout{f' {installed.name}' if installed else ''}",
         steps=(
             *(step for path in services for step in _replaced(host, path, None)),
+            *persistence.unswept(host, kept.steps),
             *kept.steps,
             *(step for path in files for step in _replaced(host, path, None)),
         ),
@@ -131,18 +134,18 @@ def _records(host: HostSnapshot, name: str, written: tuple[WrittenRule, ...]) ->
     """
     installed = parse_record(host.file(RECORD))
     old = () if installed is None else installed.rules
-    there = tuple(r for r in old if r not in written and r.is_as_written(host.file(r.path) or ""))
+    there = tuple(r for r in old if r not in written and r.is_as_written(host.file(r.path)))
     after = render_record(InstalledLayout(name, written))
     return render_record(InstalledLayout(name, (*written, *there))) if there else after, after
 
 
 def _without_own_rules(host: HostSnapshot) -> HostSnapshot:
-    """The host as if no layout had written a rule; a rule that others changed since is theirs."""
+    """The host as if no layout had a word in its rules; one that others changed since is theirs."""
     installed = parse_record(host.file(RECORD))
     own: dict[str, list[WrittenRule]] = {}
     for rule in () if installed is None else installed.rules:
         own.setdefault(rule.path, []).append(rule)
-    return replace(host, files=tuple(_others(host.files, own)))
+    return replace(host, files=(*_others(host.files, own), *_put_aside(host, own)))
 
 
 def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
@@ -154,24 +157,35 @@ def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Ite
             yield TextFile(file.path, rule.before)
 
 
+def _put_aside(host: HostSnapshot, own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
+    """Rules that had to go for what the layout pins, and were not written anew since."""
+    for path, rules in own.items():
+        absence = next((rule for rule in rules if rule.is_absence), None)
+        if absence is not None and absence.before is not None and host.file(path) is None:
+            yield TextFile(path, absence.before)
+
+
 def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _Rules:
     wanted = persistence.bindings(before)
     written: list[WrittenRule] = []
     targets: list[PciDevice] = []
     pinned: list[PciDevice] = []
-    for bind in binds(host, intent.wish):
-        for address, choice in passthrough.drivers_for(host, bind).items():
+    for bind, others in binds(host, intent.wish):
+        for address, choice in passthrough.drivers_for(host, bind, others).items():
             device = host.device(address)
             if device.physical_function is not None:
                 continue
+            path = rule_file(address)
+            there = before.file(path)
+            readable = there if parse_rule(there or "") else None
             if _is_pinned(bind):
                 pinned.append(device)
+                written.append(WrittenRule(path, None, readable))
+                wanted.pop(address, None)
                 continue
             binding = persistence.binding_for(before, device, choice, bind.owner)
-            path, text = rule_file(address), render_rule(binding)
-            there = before.file(path)
+            text = render_rule(binding)
             if there != text:
-                readable = there if parse_rule(there or "") else None
                 written.append(WrittenRule(path, digest_of(text), readable))
             wanted[address] = binding
             targets.append(device)
@@ -181,12 +195,6 @@ def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _
 def _is_pinned(bind: Bind) -> bool:
     """Whether a function must come from its host driver, whose state is what pins give back."""
     return bind.reset_method is not None or bind.no_d3cold
-
-
-def _unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
-    """A service that is started now is told to move nothing of what is there."""
-    if any(getattr(step, "path", None) == UNIT for step in steps) and host.file(UNIT) is None:
-        yield from _replaced(host, SWEPT, host.file(SWEPT) or "")
 
 
 # ---- units
@@ -237,12 +245,26 @@ def _service_notes(host: HostSnapshot, intent: InstallLayout, *, is_changed: boo
         yield f"the layout is kept from the next boot on; from now on: systemctl start {WATCH.name}"
 
 
-def _pinned_notes(pinned: Iterable[PciDevice]) -> Iterator[str]:
+def _pinned_notes(host: HostSnapshot, pinned: Iterable[PciDevice]) -> Iterator[str]:
     for device in pinned:
         yield (
             f"{device} gets no rule: what is pinned of it (reset_method, d3cold) is pinned when it "
             "leaves its host driver, once that is loaded"
         )
+        for entry in host.driverctl_overrides:
+            if entry.address == device.address:
+                yield (
+                    f"driverctl has {device.address} on {entry.driver} before it can be pinned "
+                    f"({entry.file.path}): driverctl unset-override {device.address}"
+                )
+
+
+def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iterator[str]:
+    """Rules of `bind --persist` that give way."""
+    for rule in written:
+        if rule.before is not None and host.file(rule.path) == rule.before:
+            does = "goes" if rule.is_absence else "gives way to the layout's"
+            yield f"{rule.path}, which bind --persist wrote, {does}, until vfiomgr layout uninstall"
 
 
 def _difference_notes(differences: int) -> Iterator[str]:

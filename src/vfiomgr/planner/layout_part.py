@@ -57,6 +57,15 @@ class Part:
     objections: tuple[Objection, ...] = ()
     later: tuple[str, ...] = ()
     """What is planned once that is done."""
+    groups: frozenset[int] = frozenset()
+    """The IOMMU groups of the functions that it is about."""
+    is_for_guests: bool = False
+    """Whether it gives these functions to guests."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is as wanted, and nothing speaks against that."""
+        return not self.differences and not self.objections
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,12 @@ class Case:
     intent: ApplyLayout
     claim: Claim
     others: frozenset[PciAddress] = frozenset()
-    """The functions that other rules select."""
+    """The functions that other rules select, or have with those."""
     going: frozenset[PciAddress] = frozenset()
     """All functions that some rule gives to guests: none of them keeps a group from another."""
 
     def is_shared(self, device: PciDevice) -> bool:
-        """Whether another rule selects a function of the same slot."""
+        """Whether another rule has a function of the same slot."""
         return any(other.address in self.others for other in self.host.slot(device))
 
     @property

@@ -21,7 +21,7 @@ from vfiomgr.model.step import (
     subject,
 )
 from vfiomgr.model.variant import PLAIN, best_variant
-from vfiomgr.planner import guards, persistence, pins
+from vfiomgr.planner import guards, installed_rules, persistence, pins
 from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
@@ -32,13 +32,22 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
 
+    Drivers = dict[PciAddress, LoadModule]
+
+_NONE: frozenset[PciAddress] = frozenset()
 _DRIVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def plan_bind(host: HostSnapshot, intent: Bind, going: frozenset[PciAddress] = frozenset()) -> Plan:
+def plan_bind(
+    host: HostSnapshot,
+    intent: Bind,
+    going: frozenset[PciAddress] = _NONE,
+    others: frozenset[PciAddress] = _NONE,
+) -> Plan:
     """Put functions and their companions on a VFIO driver.
 
-    `going` are functions that other plans give to guests at the same time.
+    `going` are functions that other plans give to guests at the same time, `others` those that do
+    not come along since other plans are about them.
 
     Raises:
         Refusal: a guard forbids it.
@@ -47,7 +56,7 @@ def plan_bind(host: HostSnapshot, intent: Bind, going: frozenset[PciAddress] = f
     """
     _check_driver(host, intent.driver)
     named = [host.device(address) for address in intent.addresses]
-    wanted = drivers_for(host, intent)
+    wanted = drivers_for(host, intent, others)
     targets = [host.device(address) for address in wanted]
     moving = [device for device in targets if device.driver != wanted[device.address].driver]
     guards.refuse_if_any(
@@ -55,6 +64,7 @@ def plan_bind(host: HostSnapshot, intent: Bind, going: frozenset[PciAddress] = f
             *guards.taking(host, moving),
             *guards.foreign_members(host, targets, intent, going),
             *pins.objections(host, named, intent),
+            *(installed_rules.objections(host, targets) if intent.persist else ()),
         ],
         intent.allow,
     )
@@ -88,11 +98,32 @@ def plan_bind(host: HostSnapshot, intent: Bind, going: frozenset[PciAddress] = f
     )
 
 
-def drivers_for(host: HostSnapshot, intent: Bind) -> dict[PciAddress, LoadModule]:
+def drivers_for(host: HostSnapshot, intent: Bind, others: frozenset[PciAddress] = _NONE) -> Drivers:
     """The VFIO driver of each function that a bind is about, with those that come along."""
+    return {
+        d.address: _wanted_driver(host, d, intent.driver) for d in moved_by(host, intent, others)
+    }
+
+
+def moved_by(
+    host: HostSnapshot, intent: Bind | Unbind, others: frozenset[PciAddress] = _NONE
+) -> list[PciDevice]:
+    """The named functions, the rest of their slots, and on request of their groups.
+
+    A bridge that somebody named stays in the list, for a guard to refuse; others never come along.
+    """
     named = [host.device(address) for address in intent.addresses]
-    targets = _targets(host, intent, named)
-    return {d.address: _wanted_driver(host, d, intent.driver) for d in targets}
+    found = {device.address: device for device in named}
+    companions: list[PciDevice] = []
+    if not intent.only:
+        companions += [other for device in named for other in host.slot(device)]
+    if intent.with_group:
+        groups = {d.iommu_group for d in (*named, *companions)}
+        companions += [other for n in groups for other in host.group_members(n)]
+    for other in companions:
+        if not other.is_bridge and other.address not in others:
+            found[other.address] = other
+    return [found[address] for address in sorted(found)]
 
 
 def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
@@ -104,7 +135,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
 
     """
     named = [host.device(address) for address in intent.addresses]
-    targets = _targets(host, intent, named)
+    targets = moved_by(host, intent)
     recorded = [d for d in targets if host.origin(d) is not None]
     moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
     guards.refuse_if_any(guards.releasing(host, moving), intent.allow)
@@ -185,7 +216,6 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
 
 def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
     """One lane for each IOMMU group; modules come first, files last."""
-    groups = {str(device.address): device.iommu_group for device in host.devices}
     lanes: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
@@ -193,27 +223,10 @@ def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
         if name is None:
             found.append(FIRST if isinstance(step, LoadModule) else LAST)
             continue
-        group = groups.get(name)
+        device = host.device_named(name)
+        group = None if device is None else device.iommu_group
         found.append(lanes.setdefault(name if group is None else group, len(lanes) + 1))
     return tuple(found)
-
-
-def _targets(
-    host: HostSnapshot, intent: Bind | Unbind, named: Sequence[PciDevice]
-) -> list[PciDevice]:
-    """The named functions, the rest of their slots, and on request of their groups.
-
-    A bridge that somebody named stays in the list, for a guard to refuse; others never come along.
-    """
-    found = {device.address: device for device in named}
-    companions: list[PciDevice] = []
-    if not intent.only:
-        companions += [other for device in named for other in host.slot(device)]
-    if intent.with_group:
-        groups = {d.iommu_group for d in (*named, *companions)}
-        companions += [other for n in groups for other in host.group_members(n)]
-    found |= {other.address: other for other in companions if not other.is_bridge}
-    return [found[address] for address in sorted(found)]
 
 
 def _take(host: HostSnapshot, device: PciDevice, driver: str, intent: Bind) -> Iterable[Step]:

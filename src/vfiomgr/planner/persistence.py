@@ -12,12 +12,14 @@ from vfiomgr.model.path import VFIO_CDEVS, vfio_group_node
 from vfiomgr.model.pci import is_vfio_driver
 from vfiomgr.model.persistence import PersistedBinding, render_rule, rule_file
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.service import UNIT, render_unit
+from vfiomgr.model.service import SWEPT, UNIT, render_unit
 from vfiomgr.model.step import LoadModule, Step
+from vfiomgr.planner import installed_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vfiomgr.model.access import NodeAccess
     from vfiomgr.model.intent import Bind, ForgetPersisted, ImportDriverctl, Unbind
     from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.persistence import DriverctlOverride, NodeOwner
@@ -60,10 +62,17 @@ def part_of_bind(
     for device in targets:
         choice = drivers[device.address]
         wanted[device.address] = binding_for(host, device, choice, intent.owner)
+    replacing = installed_rules.replacement_notes(host, [wanted[d.address] for d in targets])
     part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
     return Part(
         (*access, *part.steps),
-        (*notes, *_other_device_notes(host, targets), *_built_in_notes(targets), *part.notes),
+        (
+            *notes,
+            *_other_device_notes(host, targets),
+            *_built_in_notes(targets),
+            *replacing,
+            *part.notes,
+        ),
         tuple(f"{d} is persisted already" for d in targets if wanted[d.address] in host.persisted),
         part.locks,
     )
@@ -72,13 +81,15 @@ def part_of_bind(
 def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], intent: Unbind) -> Part:
     """What becomes of the rules of functions that go back to the host."""
     kept = [d.address for d in targets if host.file(rule_file(d.address)) is not None]
+    again = tuple(installed_rules.removal_notes(host, [device.address for device in targets]))
     if intent.forget:
-        return _without(host, kept, rebuild=intent.update_initramfs)
-    if not kept:
-        return Part()
-    names = [str(address) for address in kept]
+        return _without(host, kept, rebuild=intent.update_initramfs).with_notes(again)
+    names = [str(a) for a in kept if installed_rules.of_layout(host, a) is None]
+    if not names:
+        return Part(notes=again)
     command = f"vfiomgr persist remove {' '.join(names)}"
-    return Part(notes=(f"rules bind {', '.join(names)} again at the next boot: {command}",))
+    told = f"rules bind {', '.join(names)} again at the next boot: {command}"
+    return Part(notes=(told, *again))
 
 
 def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[SetNodeAccess]:
@@ -94,19 +105,30 @@ def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[S
 def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
     """Remove rules; what they bound stays where it is until unbind or the next boot."""
     addresses = intent.addresses
+    notes: list[str] = []
     if intent.every:
         addresses = tuple(binding.address for binding in host.persisted)
+        staying = [a for a in addresses if installed_rules.of_layout(host, a) is not None]
+        addresses = tuple(a for a in addresses if a not in staying)
+        notes += [_of_layout_note(host, staying)] if staying else []
     gone = [a for a in addresses if host.file(rule_file(a)) is None]
-    part = _without(
-        host, [a for a in addresses if a not in gone], rebuild=intent.update_initramfs
-    ).with_notes(_staying_notes(host, [a for a in addresses if a not in gone]))
+    there = [a for a in addresses if a not in gone]
+    notes += [*installed_rules.removal_notes(host, there), *_staying_notes(host, there)]
+    part = _without(host, there, rebuild=intent.update_initramfs)
     return Plan(
         summary=f"forget {', '.join(map(str, addresses)) or 'all that is persisted'}",
         steps=part.steps,
         locks=part.locks,
-        notes=part.notes,
+        notes=(*notes, *part.notes),
         already=tuple(f"vfiomgr has no rule for {address}" for address in gone)
-        or (() if addresses else ("nothing is persisted",)),
+        or (() if addresses or notes else ("nothing is persisted",)),
+    )
+
+
+def _of_layout_note(host: HostSnapshot, staying: Iterable[PciAddress]) -> str:
+    return (
+        f"rules of the layout {installed_rules.layout_name(host)} stay "
+        f"({', '.join(map(str, staying))}): vfiomgr layout uninstall takes them back"
     )
 
 
@@ -116,7 +138,7 @@ def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
     present = {device.address: device for device in host.devices}
     for entry in host.driverctl_overrides:
         device = present.get(entry.address)
-        why = _why_left(entry, device)
+        why = _why_left(host, entry, device)
         if device is None or why:
             notes.append(f"{entry.address} stays with driverctl: {why}")
             continue
@@ -127,17 +149,31 @@ def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
     removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
     return Plan(
         summary=f"take over {', '.join(str(e.address) for e in taken) or 'nothing'} of driverctl",
-        steps=(*part.steps, *removals) if taken else (),
+        steps=(*unswept(host, part.steps), *part.steps, *removals) if taken else (),
         locks=(LOCK,),
         notes=(*notes, *part.notes) if taken else tuple(notes),
         already=() if taken else ("driverctl keeps nothing that vfiomgr would take over",),
     )
 
 
-def _why_left(entry: DriverctlOverride, device: PciDevice | None) -> str:
+def _why_left(host: HostSnapshot, entry: DriverctlOverride, device: PciDevice | None) -> str:
     if device is None:
         return "there is no device now whose identity could be recorded"
-    return "" if is_vfio_driver(entry.driver) else f"{entry.driver} is no VFIO driver"
+    if not is_vfio_driver(entry.driver):
+        return f"{entry.driver} is no VFIO driver"
+    if installed_rules.of_layout(host, entry.address) is not None:
+        name = installed_rules.layout_name(host)
+        return (
+            f"the layout {name}, which is installed, has it at each boot already; "
+            f"driverctl unset-override {entry.address} ends what driverctl does"
+        )
+    return ""
+
+
+def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
+    """A service that is started now is told to move nothing of what is there."""
+    if any(getattr(step, "path", None) == UNIT for step in steps) and host.file(UNIT) is None:
+        yield from replaced(host, SWEPT, host.file(SWEPT) or "")
 
 
 def bindings(host: HostSnapshot) -> Bindings:
@@ -243,13 +279,18 @@ def _access_steps(
     for device in targets:
         if owner is None:
             return
-        group = device.iommu_group
-        nodes = [] if group is None else [str(vfio_group_node(group))]
-        nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
-        found = [access for access in map(host.access, nodes) if access is not None]
+        found = accesses(host, device)
         if device in moving or any(access != owner.access for access in found):
             before = found[0] if found else ROOT_ONLY
-            yield SetNodeAccess(device.identity, group, before, owner.access)
+            yield SetNodeAccess(device.identity, device.iommu_group, before, owner.access)
+
+
+def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
+    """Who may open the nodes of a function that are there: its group's, its own."""
+    group = device.iommu_group
+    nodes = [] if group is None else [str(vfio_group_node(group))]
+    nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
+    return [access for access in map(host.access, nodes) if access is not None]
 
 
 def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...]:

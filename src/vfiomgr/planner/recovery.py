@@ -81,12 +81,14 @@ def plan_undo(
             kept.append(number)
             moving += [device] if device.stuck or device.driver != step.before.driver else []
     made = [vgpu for number in kept if (vgpu := _made_by(host, steps[number])) is not None]
-    divided = {d.address: d for n in kept for d in _divided_by(host, steps[n])}
-    on_them = [vgpu for address in divided for vgpu in host.vgpus_of(str(address))]
+    going = {d.address: d for n in kept for d in _divided_by(host, steps[n])}
+    less = {d.address: d for n in kept for d in _deprived_by(host, steps[n])}
+    on_them = [v for address in (*going, *less) for v in host.vgpus_of(str(address))]
     guards.refuse_if_any(_of_others(on_them, made), frozenset())
-    holders: list[PciDevice | Vgpu] = [*made, *divided.values()]
+    holders: list[PciDevice | Vgpu] = [*made, *less.values()]
     held = [objection for holder in holders for objection in guards.held_by_guest(host, holder)]
-    guards.refuse_if_any([*guards.undoing(host, moving), *held], allow)
+    leaving = {d.address: d for d in (*moving, *going.values())}
+    guards.refuse_if_any([*guards.undoing(host, tuple(leaving.values())), *held], allow)
     return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
 
 
@@ -112,16 +114,26 @@ def _made_by(host: HostSnapshot, step: Step) -> Vgpu | None:
 
 
 def _divided_by(host: HostSnapshot, step: Step) -> list[PciDevice]:
-    """The virtual functions that undoing a step takes away, or takes memory from."""
-    if not isinstance(step, SetVfCount | RunSriovManage | SetQuotas):
+    """The virtual functions that undoing a step takes away."""
+    if not isinstance(step, SetVfCount | RunSriovManage) or not step.after:
         return []
+    return _virtual_functions(host, step)
+
+
+def _deprived_by(host: HostSnapshot, step: Step) -> list[PciDevice]:
+    """The virtual function that undoing a step takes memory from."""
+    if not isinstance(step, SetQuotas) or not step.is_of_memory:
+        return []
+    return _virtual_functions(host, step)[step.function - 1 : step.function]
+
+
+def _virtual_functions(
+    host: HostSnapshot, step: SetVfCount | RunSriovManage | SetQuotas
+) -> list[PciDevice]:
+    """Those of a step's physical function that are there, in their order."""
     physical = host.device_named(str(step.device.address))
-    functions = physical.virtual_functions if physical is not None else ()
-    if isinstance(step, SetQuotas):
-        functions = functions[step.function - 1 : step.function] if step.is_of_memory else ()
-    elif not step.after:
-        functions = ()
-    return [device for device in host.devices if device.address in functions]
+    names = map(str, physical.virtual_functions if physical is not None else ())
+    return [device for name in names if (device := host.device_named(name)) is not None]
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.plan import Plan
+from vfiomgr.model.quota_step import SetQuotas
 from vfiomgr.model.step import subject
 from vfiomgr.planner import recovery
 from vfiomgr.planner.locks import device_lock
@@ -45,17 +48,26 @@ def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
     half-way, is of no interest.
     """
     found: list[Step] = []
-    changed: set[tuple[str, object]] = set()
+    changed: set[tuple[object, ...]] = set()
     for run in runs:
         new = [step for step in run if _topic(step) not in changed]
-        changed.update(map(_topic, new))
+        changed.update(_topic(step) for step in new if step.inverse() is not None)
         found += new
     return tuple(found)
 
 
-def _topic(step: Step) -> tuple[str, object]:
-    """What a step changes."""
-    return step.kind, subject(step) or getattr(step, "path", None)
+def _topic(step: Step) -> tuple[object, ...]:
+    """What a step changes: of a GPU's quotas, those of one function; of a vGPU, one attribute."""
+    match step:
+        case SetQuotas():
+            names = frozenset(change.name for change in step.changes)
+            return step.kind, subject(step), step.function, names
+        case SetVgpuAttribute():
+            return step.kind, subject(step), step.attribute
+        case ReplaceFile():
+            return step.kind, step.path
+        case _:
+            return step.kind, subject(step)
 
 
 def _locks(host: HostSnapshot, names: Iterable[str]) -> Iterable[str]:

@@ -43,6 +43,8 @@ class Selection:
 
     claims: tuple[Claim, ...]
     objections: tuple[tuple[Claim, Objection], ...]
+    shortages: tuple[tuple[Claim, Objection], ...]
+    """Rules with fewer devices than they want, of those that are there now."""
 
 
 def select(host: HostSnapshot, layout: Layout) -> Selection:
@@ -51,23 +53,21 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
     taken_parents: set[str] = set()
     claims: list[Claim] = []
     objections: list[tuple[Claim, Objection]] = []
+    shortages: list[tuple[Claim, Objection]] = []
     for number, rule in enumerate(layout.devices, start=1):
         matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
         parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
         taken_parents.update(parents)
         claim = Claim(number, rule, matching, parents)
         companions = _companions(host, claim)
-        against = (
-            *_too_few(host, claim, taken),
-            *_unfit(claim),
-            *_conflicts(claim, companions, taken),
-        )
+        against = (*_unfit(claim), *_conflicts(claim, companions, taken))
         objections += [(claim, objection) for objection in against]
+        shortages += [(claim, objection) for objection in _too_few(host, claim, taken)]
         taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
         taken |= dict.fromkeys(_disposed_of(claim), claim)
         claims.append(claim)
     given_back = (_with_rest(host, claim, taken) for claim in claims)
-    return Selection(tuple(given_back), tuple(objections))
+    return Selection(tuple(given_back), tuple(objections), tuple(shortages))
 
 
 def _disposed_of(claim: Claim) -> Iterator[PciAddress]:

@@ -113,7 +113,8 @@ def _is_heterogeneous(host: HostSnapshot, device: PciDevice) -> bool:
 
 
 def _virtual_functions(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
-    return [d for d in host.devices if d.address in device.virtual_functions]
+    found = (host.device_named(str(address)) for address in sorted(device.virtual_functions))
+    return [function for function in found if function is not None]
 
 
 def _departures(

@@ -168,6 +168,23 @@ def test_what_cannot_be_done_keeps_the_rest_from_nothing_with_keep_going(
     assert [item["error"] is None for item in again["items"]] == [False]
 
 
+def test_half_of_a_group_is_not_said_to_be_done(run: Run, tmp_path: Path) -> None:
+    shared = [
+        {"select": {"address": "0000:04:02.0"}, "state": "passthrough"},
+        {"select": {"address": ["0000:04:00.0", "0000:04:01.0"]}, "state": "passthrough"},
+    ]
+    file = write(tmp_path / "layout.yaml", lab=shared)
+    answer = run("apply", file, "--keep-going")
+    assert answer.status == 1
+    assert "done" not in answer.stdout
+    told = json.loads(run("apply", file, "--keep-going", "--format", "json").stdout)["items"]
+    assert [(item["device"], item["changed"]) for item in told] == [
+        ("0000:04:02.0", False),
+        ("0000:04:00.0", False),
+    ]
+    assert all("IOMMU group 20 goes to a guest whole" in item["error"] for item in told)
+
+
 def test_a_snapshot_is_planned_and_not_changed(run: Run, file: str, tmp_path: Path) -> None:
     snapshot = tmp_path / "host.json"
     snapshot.write_text(run("snapshot").stdout)

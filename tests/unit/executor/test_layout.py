@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.hosts import dual_adapter, mixed
+from tests.fakes.hosts import dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
 from tests.unit.executor.faults import Course, EveryFault, kept, named
 from vfiomgr import api
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, RolledBack, StillDiffers
 from vfiomgr.executor import change
 from vfiomgr.executor.journal import DIRECTORY, read_journal
 from vfiomgr.executor.lock import hold
+from vfiomgr.executor.run import run as run_plan
 from vfiomgr.host.pci import read_virtual_functions
+from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.intent import Bind, CreateVgpu, RemoveVgpu, SetVirtualFunctions, Unbind
 from vfiomgr.model.layout import Layout
 from vfiomgr.model.path import HostPath, pci_device
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.model.intent import ApplyLayout
+    from vfiomgr.model.plan import Plan
 
 GPU, AUDIO, NIC = map(PciAddress.parse, ("0000:01:00.0", "0000:01:00.1", "0000:05:00.0"))
 WHOLE: list[dict[str, Any]] = [
@@ -186,6 +191,69 @@ def test_one_part_that_fails_keeps_no_other_from_it(tmp_path: Path) -> None:
     assert len(api.scan(kernel).vgpus) == 3
 
 
+USB, REST = "0000:04:02.0", ["0000:04:00.0", "0000:04:01.0"]
+"""They share an IOMMU group of the workstation."""
+SHARED: list[dict[str, Any]] = [
+    {"select": {"address": USB}, "state": "passthrough"},
+    {"select": {"address": REST}, "state": "passthrough"},
+]
+ALLOWED = {**SHARED[1], "allow": ["mounted-disk", "default-route"]}
+
+
+def journals(kernel: FakeKernel) -> list[dict[str, Any]]:
+    """What each run began with."""
+    return [read_journal(kernel, name)[0] for name in kernel.children(DIRECTORY)]
+
+
+def test_a_group_of_two_rules_is_changed_in_one_run_or_not_at_all(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    results = dict(api.apply_each(layout(*SHARED), tree=kernel))
+    assert results.keys() == {USB, REST[0]}
+    for result in results.values():
+        assert isinstance(result, Refusal)
+        assert "carries the default route" in result.message
+        assert f"IOMMU group 20 goes to a guest whole, and {REST[0]} of it is" in result.message
+    assert kernel.driver_of(USB) == "xhci_hcd"
+    assert journals(kernel) == [], "nothing was done, so nothing is told of it"
+    results = dict(api.apply_each(layout(SHARED[0], ALLOWED), tree=kernel))
+    assert all(isinstance(result, api.Outcome) for result in results.values())
+    (run,) = journals(kernel)
+    assert run["summary"] == f"apply the layout whole to {USB}, {REST[0]}"
+    assert {name for name in run["subjects"] if name} == {USB, *REST}
+
+
+def test_a_group_that_cannot_be_had_whole_is_given_back_whole(tmp_path: Path) -> None:
+    intent = layout(SHARED[0], ALLOWED)
+    twin = workstation(tmp_path / "twin", vfio_loaded=True)
+    before = len(twin.operations)
+    api.apply_each(intent, tree=twin)
+    kernel = workstation(tmp_path / "host", vfio_loaded=True)
+    kernel.fail(at=(len(twin.operations) - before) * 2 // 3, errno=errno.EIO)
+    results = dict(api.apply_each(intent, tree=kernel))
+    assert {type(result) for result in results.values()} == {RolledBack}
+    assert [kernel.driver_of(name) for name in (USB, *REST)] == ["xhci_hcd", "e1000e", "nvme"]
+
+
+def test_what_is_moved_again_meanwhile_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = mixed(tmp_path)
+
+    def thwarted(plan: Plan, **options: Any) -> api.Outcome:
+        outcome = run_plan(plan, **options)
+        kernel.change_access(HostPath("/dev/vfio/10"), NodeAccess(0, 0, 0o600))
+        return outcome
+
+    monkeypatch.setattr(change, "run_plan", thwarted)
+    ((name, result),) = api.apply_each(layout(WHOLE[0]), tree=kernel)
+    assert name == str(GPU)
+    assert isinstance(result, StillDiffers)
+    assert result.exit_code == 1
+    assert "is not as wanted: " in result.message
+    assert "(vfio-pci, owner root) -> passthrough (VFIO, owner 64055:108)" in result.message
+    assert len(journals(kernel)) == 1
+
+
 def test_functions_that_are_made_first_may_be_selected_by_another_rule(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     rules = (
@@ -252,6 +320,17 @@ def test_two_rules_about_the_same_virtual_functions_are_refused(tmp_path: Path) 
     other = {"select": {"physical_function": str(NIC)}, "state": "host"}
     with pytest.raises(Refusal, match="rule 2"):
         apply(kernel, layout(WHOLE[1], other))
+
+
+def test_a_virtual_function_of_a_rule_of_its_own_is_left_to_it(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    own = rule("0000:05:10.0", "passthrough", owner="1000:36")
+    rest = rule(NIC, "sriov", count=2, functions="host")
+    settles(kernel, layout(own, rest))
+    assert drivers(kernel, *functions(kernel)) == ["vfio-pci", "igbvf"]
+    settles(kernel, layout(own, {**rest, "functions": "passthrough", "owner": "2000"}))
+    owners = {f"{n.path}": n.access.uid for n in api.scan(kernel).nodes if n.access.uid}
+    assert sorted(owners.values()) == [1000, 2000]
 
 
 def test_a_virtual_function_by_address_waits_until_it_is_made(tmp_path: Path) -> None:
@@ -344,6 +423,21 @@ def test_a_layout_is_reverted_though_a_device_is_gone_and_after_many_other_runs(
     assert len(functions(kernel)) == 2
 
 
+def test_the_default_route_is_not_cut_by_reverting(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    apply(kernel, layout(rule(NIC, "sriov", count=2, functions="host")))
+    first, _ = functions(kernel)
+    interface = kernel.resolve(pci_device(first)) or HostPath("/")
+    kernel.sysfs.make(interface / "net/enp5s0v0")
+    kernel.sysfs.link("/sys/class/net/enp5s0v0", interface / "net/enp5s0v0")
+    kernel.default_route("enp5s0v0")
+    with pytest.raises(Refusal, match=f"{first}.* carries the default route: interface enp5s0v0"):
+        api.revert(tree=kernel)
+    assert drivers(kernel, *functions(kernel)) == ["igbvf"] * 2
+    api.revert(tree=kernel, allow=frozenset({"default-route"}))
+    assert functions(kernel) == ()
+
+
 def test_a_revert_that_waited_is_refused_where_another_process_applied_a_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,13 +466,14 @@ def held(tmp_path: Path, name: str) -> tuple[FakeKernel, ApplyLayout]:
     match name:
         case "divided":
             return kernel, layout()
-        case "given back":
+        case "given back" | "a part given back":
             apply(kernel, layout())
-            return kernel, layout(
+            host = layout(
                 {"select": {"address": [str(GPU), str(NIC)]}, "state": "host"},
                 {**WHOLE[2], "vgpus": []},
                 name="host",
             )
+            return kernel, replace(host, only=(str(NIC),)) if name.startswith("a part") else host
         case _:
             apply(kernel, layout())
             wish = {"type": "mtty-1", "count": 3}
@@ -389,7 +484,7 @@ def held(tmp_path: Path, name: str) -> tuple[FakeKernel, ApplyLayout]:
             )
 
 
-COURSES = ("divided", "given back", "divided otherwise")
+COURSES = ("divided", "given back", "a part given back", "divided otherwise")
 
 
 def course(tmp_path: Path, name: str) -> Course:

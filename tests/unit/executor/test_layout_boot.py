@@ -13,7 +13,14 @@ from tests.unit.executor.faults import EveryFault, Stories, told
 from tests.unit.executor.test_layout import AUDIO, GPU, NIC, WHOLE, drivers, layout
 from vfiomgr import api
 from vfiomgr.errors import Refusal
-from vfiomgr.model.intent import Bind, ForgetPersisted, InstallLayout, UninstallLayout
+from vfiomgr.model.intent import (
+    Bind,
+    ForgetPersisted,
+    ImportDriverctl,
+    InstallLayout,
+    Unbind,
+    UninstallLayout,
+)
 from vfiomgr.model.layout_service import BOOT, FILE, RECORD, WANTED, WATCH
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.persistence import NodeOwner, rule_file
@@ -152,6 +159,99 @@ def test_what_is_pinned_gets_no_rule(tmp_path: Path) -> None:
     assert sum("gets no rule" in note for note in outcome.plan.notes) == 2
 
 
+PINNED = {**WHOLE[0], "d3cold": False}
+TAKEN_BACK = UninstallLayout(program="/usr/bin/vfiomgr")
+
+
+def test_a_rule_of_bind_is_put_aside_for_what_a_layout_pins(tmp_path: Path) -> None:
+    kernel = host(tmp_path, OWNED)
+    before = etc(kernel)
+    outcome = api.apply(installing(PINNED), tree=kernel)
+    assert api.scan(kernel).persisted == (), "a rule would have it before it can be pinned"
+    told = [note for note in outcome.plan.notes if "bind --persist" in note]
+    assert told == [
+        f"{rule_file(a)}, which bind --persist wrote, goes, until vfiomgr layout uninstall"
+        for a in (GPU, AUDIO)
+    ]
+    assert not api.apply(installing(PINNED), tree=kernel).is_changed
+    api.apply(TAKEN_BACK, tree=kernel)
+    assert etc(kernel) == before
+    outcome = api.apply(installing(), tree=kernel)
+    assert sum("gives way to the layout's" in note for note in outcome.plan.notes) == 2
+
+
+def test_a_rule_that_was_put_aside_goes_to_the_layout_that_follows(tmp_path: Path) -> None:
+    kernel = host(tmp_path, OWNED)
+    before = etc(kernel)
+    for rules in (PINNED, WHOLE[0], PINNED, OTHER):
+        api.apply(installing(rules), tree=kernel)
+    assert {binding.owner.uid for binding in api.scan(kernel).persisted if binding.owner} == {1000}
+    api.apply(TAKEN_BACK, tree=kernel)
+    assert etc(kernel) == before
+
+
+def test_what_an_installed_layout_pins_gets_no_rule_of_bind(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing(PINNED))
+    before = etc(kernel)
+    with pytest.raises(Refusal) as caught:
+        api.apply(OWNED, tree=kernel)
+    assert "is pinned (reset_method, d3cold) by the layout whole" in caught.value.message
+    assert "leave out --persist" in caught.value.hint
+    assert "vfiomgr layout uninstall" in caught.value.hint
+    assert etc(kernel) == before
+    api.apply(replace(OWNED, persist=False), tree=kernel)
+    told = "; ".join(api.apply(Unbind((GPU,)), tree=kernel).plan.notes)
+    assert f"the layout whole, which is installed, binds {GPU}, {AUDIO} again" in told
+    api.apply(TAKEN_BACK, tree=kernel)
+    api.apply(OWNED, tree=kernel)
+    assert len(api.scan(kernel).persisted) == 2
+
+
+def test_who_wins_over_a_rule_of_a_layout_is_told(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    same = NodeOwner("64055:108", 64055, 108)
+    same_plan = api.plan(api.scan(kernel, with_users=True), replace(OWNED, owner=same))
+    assert not any("layout" in note for note in same_plan.notes)
+    told = "; ".join(api.plan(api.scan(kernel, with_users=True), OWNED).notes)
+    assert f"the rule that the layout whole wrote for {GPU} is replaced" in told
+    assert "the layout wins" in told
+
+
+def test_rules_of_a_layout_are_its_own_to_take_back(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    before = etc(kernel)
+    outcome = api.apply(ForgetPersisted(every=True), tree=kernel)
+    assert (outcome.is_changed, etc(kernel)) == (False, before)
+    (told,) = outcome.plan.notes
+    assert told.startswith(f"rules of the layout whole stay ({GPU}, {AUDIO}): vfiomgr layout unin")
+    told = "; ".join(api.apply(ForgetPersisted((GPU,)), tree=kernel).plan.notes)
+    assert f"binds {GPU} again at the next boot: vfiomgr layout uninstall" in told
+
+
+@pytest.mark.parametrize("rules", [WHOLE[0], PINNED], ids=["a rule", "no rule"])
+def test_an_import_leaves_what_a_layout_has(tmp_path: Path, rules: dict[str, Any]) -> None:
+    kernel = host(tmp_path)
+    put(kernel, HostPath(f"/etc/driverctl.d/{GPU}"), "vfio-pci\n")
+    put(kernel, HostPath(f"/etc/driverctl.d/{NIC}"), "vfio-pci\n")
+    installed = "; ".join(api.apply(installing(rules), tree=kernel).plan.notes)
+    if rules is PINNED:
+        assert f"driverctl unset-override {GPU}" in installed
+    kept = kernel.read_text(rule_file(GPU))
+    outcome = api.apply(ImportDriverctl(program="/usr/bin/vfiomgr"), tree=kernel)
+    assert f"{GPU} stays with driverctl: the layout whole" in "; ".join(outcome.plan.notes)
+    assert kernel.read_text(rule_file(GPU)) == kept
+    assert kernel.exists(rule_file(NIC))
+    assert kernel.exists(HostPath(f"/etc/driverctl.d/{GPU}"))
+
+
+def test_an_import_starts_no_service_that_moves_what_is_there(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    put(kernel, HostPath(f"/etc/driverctl.d/{NIC}"), "vfio-pci\n")
+    steps = api.apply(ImportDriverctl(program="/usr/bin/vfiomgr"), tree=kernel).plan.steps
+    paths = [step.path for step in steps]  # type: ignore[union-attr]
+    assert paths.index(SWEPT) < paths.index(UNIT)
+
+
 def test_a_layout_that_the_host_cannot_have_is_not_installed(tmp_path: Path) -> None:
     kernel = host(tmp_path)
     before = etc(kernel)
@@ -224,6 +324,11 @@ STORIES: Stories = {
     "install": ((OWNED,), installing(enforce=True)),
     "exchange": ((installing(enforce=True),), installing(OTHER, name="other")),
     "uninstall": ((OWNED, installing()), UninstallLayout()),
+    "put aside": ((OWNED,), installing({**WHOLE[0], "d3cold": False})),
+    "put back": (
+        (OWNED, installing({**WHOLE[0], "d3cold": False})),
+        UninstallLayout(program="/usr/bin/vfiomgr"),
+    ),
 }
 
 

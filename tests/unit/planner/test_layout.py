@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.hosts import workstation
+from tests.fakes.hosts import mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, t4_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr import api
 from vfiomgr.errors import Refusal
+from vfiomgr.model.intent import Bind, SetVirtualFunctions, Unbind
 from vfiomgr.model.layout import Layout
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.plan import FIRST
 from vfiomgr.model.step import ChangeDriver, LoadModule
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
@@ -109,6 +111,96 @@ def test_what_is_missing_is_a_difference_and_a_refusal() -> None:
 def test_a_rule_about_what_is_not_there_may_do_nothing() -> None:
     intent = layout({"select": {"id": "1002:*"}, "state": "passthrough", "at_least": 0})
     assert plan_layout(host_of(pci_device()), intent).is_empty
+
+
+# ---- functions that are yet to be made
+
+NIC = "0000:05:00.0"
+
+
+def sriov(count: int, **more: Any) -> dict[str, Any]:
+    return {"select": {"address": NIC}, "state": "sriov", "count": count, **more}
+
+
+def of_nic(at_least: int, **more: Any) -> dict[str, Any]:
+    select = {"physical_function": NIC, **more}
+    return {"select": select, "state": "passthrough", "at_least": at_least}
+
+
+def test_functions_that_are_asked_for_and_not_made_are_refused_beforehand(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    with pytest.raises(Refusal) as caught:
+        planned(kernel, sriov(2), of_nic(3))
+    asked = f"rule 2 (physical_function {NIC}) wants at least 3 devices"
+    made = f"{NIC} is to have 2 virtual functions by rule 1 (address {NIC})"
+    assert caught.value.message == f"{asked}, and {made}"
+    assert caught.value.hint == "have more made there, or say at_least: 2"
+    message = refused(kernel, sriov(2, functions="passthrough"), of_nic(1))
+    assert f"those of {NIC} are what rule 1 (address {NIC}) has" in message
+    message = refused(kernel, sriov(4), of_nic(1), of_nic(1))
+    assert f"those of {NIC} are what rule 2 (physical_function {NIC}) has" in message
+    for rules in ((sriov(2), of_nic(2)), (sriov(2), of_nic(0)), (sriov(4), of_nic(3, numa_node=0))):
+        assert planned(kernel, *rules).later
+
+
+def test_functions_that_are_taken_away_are_none_for_another_rule(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(SetVirtualFunctions(PciAddress.parse(NIC), 2), tree=kernel)
+    assert "is to have 0 virtual functions" in refused(kernel, sriov(0), of_nic(1))
+    assert planned(kernel, of_nic(2)).steps, "those that are there and stay count"
+
+
+# ---- what differs, in words
+
+GPU = "0000:01:00.0"
+
+
+def words(kernel: FakeKernel, *rules: dict[str, Any]) -> list[str]:
+    intent = api.layout_intent(kernel, "test", Layout.model_validate({"devices": rules}))
+    found = compare(api.scan(kernel, with_users=True), intent).differences
+    return [f"{d.device}: {d.found} -> {d.wanted}" for d in found]
+
+
+def test_what_a_guest_can_have_already_differs_in_what_differs(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    rule = {"select": {"address": GPU}, "state": "passthrough"}
+    assert words(kernel, rule) == [f"{GPU}: host (nvidia) -> passthrough (VFIO)"]
+    api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
+    assert words(kernel, rule) == []
+    pinned = {**rule, "owner": "1000:36", "reset_method": "flr", "d3cold": False}
+    (told,) = words(kernel, pinned)
+    found, wanted = told.split(" -> ")
+    now = "owner root, reset_method flr bus, may enter D3cold"
+    assert found == f"{GPU}: passthrough (vfio-pci, {now})"
+    assert wanted == "passthrough (VFIO, owner 1000:36, reset_method flr, never in D3cold)"
+    api.apply(layout(pinned), tree=kernel)
+    assert words(kernel, pinned) == []
+    (other,) = (w for w in words(kernel, {**pinned, "owner": "2000"}) if w.startswith(GPU))
+    assert other.startswith(f"{GPU}: passthrough (vfio-pci, owner 1000:36 0660) -> passthrough (")
+
+
+def test_a_function_that_was_left_behind_is_told_by_itself(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
+    audio = PciAddress.parse("0000:01:00.1")
+    api.apply(Unbind((audio,), only=True, allow=frozenset({"in-use"})), tree=kernel)
+    assert words(kernel, {"select": {"address": GPU}, "state": "passthrough"}) == [
+        f"{audio}: host (snd_hda_intel) -> passthrough (VFIO), along with {GPU}"
+    ]
+
+
+def test_what_cannot_be_pinned_is_told() -> None:
+    bound = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci")
+    select = {"address": str(bound.address)}
+    rule: dict[str, Any] = {"select": select, "state": "passthrough", "d3cold": False}
+    plan = plan_layout(host_of(bound), layout(rule))
+    assert plan.is_empty
+    (note,) = plan.notes
+    assert note.startswith(
+        f"{bound} is on vfio-pci already, but not by vfiomgr, so it is not pinned"
+    )
+    del rule["d3cold"]
+    assert plan_layout(host_of(bound), layout(rule)).notes == ()
 
 
 # ---- vGPUs

@@ -82,21 +82,21 @@ def test_functions_of_one_slot_cannot_be_in_two_states() -> None:
 
 
 def test_too_few_devices_are_told_with_those_that_are_there() -> None:
-    ((_, objection),) = chosen(passthrough({"class": "0302"}, at_least=8)).objections
+    ((_, objection),) = chosen(passthrough({"class": "0302"}, at_least=8)).shortages
     assert "wants at least 8 devices, and this host has 2: 0000:02:00.0" in objection.reason
-    ((_, objection),) = chosen(passthrough({"name": "*GH200*"}, at_least=1)).objections
+    ((_, objection),) = chosen(passthrough({"name": "*GH200*"}, at_least=1)).shortages
     assert "rule 1 (name *GH200*) wants at least 1 device, and this host has none" in str(
         objection.reason
     )
     ((_, objection),) = chosen(
         passthrough({"id": "8086:25b6", "class": "0302"}, at_least=1)
-    ).objections
+    ).shortages
     assert "is the console's display: only address selects that" in objection.remedy
 
 
 def test_a_device_that_another_rule_has_is_told() -> None:
     rules = (passthrough({"name": "*A40"}), passthrough({"address": "0000:02:00.1"}, at_least=1))
-    ((_, objection),) = chosen(*rules).objections
+    ((_, objection),) = chosen(*rules).shortages
     assert objection.remedy.startswith("0000:02:00.1 is what rule 1 (name *A40) has")
 
 

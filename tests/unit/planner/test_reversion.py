@@ -1,0 +1,104 @@
+"""Which steps of several runs are undone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.errors import Refusal
+from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.host_step import ReplaceFile
+from vfiomgr.model.intent import Allowance, RevertLayout
+from vfiomgr.model.origin import DriverState
+from vfiomgr.model.quota_step import QuotaChange, SetQuotas
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.model.step import ChangeDriver, SetAutoprobe, SetVfCount, Step
+from vfiomgr.planner.reversion import of_several, plan_revert
+
+GPU = pci_device().identity
+
+
+def quota(function: int, before: str, after: str, name: str = "exec_quantum_ms") -> SetQuotas:
+    change = QuotaChange(f"vf{function}/profile/{name}", before, after)
+    return SetQuotas(GPU, "/sys/devices/gpu/sriov_admin", function, (change,))
+
+
+def attribute(name: str, before: str, after: str) -> SetVgpuAttribute:
+    return SetVgpuAttribute("u", "/sys/bus/mdev/devices/u", name, before, after)
+
+
+def test_what_a_later_run_changed_again_leads_back_to_before_the_first() -> None:
+    first, again = quota(1, "0", "10"), quota(1, "10", "20")
+    assert of_several([[first], [again]]) == (first,)
+    off = SetAutoprobe(GPU, before=True, after=False)
+    on = SetAutoprobe(GPU, before=False, after=True)
+    assert of_several([[off], [on]]) == (off,)
+    made, changed = ReplaceFile("/a", None, "1"), ReplaceFile("/a", "1", "2")
+    assert of_several([[made], [changed]]) == (made,)
+
+
+def test_quotas_of_two_functions_and_two_quotas_of_one_are_undone_each() -> None:
+    runs = [[quota(1, "0", "10")], [quota(2, "0", "10")], [quota(1, "0", "5", "vram_quota")]]
+    assert of_several(runs) == tuple(step for run in runs for step in run)
+
+
+def test_two_attributes_of_a_vgpu_are_undone_each() -> None:
+    runs = [[attribute("a", "0", "1")], [attribute("b", "0", "1")]]
+    assert of_several(runs) == tuple(step for run in runs for step in run)
+
+
+def test_a_step_that_changed_nothing_hides_no_later_one() -> None:
+    check, change = quota(1, "10", "10"), quota(1, "10", "20")
+    assert of_several([[check], [change]])[-1] == change
+
+
+# ---- what speaks against it
+
+NODE = "/dev/nvme4n1"
+PHYSICAL = replace(pci_device("0000:05:00.0"), driver="igb", iommu_group=5)
+VIRTUAL = replace(
+    pci_device("0000:05:10.0"),
+    driver="igbvf",
+    iommu_group=6,
+    physical_function=PHYSICAL.address,
+    nodes=(NODE,),
+)
+PHYSICAL = replace(PHYSICAL, virtual_functions=(VIRTUAL.address,), sriov_numvfs=1)
+MADE = SetVfCount(PHYSICAL.identity, before=0, after=1)
+GIVEN_BACK = ChangeDriver(
+    VIRTUAL.identity, DriverState("vfio-pci", "vfio-pci"), DriverState("igbvf", None)
+)
+HOST = host_of(PHYSICAL, VIRTUAL)
+ROUTE = HostUse(VIRTUAL.address, "default-route", "enp5s0v0")
+DISK = HostUse(VIRTUAL.address, "mounted-disk", "/dev/nvme4n1p1 on /srv")
+USER = DeviceUser(NODE, 812, "dd")
+
+
+@pytest.mark.parametrize("step", [MADE, GIVEN_BACK], ids=["goes with its number", "is moved"])
+@pytest.mark.parametrize(
+    ("host", "why", "allowance"),
+    [
+        (replace(HOST, host_uses=(ROUTE,)), "default route: interface enp5s0v0", "default-route"),
+        (replace(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
+        (replace(HOST, users=(USER,)), r"is open in dd \(PID 812\)", "in-use"),
+    ],
+    ids=["route", "disk", "node"],
+)
+def test_a_function_that_the_host_uses_is_not_taken_from_it(
+    step: Step, host: HostSnapshot, why: str, allowance: Allowance
+) -> None:
+    with pytest.raises(Refusal, match=why) as caught:
+        plan_revert(host, RevertLayout("test", (step,), ()))
+    assert caught.value.message.startswith(str(VIRTUAL))
+    assert caught.value.hint.endswith(f"or pass --allow {allowance}")
+    assert "--only" not in caught.value.hint, "nothing can be left out of an undoing"
+    allowed = RevertLayout("test", (step,), (), frozenset({allowance}))
+    assert plan_revert(host, allowed).steps == (step.inverse(),)
+
+
+def test_persistence_mode_is_no_use_of_the_host() -> None:
+    use = HostUse(VIRTUAL.address, "persistence-mode", "nvidia-smi shows it as enabled")
+    host = replace(HOST, host_uses=(use,))
+    assert plan_revert(host, RevertLayout("test", (GIVEN_BACK,), ())).steps
