@@ -201,8 +201,8 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.OPERATION_FAILED,
         (
-            "operation failed: cannot hot unplug hostdev device with multifunction PCI guest address: "
-            "0000:08:00.0"
+            "operation failed: cannot hot unplug hostdev device with multifunction PCI guest "
+            "address: 0000:08:00.0"
         ),
         LibvirtFailed,
         "a function of a multifunction device cannot be taken",
@@ -239,7 +239,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.CONFIG_UNSUPPORTED,
         (
-            "unsupported configuration: Emulator '/usr/bin/qemu-system-x86_64' does not support virt "
+            "unsupported configuration: Emulator '/usr/bin/qemu-kvm' does not support virt "
             "type 'kvm'"
         ),
         LibvirtFailed,
@@ -249,8 +249,8 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.CONFIG_UNSUPPORTED,
         (
-            "unsupported configuration: graphics device is needed for attribute value 'display=on' in "
-            "<hostdev>"
+            "unsupported configuration: graphics device is needed for attribute value 'display=on' "
+            "in <hostdev>"
         ),
         InvalidDocument,
         "display='on' of a vGPU",
@@ -259,8 +259,8 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.CONFIG_UNSUPPORTED,
         (
-            "unsupported configuration: per-device boot elements cannot be used together with os/boot "
-            "elements"
+            "unsupported configuration: per-device boot elements cannot be used together with "
+            "os/boot elements"
         ),
         InvalidDocument,
         "exclude each other",
@@ -286,7 +286,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.INTERNAL_ERROR,
         (
-            "internal error: qemu unexpectedly closed the monitor: -device vfio-pci,host=0000:65:00.0: "
+            "internal error: qemu unexpectedly closed the monitor: -device vfio-pci: "
             "vfio 0000:65:00.0: group 25 is not viable\nPlease ensure all devices within the "
             "iommu_group are bound to their vfio bus driver."
         ),
@@ -311,7 +311,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.INTERNAL_ERROR,
         (
-            "internal error: qemu unexpectedly closed the monitor: vfio_dma_map(0x55, 0x0, 0x80000000, "
+            "internal error: qemu unexpectedly closed the monitor: vfio_dma_map(0x55, 0x0, 0x8000, "
             "0x7f) = -12 (Cannot allocate memory)"
         ),
         LibvirtFailed,
@@ -321,7 +321,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.INTERNAL_ERROR,
         (
-            "internal error: unable to execute QEMU command 'device_add': vfio 0000:65:00.0: failed to "
+            "internal error: unable to execute QEMU command 'device_add': vfio: failed to "
             "open /dev/vfio/25: Device or resource busy"
         ),
         LibvirtFailed,
@@ -331,7 +331,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     (
         Code.HOOK_SCRIPT_FAILED,
         (
-            "Hook script execution failed: internal error: Child process (/etc/libvirt/hooks/qemu win "
+            "Hook script execution failed: internal error: Child process (hooks/qemu win "
             "prepare begin -) unexpected exit status 4: vfiomgr: refused: 0000:65:00.0 is in use"
         ),
         LibvirtFailed,
