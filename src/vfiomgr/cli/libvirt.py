@@ -9,6 +9,10 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
+    "define": ("vfiomgr.cli.libvirt_define", "define"),
+    "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
+    "detach": ("vfiomgr.cli.libvirt_attach", "detach"),
+    "list": ("vfiomgr.cli.libvirt_list", "list_claims"),
 }
 
 
