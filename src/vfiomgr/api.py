@@ -58,8 +58,10 @@ from vfiomgr.planner.recovery import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.executor.guest_hook import GuestHook
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
+    from vfiomgr.model.domain import Domain
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.persistence import PersistedBinding
@@ -75,7 +77,9 @@ __all__ = [
     "check",
     "layout_intent",
     "plan",
+    "prepare_guest",
     "recover",
+    "release_guest",
     "restore",
     "revert",
     "scan",
@@ -313,6 +317,57 @@ def restore(  # noqa: PLR0913 - all but the tree have defaults
     work = _Work(tree, machine, note_once, on_step, deadline or DEADLINE)
     with _prepared(work):
         return Restoration(intent, lambda: work.scan(intent), lambda part: _apply(part, work)).run()
+
+
+def prepare_guest(  # noqa: PLR0913 - all but the first two have defaults
+    domain: Domain,
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
+) -> tuple[str, ...]:
+    """Take from the host what a guest of libvirt that starts needs; what was taken.
+
+    Raises:
+        Refusal: one of its devices cannot go to it; none was taken.
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE)
+    with _prepared(work):
+        return _guest_hook(domain, work).prepare()
+
+
+def release_guest(  # noqa: PLR0913 - as `prepare_guest`
+    domain: Domain,
+    *,
+    tree: HostTree,
+    machine: HostTree | None = None,
+    on_note: Callable[[str], None] = _NO_REPORT,
+    on_step: Callable[[Step], None] = _NO_REPORT,
+    deadline: float | None = None,
+) -> tuple[str, ...]:
+    """Give back what `prepare_guest` took for a guest that has ended; what it was.
+
+    Raises:
+        Refusal: another guest has it; it stays on record.
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    work = _Work(tree, machine, on_note, on_step, deadline or DEADLINE)
+    with _prepared(work):
+        return _guest_hook(domain, work).release()
+
+
+def _guest_hook(domain: Domain, work: _Work) -> GuestHook:
+    from vfiomgr.executor.guest_hook import GuestHook  # noqa: PLC0415 - one command's own
+
+    def apply_one(intent: Intent, on_plan: Callable[[Plan], None]) -> Outcome:
+        return _apply(intent, replace(work, on_plan=on_plan))
+
+    return GuestHook(domain, work.tree, work.scan, apply_one)
 
 
 def functions_by_serial(tree: HostTree, intent: Intent) -> tuple[PciAddress, ...]:

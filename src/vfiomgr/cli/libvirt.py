@@ -12,6 +12,7 @@ _COMMANDS = {
     "define": ("vfiomgr.cli.libvirt_define", "define"),
     "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
     "detach": ("vfiomgr.cli.libvirt_attach", "detach"),
+    "hook": ("vfiomgr.cli.libvirt_hook", "hook"),
     "list": ("vfiomgr.cli.libvirt_list", "list_claims"),
 }
 

@@ -13,6 +13,7 @@ from vfiomgr.model.intent import (
     DivideGpu,
     ForgetPersisted,
     ImportDriverctl,
+    InstallHook,
     InstallLayout,
     Intent,
     RemoveVgpu,
@@ -26,12 +27,14 @@ from vfiomgr.model.intent import (
     SwitchGpu,
     Unbind,
     UndefineVgpu,
+    UninstallHook,
     UninstallLayout,
 )
 from vfiomgr.planner import (
     definitions,
     division,
     gpu_mode,
+    guest_hook,
     passthrough,
     persistence,
     quotas,
@@ -113,7 +116,7 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
-        case ForgetPersisted() | ImportDriverctl():
+        case ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook():
             made = _plan_persistence(host, intent)
         case ApplyLayout() | RevertLayout() | InstallLayout() | UninstallLayout():
             made = _plan_layout(host, intent)
@@ -158,13 +161,19 @@ def _plan_definition(
             return restoration.plan_restore(host, intent)
 
 
-def _plan_persistence(host: HostSnapshot, intent: ForgetPersisted | ImportDriverctl) -> Plan:
-    """What is kept for the next boot, alone."""
+def _plan_persistence(
+    host: HostSnapshot, intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook
+) -> Plan:
+    """What is kept for the next boot, or the next start of a guest, alone."""
     match intent:
         case ForgetPersisted():
             return persistence.plan_forget(host, intent)
         case ImportDriverctl():
             return persistence.plan_import(host, intent)
+        case InstallHook():
+            return guest_hook.plan_install(host, intent)
+        case UninstallHook():
+            return guest_hook.plan_uninstall(host)
 
 
 def _plan_layout(
