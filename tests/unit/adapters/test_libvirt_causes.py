@@ -137,15 +137,15 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.XML_DETAIL,
         "(domain_definition):1: Couldn't find end of Start Tag domain line 1\n<domain\n-------^",
         InvalidDocument,
-        "libvirt cannot read win: (domain_definition):1: Couldn't find end",
+        "win is no XML: (domain_definition):1: Couldn't find end",
         "xmllint",
     ),
     (
         Code.NO_NAME,
         "missing name information",
         InvalidDocument,
-        "cannot read win: missing name",
-        "",
+        "does not accept win: missing name",
+        "formatdomain",
     ),
     (
         Code.OPERATION_INVALID,

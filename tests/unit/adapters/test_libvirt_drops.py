@@ -78,6 +78,11 @@ def test_what_libvirt_tells_of_a_running_domain_is_not_missed() -> None:
     assert drops(before, after) == []
 
 
+def test_an_empty_container_says_nothing_and_an_empty_element_does() -> None:
+    assert drops("<features/><devices/><cputune/>", "") == []
+    assert drops("<features><acpi/></features>", "<features/>") == ["domain/features/acpi"]
+
+
 def test_the_alias_of_a_user_is_missed() -> None:
     before = "<devices><disk><alias name='ua-one'/></disk></devices>"
     assert drops(before, "<devices><disk/></devices>") == ["domain/devices/disk/alias (disk)"]

@@ -44,7 +44,7 @@ class Code(IntEnum):
 
 
 _ANY = frozenset(Code)
-_DOCUMENT = frozenset({Code.XML_ERROR, Code.XML_DETAIL, Code.NO_NAME})
+_DOCUMENT = frozenset({Code.XML_ERROR, Code.NO_NAME})
 _UNREACHED = frozenset({Code.SYSTEM_ERROR, Code.RPC, Code.INTERNAL_ERROR})
 _DENIED = frozenset(
     {
@@ -182,10 +182,17 @@ _ROWS: tuple[_Row, ...] = (
         "attach with --config alone, and start the guest anew",
     ),
     _Row(
+        frozenset({Code.XML_DETAIL}),
+        r"",
+        "{subject} is no XML: {text}",
+        "xmllint --noout FILE shows the place",
+        InvalidDocument,
+    ),
+    _Row(
         _DOCUMENT,
         r"",
-        "libvirt cannot read {subject}: {text}",
-        "xmllint --noout FILE finds what is no XML; formats: https://libvirt.org/formatdomain.html",
+        "libvirt does not accept {subject}: {text}",
+        "what each element may be: https://libvirt.org/formatdomain.html",
         InvalidDocument,
     ),
     # domains and devices

@@ -37,6 +37,11 @@ _TOLD = frozenset(
 )
 """What libvirt tells of a running domain, and takes from nobody (formatdomain.html)."""
 
+_CONTAINERS = frozenset(
+    {"features", "devices", "metadata", "cputune", "memtune", "numatune", "memoryBacking"}
+)
+"""Elements of a domain that say nothing where they are empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -166,6 +171,8 @@ def _source(device: ET.Element) -> str:
 
 def _is_told(path: str, element: ET.Element) -> bool:
     """Whether libvirt leaves out what it has itself told; an alias is kept where it is a user's."""
+    if element.tag in _CONTAINERS and not len(element) and not element.attrib:
+        return True
     if path.endswith("/alias"):
         return not element.get("name", "").startswith(_USER_ALIAS)
     parts = path.split("/")
