@@ -43,6 +43,7 @@ def put_topology(root: Path, topology: HostTopology) -> None:
             f"{name} MemTotal: {node.memory_bytes >> 10:>14} kB\n"
             f"{name} MemFree:  {node.free_bytes >> 10:>14} kB"
         )
+        files[f"{directory}/distance"] = " ".join(map(str, node.distances))
         for pool in node.hugepages:
             place = f"{directory}/hugepages/hugepages-{pool.page_bytes >> 10}kB"
             files[f"{place}/nr_hugepages"] = str(pool.total)

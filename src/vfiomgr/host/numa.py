@@ -39,12 +39,14 @@ def _read_node(tree: HostTree, number: int, online: frozenset[int]) -> NumaNode:
     directory = NODES / f"node{number}"
     memory = dict(_MEMORY.findall(tree.read(directory / "meminfo") or ""))
     cpus = parse_numbers(tree.read(directory / "cpulist"))
+    distances = tree.read(directory / "distance") or ""
     return NumaNode(
         number=number,
         cpus=tuple(cpu for cpu in cpus if not online or cpu in online),
         memory_bytes=int(memory.get("MemTotal", 0)) * _KIB,
         free_bytes=sum(int(memory.get(name, 0)) for name in _GIVEN_UP) * _KIB,
         hugepages=_read_pools(tree, directory / "hugepages"),
+        distances=tuple(map(int, filter(str.isdecimal, distances.split()))),
     )
 
 

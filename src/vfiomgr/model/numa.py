@@ -26,6 +26,8 @@ class NumaNode:
     free_bytes: int
     """Unused pages, and those that the page cache gives up."""
     hugepages: tuple[HugepagePool, ...] = ()
+    distances: tuple[int, ...] = ()
+    """To the nodes that are online, by their numbers; 10 to itself (ACPI's SLIT)."""
 
     def pool(self, page_bytes: int) -> HugepagePool | None:
         """The pages of a size."""

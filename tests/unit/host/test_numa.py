@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 NODES = (
-    NumaNode(0, (0, 1, 4, 5), 64 * GIB, 40 * GIB, (HugepagePool(1 << 21, 8, 3),)),
+    NumaNode(0, (0, 1, 4, 5), 64 * GIB, 40 * GIB, (HugepagePool(1 << 21, 8, 3),), (10, 21, 32)),
     NumaNode(1, (), 32 * GIB, 32 * GIB),
     NumaNode(12, (2, 3), 0, 0),
 )

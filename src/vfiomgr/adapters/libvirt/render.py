@@ -1,79 +1,26 @@
-"""libvirt's <hostdev> elements, from templates/libvirt (https://libvirt.org/formatdomain.html)."""
+"""libvirt's XML, an element a template of templates/libvirt (libvirt.org/formatdomain.html)."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.resources import resource_directory
-from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from jinja2 import Environment
 
-    from jinja2 import Environment, Template
-
-    from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.vgpu import Vgpu
-
-DEFAULT_GUEST_BUS = 8
-"""Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
-LAST_GUEST_BUS = 0xFF
-_HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+    from vfiomgr.model.hostdev import GuestHostdev
 
 
-@dataclass(frozen=True, slots=True)
-class GuestAddress:
-    """Where a function sits in the guest: slot 0 behind the root port with index `bus`."""
-
-    bus: int
-    function: int
-    multifunction: bool
+def hostdev(planned: GuestHostdev) -> str:
+    """The element of one function or mediated device."""
+    return _render(f"hostdev-{planned.device.kind}", device=planned.device, title=planned.title)
 
 
-def pci_hostdevs(
-    slots: Iterable[Sequence[PciDevice]], *, first_bus: int, managed: bool
-) -> Iterator[str]:
-    """One element a function; the functions of a slot make one multifunction guest device.
-
-    A function that goes alone gets no guest address: libvirt finds a free port for it.
-
-    Raises:
-        UsageError: more slots than guest buses are left.
-
-    """
-    bus = first_bus
-    for functions in slots:
-        ordered = sorted(functions, key=lambda device: device.address)
-        several = len(ordered) > 1
-        if several and bus > LAST_GUEST_BUS:
-            message = f"no guest bus is left for {ordered[0].address}"
-            raise UsageError(message, "choose a lower --guest-bus")
-        for position, device in enumerate(ordered):
-            address = GuestAddress(bus, position, position == 0) if several else None
-            yield _template("hostdev-pci.xml.j2").render(
-                device=device, guest=address, managed=managed
-            )
-        bus += several
-
-
-def mdev_hostdev(vgpu: Vgpu, device_api: str) -> str:
-    """One element for a mediated device; `device_api` is the attribute of its type.
-
-    Raises:
-        UsageError: libvirt has no hostdev model for that API.
-
-    """
-    if device_api not in _HOSTDEV_MODELS:
-        message = f"libvirt has no hostdev model for the device API {device_api!r} of {vgpu.uuid}"
-        raise UsageError(message, f"it knows {', '.join(_HOSTDEV_MODELS)}")
-    return _template("hostdev-mdev.xml.j2").render(vgpu=vgpu, model=device_api)
-
-
-def _template(name: str) -> Template:
-    return _environment().get_template(name)
+def _render(name: str, **values: object) -> str:
+    return _environment().get_template(f"{name}.xml.j2").render(values)
 
 
 @cache
