@@ -17,10 +17,10 @@ from vfiomgr.planner.guest.hostdevs import LAST_BUS, check, places
 from vfiomgr.planner.guest.units import units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
+    from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.planner.guest.units import Unit
 
 _FIRST_BUS = 8
 """Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
@@ -108,43 +108,37 @@ def hostdev(
         libvirt_versions.libvirt_version(session, libvirt_version),
         libvirt_versions.qemu_version(session),
     )
-    refuse_to_hurt(session, units)
-    elements = [render.hostdev(planned) for planned in places(units, guest_bus)]
+    hostdevs = tuple(places(units, guest_bus))
+    refuse_to_hurt(session, host, hostdevs)
+    elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    tell_what_waits(session, host, units)
+    tell_what_waits(session, host, hostdevs)
 
 
-def refuse_to_hurt(session: Session, units: Sequence[Unit]) -> None:
+def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
     """What libvirt is to bind, it binds without any guard: so they are kept here.
 
     Raises:
         Refusal: `vfiomgr bind` would refuse one of the devices.
 
     """
-    managed = {
-        function.address
-        for unit in units
-        for function in unit.functions
-        if unit.hand_over.is_managed and not function.is_on_vfio
-    }
-    if managed:
+    devices = [host.device(h.device.address) for h in hostdevs if h.device.address]
+    managed = [h.device.address for h in hostdevs if h.device.managed]
+    taken = [d.address for d in devices if d.address in managed and not d.is_on_vfio]
+    if taken:
         from vfiomgr.planner.guards import refuse_if_any, taking  # noqa: PLC0415 - only then
 
-        host = session.host()
-        refuse_if_any(taking(host, [host.device(address) for address in managed]), frozenset())
+        around = session.host()
+        refuse_if_any(taking(around, [around.device(address) for address in taken]), frozenset())
 
 
-def tell_what_waits(session: Session, host: HostSnapshot, units: Sequence[Unit]) -> None:
+def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
     """What makes devices ready for the guest that vfiomgr is to bind."""
-    waiting = [
-        function.address
-        for unit in units
-        for function in unit.functions
-        if not unit.hand_over.is_managed and not host.is_ready_for_guests(function)
-    ]
+    bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
+    waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
     if waiting:
         from vfiomgr.cli.change import tell_how_to_bind  # noqa: PLC0415 - only then
 

@@ -7,16 +7,120 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.resources import resource_directory
+from vfiomgr.model.numbers import write_numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jinja2 import Environment
 
+    from vfiomgr.model.guest import GuestPlan
     from vfiomgr.model.hostdev import GuestHostdev
+
+_LETTERS = 26
 
 
 def hostdev(planned: GuestHostdev) -> str:
     """The element of one function or mediated device."""
     return _render(f"hostdev-{planned.device.kind}", device=planned.device, title=planned.title)
+
+
+def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
+    """A whole domain; `with_reasons` writes each part's reason as a comment before it."""
+    return _render(
+        "domain",
+        plan=plan,
+        wish=plan.wish,
+        elements=_explained(plan, _elements(plan), with_reasons=with_reasons),
+        devices=_explained(plan, _devices(plan), with_reasons=with_reasons),
+        last=_explained(plan, _last(plan), with_reasons=with_reasons),
+    )
+
+
+def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The parts before the devices, each with what the plan calls it."""
+    wish = plan.wish
+
+    def part(name: str) -> str:
+        return _render(name, plan=plan, wish=wish, cells_with_memory=_cells_with_memory(plan))
+
+    yield part("memory"), ("memory",)
+    if wish.hugepage_bytes or wish.is_locked:
+        yield part("memory-backing"), ()
+    if plan.memory.hard_limit_bytes is not None:
+        yield part("memtune"), ("memtune",)
+    yield part("vcpu"), ()
+    if plan.has_iommufd:
+        yield part("iommufd"), ()
+    if plan.cpus.pins:
+        yield part("cputune"), ("cputune",)
+    if plan.memory.host_nodes:
+        yield part("numatune"), ("numatune",)
+    yield part("os"), ("firmware",)
+    yield part("features"), ()
+    cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
+    yield part("cpu"), ("cpu", "maxphysaddr", *cells)
+
+
+def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:
+    return tuple(entry.cell.number for entry in plan.memory.cells if entry.cell.memory_bytes)
+
+
+def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    wish = plan.wish
+    for controller in plan.controllers:
+        parts = (f"controller {controller.index}",) if controller.index else ("hole",)
+        yield _render("controller", device=controller), parts
+    yield _render("usb"), ()
+    for number, disk in enumerate(wish.disks):
+        order = plan.boot_order(f"disk {number}")
+        yield _render("disk", disk=disk, target=_target(number), order=order), ()
+    if wish.cdrom is not None:
+        yield _render("cdrom", wish=wish, order=plan.boot_order("cdrom")), ()
+    for number, network in enumerate(wish.networks):
+        order = plan.boot_order(f"network {number}")
+        yield _render("network", network=network, order=order), ()
+    yield _render("serial"), ()
+    if wish.graphics == "vnc":
+        yield _render("pointer"), ()
+        yield _render("graphics"), ()
+    shows_device = any(planned.device.display for planned in plan.hostdevs)
+    model = "none" if wish.graphics == "none" or shows_device else "vga"
+    yield _render("video", model=model), ()
+    for planned in plan.hostdevs:
+        yield hostdev(planned), (f"hostdev {planned.device.name}",)
+    yield _render("balloon"), ()
+    if plan.iommu is not None:
+        yield _render("iommu", plan=plan), ("iommu",)
+
+
+def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if plan.cpus.aperture_mib is not None:
+        yield _render("commandline", plan=plan), ("fw_cfg",)
+
+
+def _explained(
+    plan: GuestPlan, elements: Iterator[tuple[str, tuple[str, ...]]], *, with_reasons: bool
+) -> list[object]:
+    """The elements as text that is XML already, each after its reasons."""
+    from markupsafe import Markup  # noqa: PLC0415 - as jinja2
+
+    texts: list[object] = []
+    for element, parts in elements:
+        reasons = [plan.why(part) for part in parts] if with_reasons else []
+        texts += [Markup(f"<!-- {_comment(reason)} -->") for reason in reasons if reason]  # noqa: S704 - a comment holds no markup
+        texts.append(Markup(element.rstrip("\n")))  # noqa: S704 - rendered above, and escaped there
+    return texts
+
+
+def _target(number: int) -> str:
+    """`vda`, …, `vdz`, `vdaa`, …."""
+    name = ""
+    while number >= 0:
+        number, letter = divmod(number, _LETTERS)
+        name = chr(ord("a") + letter) + name
+        number -= 1
+    return f"vd{name}"
 
 
 def _render(name: str, **values: object) -> str:
@@ -36,6 +140,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["comment"] = _comment
+    environment.filters["numbers"] = write_numbers
     return environment
 
 

@@ -23,7 +23,10 @@ QEMU_IOMMUFD = (8, 2)
 
 
 def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
-    """One hostdev a function, all in slot 0 of a bus; None leaves the place to libvirt."""
+    """One hostdev a function, all in slot 0 of a bus; None leaves the place to libvirt.
+
+    A driver that is named is for functions like the first: no variant has a GPU and its audio.
+    """
     if unit.vgpu is not None and not unit.functions:
         yield _mediated(unit, bus)
         return
@@ -38,6 +41,10 @@ def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
             guest=guest,
             alias=_alias(str(function.address)),
             driver="vfio",
+        )
+        is_like_first = function.device_id == unit.functions[0].device_id
+        device = replace(
+            device, driver_model=unit.hand_over.driver_model if is_like_first else None
         )
         yield GuestHostdev(_with_options(device, unit.hand_over, number), function.name)
 
@@ -67,7 +74,6 @@ def _with_options(device: DomainHostdev, hand_over: HandOver, number: int) -> Do
     has_rom = hand_over.rom != NO_ROM
     device = replace(
         device,
-        driver_model=hand_over.driver_model if device.kind == "pci" else None,
         iommufd=hand_over.has_iommufd or None,
         has_rom=has_rom and (number == 0 or hand_over.rom is None),
     )
