@@ -9,6 +9,7 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
+    "domain": ("vfiomgr.cli.libvirt_domain", "domain"),
     "define": ("vfiomgr.cli.libvirt_define", "define"),
     "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
     "detach": ("vfiomgr.cli.libvirt_attach", "detach"),

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from vfiomgr.adapters.libvirt.connection import Connection
     from vfiomgr.adapters.libvirt.exchange import Exchange
-    from vfiomgr.model.attachment import Attachment, AttachPlan, DetachPlan
     from vfiomgr.model.domain import KnownDomain
+    from vfiomgr.planner.attachment import Attachment, AttachPlan
+    from vfiomgr.planner.detachment import DetachPlan
 
 _DEADLINE = 60.0
 _DOMAIN = click.argument("domain", shell_complete=complete_domain)
@@ -83,7 +84,7 @@ def attach(
         wish = AttachWish(devices, scope, managed, only, allow_claimed="claimed" in allow)
         host = session.host(with_users=scope.live)
         plan = plan_attach(host, connection.hypervisor(), known, wish)
-        exchanges = [e for item in plan.items for e in _to_attach(item, managed=managed)]
+        exchanges = [e for item in plan.items for e in _to_attach(item)]
         _carry_out(session, connection, known, plan, exchanges, "attach")
 
 
@@ -142,18 +143,12 @@ def _require_live(session: Session) -> None:
         session.require_live("a snapshot has no domains", "leave out --snapshot, or pass --dry-run")
 
 
-def _to_attach(item: Attachment, *, managed: bool) -> Iterator[Exchange]:
+def _to_attach(item: Attachment) -> Iterator[Exchange]:
     from vfiomgr.adapters.libvirt import render  # noqa: PLC0415 - not for help
     from vfiomgr.adapters.libvirt.exchange import Exchange  # noqa: PLC0415
 
-    if item.vgpu is not None:
-        element = render.mdev_hostdev(item.vgpu, item.vgpu.device_api or "vfio-pci")
-        yield Exchange(item.vgpu.uuid, element, item.scope)
-        return
-    slots = [item.functions] if item.bus is not None else [(d,) for d in item.functions]
-    elements = render.pci_hostdevs(slots, first_bus=item.bus or 1, managed=managed)
-    for name, element in zip(item.names, elements, strict=True):
-        yield Exchange(name, element, item.scope)
+    for planned in item.hostdevs():
+        yield Exchange(planned.device.name, render.hostdev(planned), item.scope)
 
 
 def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it

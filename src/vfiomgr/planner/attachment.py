@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import Refusal, UnknownDevice
-from vfiomgr.model.attachment import Attachment, AttachPlan, NamedVgpu, Scope
+from vfiomgr.errors import Refusal
+from vfiomgr.model.attachment import Scope
 from vfiomgr.model.domain import ROOT_PORT
+from vfiomgr.model.hostdev import DeviceWish, HandOver
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
-from vfiomgr.planner.guards import Objection, bridge, refuse_if_any, taking
+from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.planner.guards import Objection, refuse_if_any, taking
+from vfiomgr.planner.guest.hostdevs import hostdevs_of
+from vfiomgr.planner.guest.units import Unit, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.domain import Domain, Hypervisor, KnownDomain
+    from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})
 _ROOT = "pcie-root"
 _NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
@@ -39,6 +42,41 @@ class AttachWish:
     """Leave the other functions of the slot out."""
     allow_claimed: bool = False
     """Also what the definition of another domain has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What becomes one device of the guest."""
+
+    scope: Scope
+    unit: Unit
+    is_active: bool = True
+    """Of a vGPU: whether it is there, and not defined alone."""
+    bus: int | None = None
+    """The guest's bus of several functions."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Addresses, or the UUID."""
+        return tuple(str(device.address) for device in self.functions) or (self.unit.vgpu_uuid,)
+
+    @property
+    def functions(self) -> tuple[PciDevice, ...]:
+        """Of a vGPU none."""
+        return self.unit.functions
+
+    def hostdevs(self) -> Iterator[GuestHostdev]:
+        """One for each function."""
+        return hostdevs_of(self.unit, self.bus)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPlan:
+    """What is to be given to a domain, and what there is to say of it."""
+
+    items: tuple[Attachment, ...]
+    already: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
@@ -88,55 +126,16 @@ def plan_attach(
 
 
 def _units(host: HostSnapshot, wish: AttachWish) -> Iterator[Attachment]:
-    """The functions of a slot as one device, a vGPU as one, each once."""
-    slots: dict[object, dict[object, PciDevice]] = {}
-    vgpus: dict[str, NamedVgpu] = {}
-    for text in wish.devices:
-        if _UUID.fullmatch(text):
-            vgpus.setdefault(text.lower(), find_mdev(host, text))
-            continue
-        device = host.device(host.parse_address(text))
-        refuse_if_any(bridge(host, device), frozenset())
-        functions = (device,) if wish.only else host.slot(device)
-        key = device.address if device.physical_function else device.address.slot
-        slots.setdefault(key, {}).update({d.address: d for d in functions})
-    for found in slots.values():
-        ordered = tuple(sorted(found.values(), key=lambda device: device.address))
-        yield Attachment(wish.scope, functions=ordered)
-    for vgpu in vgpus.values():
-        yield Attachment(wish.scope, vgpu=vgpu)
-
-
-def find_mdev(host: HostSnapshot, uuid: str) -> NamedVgpu:
-    """The mediated device with this UUID, active or defined.
-
-    Raises:
-        UnknownDevice: there is neither.
-
-    """
-    active = host.vgpu(uuid)
-    if active is not None:
-        return _named(host, active.name, active.parent, active.type, is_active=True)
-    for defined in host.vgpu_definitions:
-        if defined.uuid == uuid.lower():
-            return _named(host, defined.uuid, defined.parent, defined.type_id, is_active=False)
-    message = f"there is no vGPU {uuid}, active or defined"
-    raise UnknownDevice(message, "vfiomgr vgpu list shows the active, with --defined the defined")
-
-
-def _named(
-    host: HostSnapshot, uuid: str, parent: str, type_id: str, *, is_active: bool
-) -> NamedVgpu:
-    types = (known for p in host.vgpu_parents if p.name == parent for known in p.types)
-    found = next((known for known in types if known.id == type_id), None)
-    return NamedVgpu(
-        uuid,
-        parent,
-        type_id,
-        found.name if found else None,
-        found.device_api if found else None,
-        is_active,
+    """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
+    hand_over = HandOver(is_managed=wish.managed)
+    wishes = [DeviceWish(name, hand_over, is_alone=wish.only) for name in wish.devices]
+    defined = tuple(
+        Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
+        for known in host.vgpu_definitions
+        if host.vgpu(known.uuid) is None
     )
+    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), wishes):
+        yield Attachment(wish.scope, unit, is_active=unit.vgpu not in defined)
 
 
 def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
@@ -202,10 +201,10 @@ def _objections(
 
 
 def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
-    if item.vgpu is not None and item.scope.live and not item.vgpu.is_active:
+    if item.scope.live and not item.is_active:
         yield Objection(
-            f"the vGPU {item.vgpu.uuid} is defined and not active, and {domain.name} runs",
-            f"vfiomgr vgpu start {item.vgpu.uuid}",
+            f"the vGPU {item.unit.vgpu_uuid} is defined and not active, and {domain.name} runs",
+            f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
         )
 
 
@@ -331,7 +330,7 @@ def _live_objections(
 def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> Iterator[Objection]:
     """Processes that hold the device and are no domain of this libvirt."""
     domains = {known.name for known in hypervisor.domains}
-    vgpu = host.vgpu(item.vgpu.uuid) if item.vgpu is not None else None
+    vgpu = item.unit.vgpu
     holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
     users: dict[DeviceUser, None] = {}
     for holder in holders:
@@ -349,11 +348,11 @@ def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> 
 def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:
     starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
     for item in items:
-        vgpu = item.vgpu
-        if vgpu is not None and not vgpu.is_active and vgpu.uuid not in starting:
+        uuid = item.unit.vgpu_uuid
+        if not item.is_active and uuid not in starting:
             yield (
-                f"the vGPU {vgpu.uuid} is not active: start it before {domain.name}, with "
-                f"vfiomgr vgpu start {vgpu.uuid}"
+                f"the vGPU {uuid} is not active: start it before {domain.name}, with "
+                f"vfiomgr vgpu start {uuid}"
             )
         if domain.is_active and not item.scope.live and not _has(domain.running, item):
             yield f"{' and '.join(item.names)}: {domain.name} has it once it is started anew"

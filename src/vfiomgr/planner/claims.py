@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.model.domain import DomainHostdev, GuestAddress, Hypervisor, KnownDomain
+    from vfiomgr.model.domain import Hypervisor, KnownDomain
+    from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
     from vfiomgr.model.snapshot import HostSnapshot
 
 

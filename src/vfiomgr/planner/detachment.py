@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
-from vfiomgr.model.attachment import Detachment, DetachPlan, Scope
+from vfiomgr.model.attachment import Scope
+from vfiomgr.model.hostdev import DomainHostdev
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.planner.guards import Objection, refuse_if_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.model.domain import Domain, DomainHostdev, KnownDomain
+    from vfiomgr.model.domain import Domain, KnownDomain
+
+
+@dataclass(frozen=True, slots=True)
+class Detachment:
+    """A device that a domain gives back."""
+
+    scope: Scope
+    hostdev: DomainHostdev
+
+
+@dataclass(frozen=True, slots=True)
+class DetachPlan:
+    """What a domain is to give back, and what there is to say of it."""
+
+    items: tuple[Detachment, ...]
+    already: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def plan_detach(

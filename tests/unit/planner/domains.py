@@ -7,13 +7,12 @@ from dataclasses import replace
 from vfiomgr.model.domain import (
     Domain,
     DomainCpu,
-    DomainHostdev,
     DomainMemory,
-    GuestAddress,
     Hypervisor,
     KnownDomain,
     PciController,
 )
+from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.pci import PciAddress
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,17 +17,20 @@ from tests.unit.planner.domains import (
     with_ports,
 )
 from vfiomgr.errors import Refusal, UnknownDevice
-from vfiomgr.model.attachment import AttachPlan, Scope
+from vfiomgr.model.attachment import Scope
 from vfiomgr.model.definition import VgpuDefinition, render_definition
 from vfiomgr.model.definition_facts import DefinitionFacts
-from vfiomgr.model.domain import GuestAddress, Hypervisor, KnownDomain
+from vfiomgr.model.hostdev import GuestAddress
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, describe_type
-from vfiomgr.planner.attachment import AttachWish, plan_attach, usual_scope
+from vfiomgr.planner.attachment import AttachPlan, AttachWish, plan_attach, usual_scope
 from vfiomgr.planner.claims import claims_of
 from vfiomgr.planner.detachment import plan_detach
+
+if TYPE_CHECKING:
+    from vfiomgr.model.domain import Hypervisor, KnownDomain
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 PARENT = PciAddress.parse("0000:41:00.0")
