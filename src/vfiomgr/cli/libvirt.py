@@ -14,6 +14,7 @@ _COMMANDS = {
     "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
     "detach": ("vfiomgr.cli.libvirt_attach", "detach"),
     "hook": ("vfiomgr.cli.libvirt_hook", "hook"),
+    "nodedev": ("vfiomgr.cli.libvirt_nodedev", "nodedev"),
     "list": ("vfiomgr.cli.libvirt_list", "list_claims"),
 }
 

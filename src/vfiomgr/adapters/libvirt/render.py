@@ -30,6 +30,11 @@ def hostdev_source(device: DomainHostdev) -> str:
     return _render("hostdev-source", hostdev=device)
 
 
+def node_mdev(uuid: str, parent: str, type_id: str) -> str:
+    """A mediated device for nodeDeviceDefineXML; `parent` is libvirt's name of it."""
+    return _render("nodedev-mdev", uuid=uuid, parent=parent, type=type_id)
+
+
 def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
     """A whole domain; `with_reasons` writes each part's reason as a comment before it."""
     return _render(
