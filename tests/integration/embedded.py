@@ -36,6 +36,11 @@ class Embedded:
             "-m", "vfiomgr", "--root", self.host, "libvirt", command, "-c", self.uri, *rest
         )
 
+    def hook(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`vfiomgr libvirt hook …`."""
+        root = ("-m", "vfiomgr", "--root", self.host, "libvirt", "hook", verb)
+        return self._python(*root, "-c", self.uri, *arguments)
+
     def json(self, *arguments: str) -> dict[str, Any]:
         """What a command that succeeds prints as JSON."""
         answer = self.run(*arguments, "--format", "json")

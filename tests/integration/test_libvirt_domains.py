@@ -12,6 +12,7 @@ from tests.integration.embedded import Embedded
 from vfiomgr import api
 from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
+from vfiomgr.adapters.libvirt.guest import read_guest
 from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
 from vfiomgr.model.attachment import Scope
@@ -278,3 +279,19 @@ def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path) -> None:
     items = libvirt.json("attach", "win", "05:10.0")["items"]
     assert [item["device"] for item in items] == ["0000:05:10.0"]
     assert "multifunction" not in items[0]["xml"]
+
+
+# ---- the hook
+
+
+def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
+    answer = defined.hook("enable", "win")
+    assert answer.stdout == "win: the hook is enabled\n", answer.stderr
+    assert read_guest(defined.xml("win"), "win") is not None
+    assert defined.hook("enable", "win").stdout == "win: the hook is enabled already\n"
+    assert defined.hook("disable", "win", "--dry-run").stdout == (
+        "win: the hook would be disabled\n"
+    )
+    assert read_guest(defined.xml("win"), "win") is not None
+    assert defined.hook("disable", "win").stdout == "win: the hook is disabled\n"
+    assert read_guest(defined.xml("win"), "win") is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -75,14 +75,14 @@ def connect(
 
     """
     libvirt = _library()
-    if with_events or urlsplit(uri).path == _EMBEDDED:
-        _run_event_loop()
-    with _explaining(uri):
-        handle = (libvirt.openReadOnly if read_only else libvirt.open)(uri)
-    try:
-        yield Connection(handle, uri)
-    finally:
-        handle.close()
+    needs_loop = with_events or urlsplit(uri).path == _EMBEDDED
+    with _event_loop() if needs_loop else nullcontext():
+        with _explaining(uri):
+            handle = (libvirt.openReadOnly if read_only else libvirt.open)(uri)
+        try:
+            yield Connection(handle, uri)
+        finally:
+            handle.close()
 
 
 class Connection:
@@ -519,26 +519,39 @@ def _be_silent(_context: object, _error: object) -> None:
     """Libvirt's default handler prints on stderr."""
 
 
-@functools.cache
-def _run_event_loop() -> None:
-    """Hear events from now on; before the connection is opened, and once a process.
+@contextmanager
+def _event_loop() -> Iterator[None]:
+    """Hear events within; begun before a connection is opened, and ended after it is closed.
 
-    Without the timeout the loop sleeps until a descriptor is ready, and does not see new ones.
+    The thread must not be in libvirt when the interpreter ends, which frees what it works with.
     """
+    _register_event_loop()
+    stop = threading.Event()
+    thread = threading.Thread(target=_loop, args=(stop,), name="libvirt-events", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@functools.cache
+def _register_event_loop() -> None:
+    """Once a process. The timeout wakes the loop, which else sleeps until a descriptor is ready."""
     libvirt = _library()
     with _explaining("the event loop"):
         libvirt.virEventRegisterDefaultImpl()
         libvirt.virEventAddTimeout(_LOOP_TICK, _do_nothing, None)
-    threading.Thread(target=_loop, name="libvirt-events", daemon=True).start()
 
 
 def _do_nothing(_timer: int, _data: object) -> None:
     """The loop needed to wake up, no more."""
 
 
-def _loop() -> None:
+def _loop(stop: threading.Event) -> None:
     libvirt = _library()
-    while True:
+    while not stop.is_set():
         libvirt.virEventRunDefaultImpl()
 
 
