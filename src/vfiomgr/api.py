@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.executor.journal import CutOff
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
+    from vfiomgr.model.domain import Domain
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.pci import PciAddress
@@ -50,7 +51,9 @@ __all__ = [
     "check",
     "layout_intent",
     "plan",
+    "prepare_guest",
     "recover",
+    "release_guest",
     "restore",
     "revert",
     "scan",
@@ -200,6 +203,36 @@ def restore(
     work = Work(tree, **options)
     with change.prepared(work):
         return restore_vgpus(intent, work)
+
+
+def prepare_guest(domain: Domain, *, tree: HostTree, **options: Unpack[Options]) -> tuple[str, ...]:
+    """Take from the host what a guest of libvirt that starts needs; what was taken.
+
+    Raises:
+        Refusal: one of its devices cannot go to it; none was taken.
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    from vfiomgr.executor.guest_hook import GuestHook  # noqa: PLC0415 - one command's own
+
+    work = Work(tree, **options)
+    with change.prepared(work):
+        return GuestHook(domain, work).prepare()
+
+
+def release_guest(domain: Domain, *, tree: HostTree, **options: Unpack[Options]) -> tuple[str, ...]:
+    """Give back what `prepare_guest` took for a guest that has ended; what it was.
+
+    Raises:
+        Refusal: another guest has it; it stays on record.
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    from vfiomgr.executor.guest_hook import GuestHook  # noqa: PLC0415 - as `prepare_guest`
+
+    work = Work(tree, **options)
+    with change.prepared(work):
+        return GuestHook(domain, work).release()
 
 
 def watch(tree: HostTree, *, on_note: Callable[[str], None]) -> None:

@@ -9,10 +9,12 @@ VfiomgrError
 │   ├── WriteFailed        1   a kernel attribute rejected a write
 │   ├── ProgramFailed      1   a program of the host ended with an error
 │   ├── StillDiffers       1   all was done that was to be, and something differs all the same
+│   ├── LibvirtFailed      1   libvirt did not do what was asked
 │   └── NeedsRoot          1   the right to change the host is missing
 ├── RolledBack             1   a run failed; everything is as it was before
 └── RollbackIncomplete     5   a run failed, and so did part of undoing it
-    └── StuckInKernel      5   the kernel did not return from a step
+    ├── StuckInKernel      5   the kernel did not return from a step
+    └── GuestKeepsDevice   5   a running guest has not released a device
 """
 
 from __future__ import annotations
@@ -99,6 +101,14 @@ class ProgramFailed(HostError):
         self.said = said
 
 
+class LibvirtFailed(HostError):
+    """Libvirt did not do what was asked; `code` is its virErrorNumber."""
+
+    def __init__(self, message: str, hint: str = "", *, code: int = 0) -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
 class StillDiffers(HostError):
     """A part of a layout was brought about and is not as it is wanted; the message says in what."""
 
@@ -132,3 +142,7 @@ class StuckInKernel(RollbackIncomplete):
         self.devices = devices
         self.pid = pid
         self.locks = locks
+
+
+class GuestKeepsDevice(RollbackIncomplete):
+    """A running guest was asked to release a device, and has not until the deadline."""

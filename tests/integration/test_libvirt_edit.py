@@ -12,12 +12,15 @@ from lxml import etree
 
 from tests.integration.test_libvirt_xml import SCHEMA
 from tests.unit.adapters.domain_texts import RECORDED
-from tests.unit.devices import pci_device
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.adapters.libvirt import render
 from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.adapters.libvirt.edit import add_elements, root_port
 from vfiomgr.adapters.libvirt.read import read_domain
-from vfiomgr.adapters.libvirt.render import pci_hostdevs
+from vfiomgr.model.hostdev import DeviceWish
 from vfiomgr.planner.domain_edit import plan_additions
+from vfiomgr.planner.guest.hostdevs import hostdevs_of
+from vfiomgr.planner.guest.units import units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +37,13 @@ def edited(text: bytes) -> tuple[bytes, tuple[int, int]]:
     additions = plan_additions(read_domain(text, "g.xml"), [NAMES])
     guest = additions.placed[0].guest
     assert guest is not None
-    place = {"first_bus": guest.bus, "slot": guest.slot}
-    elements = list(pci_hostdevs([(GPU, AUDIO)], managed=False, **place))
+    (unit,) = units_of(host_of(GPU, AUDIO), [DeviceWish(NAMES[0])])
+    elements = [
+        render.hostdev(replace(planned, device=replace(planned.device, guest=place)))
+        for planned, place in zip(
+            hostdevs_of(unit, None), (guest, replace(guest, function=1)), strict=True
+        )
+    ]
     ports = [root_port(port.index, port.device) for port in additions.ports]
     return add_elements(read_document(text, "g.xml"), elements, ports), (guest.bus, guest.slot)
 

@@ -10,8 +10,9 @@ import libvirt
 import pytest
 from lxml import etree
 
-from tests.unit.devices import pci_device
-from vfiomgr.adapters.libvirt.render import mdev_hostdev, pci_hostdevs
+from tests.unit.devices import host_of, pci_device
+from tests.unit.libvirt_hostdevs import hostdevs
+from vfiomgr.model.hostdev import NO_ROM, HandOver
 from vfiomgr.model.vgpu import Vgpu
 
 if TYPE_CHECKING:
@@ -21,19 +22,19 @@ SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 GPU = replace(pci_device("10000:04:00.0"), driver="vfio-pci", name="Tricky & Co --- <GPU> --")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1))
 LONE = replace(GPU, address=replace(GPU.address, domain=0, bus=9))
-VGPU = Vgpu(
-    "f715f63c-0d00-4007-9c5a-b07b0c6c05de", "mdev", "mtty", "mtty-2", None, None, 9, None, None
-)
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", None, None, 9, None, None)
+HOST = replace(host_of(GPU, AUDIO, LONE), vgpus=(VGPU,))
+PAIR = str(GPU.address)
 
 SETS = {
-    "two-functions": list(pci_hostdevs([(GPU, AUDIO)], first_bus=0x10, managed=False)),
-    "managed": list(pci_hostdevs([(GPU, AUDIO)], first_bus=1, managed=True)),
-    "one-function": list(pci_hostdevs([(LONE,)], first_bus=0x10, managed=False)),
-    "mdev": [mdev_hostdev(VGPU, "vfio-pci")],
-    "all": [
-        *pci_hostdevs([(GPU, AUDIO), (LONE,)], first_bus=0x10, managed=False),
-        mdev_hostdev(VGPU, "vfio-pci"),
-    ],
+    "two-functions": hostdevs(HOST, PAIR, first_bus=0x10),
+    "managed": hostdevs(HOST, PAIR, first_bus=1, hand_over=HandOver(is_managed=True)),
+    "one-function": hostdevs(HOST, str(LONE.address), first_bus=0x10),
+    "rom-and-boot": hostdevs(HOST, PAIR, hand_over=HandOver(rom="/x/a b.rom", boot_order=2)),
+    "no-rom": hostdevs(HOST, PAIR, hand_over=HandOver(rom=NO_ROM)),
+    "mdev": hostdevs(HOST, UUID),
+    "all": hostdevs(HOST, PAIR, str(LONE.address), UUID, first_bus=0x10),
 }
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.numbers import write_numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vfiomgr.model.numa import HostTopology
 
 
 def tree_of(root: Path, text: str) -> HostTree:
@@ -24,3 +27,28 @@ def tree_of(root: Path, text: str) -> HostTree:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content.replace("\\n", "\n") + "\n")
     return HostTree(root)
+
+
+def put_topology(root: Path, topology: HostTopology) -> None:
+    """The files below /sys/devices/system that show these nodes and processors."""
+    system = root / "sys/devices/system"
+    files = {"cpu/online": write_numbers(cpu for node in topology.nodes for cpu in node.cpus)}
+    files["cpu/isolated"] = write_numbers(topology.isolated_cpus)
+    if topology.boot_cpu_threads:
+        files["cpu/cpu0/topology/thread_siblings_list"] = write_numbers(topology.boot_cpu_threads)
+    for node in topology.nodes:
+        directory, name = f"node/node{node.number}", f"Node {node.number}"
+        files[f"{directory}/cpulist"] = write_numbers(node.cpus)
+        files[f"{directory}/meminfo"] = (
+            f"{name} MemTotal: {node.memory_bytes >> 10:>14} kB\n"
+            f"{name} MemFree:  {node.free_bytes >> 10:>14} kB"
+        )
+        files[f"{directory}/distance"] = " ".join(map(str, node.distances))
+        for pool in node.hugepages:
+            place = f"{directory}/hugepages/hugepages-{pool.page_bytes >> 10}kB"
+            files[f"{place}/nr_hugepages"] = str(pool.total)
+            files[f"{place}/free_hugepages"] = str(pool.free)
+    for name, text in files.items():
+        file = system / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")

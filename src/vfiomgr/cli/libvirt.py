@@ -9,7 +9,14 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
+    "domain": ("vfiomgr.cli.libvirt_domain", "domain"),
     "edit": ("vfiomgr.cli.libvirt_edit", "edit"),
+    "define": ("vfiomgr.cli.libvirt_define", "define"),
+    "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
+    "detach": ("vfiomgr.cli.libvirt_attach", "detach"),
+    "hook": ("vfiomgr.cli.libvirt_hook", "hook"),
+    "nodedev": ("vfiomgr.cli.libvirt_nodedev", "nodedev"),
+    "list": ("vfiomgr.cli.libvirt_list", "list_claims"),
 }
 
 

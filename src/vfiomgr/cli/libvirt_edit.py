@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -10,34 +11,41 @@ from vfiomgr.adapters.libvirt import render
 from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.adapters.libvirt.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.adapters.libvirt.read import domain_of
-from vfiomgr.cli.change import tell_how_to_bind
+from vfiomgr.cli.libvirt_connection import connect_option
 from vfiomgr.cli.libvirt_difference import Edited, print_difference, print_edited
-from vfiomgr.cli.libvirt_elements import (
-    device_api,
-    is_uuid,
-    require_manageable,
-    slots_of,
-    vgpu_named,
+from vfiomgr.cli.libvirt_hostdev import (
+    DeviceOptions,
+    hand_over,
+    of_device,
+    refuse_to_hurt,
+    tell_what_waits,
 )
-from vfiomgr.cli.libvirt_places import FilePlace
+from vfiomgr.cli.libvirt_places import place_of
+from vfiomgr.cli.libvirt_versions import libvirt_version as version_of_libvirt
+from vfiomgr.cli.libvirt_versions import qemu_version, version_option
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import HostError, UsageError
+from vfiomgr.model.hostdev import DeviceWish
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.planner.domain_edit import Additions, plan_additions, plan_removals
+from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
+from vfiomgr.planner.guest.units import is_uuid, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.adapters.libvirt.document import Document
     from vfiomgr.model.domain import Domain
+    from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.domain_edit import Placed
+    from vfiomgr.planner.guest.units import Unit
 
 _DEVICE = "ADDRESS|UUID"
 
 
 @click.command("edit")
-@click.argument("file")
+@click.argument("target", metavar="FILE|DOMAIN")
 @click.option(
     "--add",
     "added",
@@ -57,21 +65,28 @@ _DEVICE = "ADDRESS|UUID"
 @click.option(
     "--output", metavar="FILE", help="Write to this file instead, - to a pipe; FILE stays."
 )
-@click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
+@of_device
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot as they are.")
+@version_option
+@connect_option
 @session_options()
 @click.pass_obj
 def edit(
     session: Session,
     *,
-    file: str,
+    target: str,
     added: tuple[str, ...],
     removed: tuple[str, ...],
     output: str | None,
-    managed: bool,
     only: bool,
+    libvirt_version: str | None,
+    uri: str,
+    **options: Unpack[DeviceOptions],
 ) -> None:
-    """Put devices into the XML of a domain in FILE, or take them out; - reads from a pipe.
+    """Put devices into the XML of a domain, or take them out.
+
+    A FILE is there, has a / or ends in .xml; - reads from a pipe. Any other name is that of a
+    DOMAIN of libvirt's, whose definition is changed: a running guest has it when started anew.
 
     Nothing else changes by a byte: comments, order, indentation, line ends and elements that
     vfiomgr does not know stay. Taking out what was put in gives back the file that was there.
@@ -83,24 +98,28 @@ def edit(
       vfiomgr libvirt edit guest.xml --add 0000:04:00.0
       vfiomgr libvirt edit guest.xml --add 0000:04:00.0 --dry-run    show the difference
       vfiomgr libvirt edit guest.xml --remove 0000:04:00.0 --output new.xml
+      vfiomgr libvirt edit guest --add 0000:04:00.0                  the definition of a domain
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
     """
     if not (added or removed):
         message = "nothing is asked for"
         raise UsageError(message, "name a device: --add 0000:04:00.0, or --remove 0000:04:00.0")
     host = _host(session, required=bool(added))
-    place = FilePlace(file, output)
-    done = _edited(place.read(), host, added, removed, managed=managed, only=only)
+    wishes = [DeviceWish(name, hand_over(options), is_alone=only) for name in added]
+    units = units_of(host, wishes) if host is not None else ()
+    check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
+    place = place_of(target, output, uri, is_change=not session.dry_run)
+    done, hostdevs = _edited(place.read(), host, units, removed, only=only)
+    if host is not None:
+        refuse_to_hurt(session, host, hostdevs)
     if session.dry_run:
         print_difference(session, done)
     else:
         place.write(done.before.text, done.after)
         undo = f"vfiomgr libvirt edit {place.target}{' --only' if only else ''}"
         print_edited(session, done, is_piped=place.is_pipe, undo=undo)
-    if host is not None and not managed:
-        names = [name for placed in done.additions.placed for name in placed.names]
-        functions = [device for name in names if (device := host.device_named(name)) is not None]
-        tell_how_to_bind(host, [d for d in functions if not host.is_ready_for_guests(d)])
+    if host is not None:
+        tell_what_waits(session, host, hostdevs)
 
 
 def _host(session: Session, *, required: bool) -> HostSnapshot | None:
@@ -116,24 +135,24 @@ def _host(session: Session, *, required: bool) -> HostSnapshot | None:
 def _edited(
     document: Document,
     host: HostSnapshot | None,
-    added: Sequence[str],
+    units: Sequence[Unit],
     removed: Sequence[str],
     *,
-    managed: bool,
     only: bool,
-) -> Edited:
-    """The text without what goes, then with what comes."""
+) -> tuple[Edited, tuple[GuestHostdev, ...]]:
+    """The text without what goes, then with what comes; and what that is."""
     domain = domain_of(document.root)
     removals = plan_removals(domain, _names(domain, removed), host, only=only)
     text = remove_hostdevs(document, removals.devices) if removals.devices else document.text
-    if host is None or not added:
-        return Edited(document, text, removals, Additions())
+    if not units:
+        return Edited(document, text, removals, Additions()), ()
     left = read_document(text, document.source)
-    devices = _devices(host, added, only=only)
-    additions = plan_additions(domain_of(left.root), devices)
-    elements = [e for one in additions.placed for e in _elements(host, one, managed=managed)]
+    by_names = {unit.function_names: unit for unit in units}
+    additions = plan_additions(domain_of(left.root), by_names)
+    hostdevs = tuple(h for one in additions.placed for h in _hostdevs(by_names[one.names], one))
     ports = [root_port(port.index, port.device) for port in additions.ports]
-    return Edited(document, add_elements(left, elements, ports), removals, additions)
+    after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
+    return Edited(document, after, removals, additions), hostdevs
 
 
 def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
@@ -142,23 +161,10 @@ def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
     return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]
 
 
-def _devices(host: HostSnapshot, texts: Sequence[str], *, only: bool) -> list[tuple[str, ...]]:
-    """What becomes one device of the guest each, by name: slots first, then vGPUs."""
-    slots = slots_of(host, [text for text in texts if not is_uuid(text)], only=only)
-    vgpus = [vgpu_named(host, text).uuid or "" for text in texts if is_uuid(text)]
-    found = [tuple(str(device.address) for device in slot) for slot in slots]
-    return list(dict.fromkeys([*found, *((uuid,) for uuid in vgpus)]))
-
-
-def _elements(host: HostSnapshot, placed: Placed, *, managed: bool) -> Iterator[str]:
-    """The XML of a device at its place."""
-    if is_uuid(placed.names[0]):
-        vgpu = vgpu_named(host, placed.names[0])
-        yield render.mdev_hostdev(vgpu, device_api(host, vgpu))
-        return
-    functions = [host.device(host.parse_address(name)) for name in placed.names]
-    if managed:
-        require_manageable(host, functions)
-    guest = placed.guest
-    bus, slot = (guest.bus, guest.slot) if guest is not None else (0, 0)
-    yield from render.pci_hostdevs([functions], first_bus=bus, managed=managed, slot=slot)
+def _hostdevs(unit: Unit, placed: Placed) -> Iterator[GuestHostdev]:
+    """The functions of a device, from its place on."""
+    for number, planned in enumerate(hostdevs_of(unit, None)):
+        guest = placed.guest
+        if guest is not None:
+            guest = replace(guest, function=number, multifunction=number == 0)
+        yield replace(planned, device=replace(planned.device, guest=guest))

@@ -2,20 +2,76 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
 import click
 
 from vfiomgr.adapters.libvirt import render
-from vfiomgr.cli.change import tell_how_to_bind
-from vfiomgr.cli.libvirt_elements import (
-    device_api,
-    is_uuid,
-    require_manageable,
-    slots_of,
-    vgpu_named,
-)
+from vfiomgr.cli import libvirt_versions
+from vfiomgr.cli.libvirt_versions import version_option
 from vfiomgr.cli.output import print_document
 from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.model.hostdev import DeviceWish, HandOver
+from vfiomgr.planner.guest.hostdevs import LAST_BUS, check, places
+from vfiomgr.planner.guest.units import units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.model.hostdev import GuestHostdev
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_FIRST_BUS = 8
+"""Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
+
+
+def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a device that is given to a guest."""
+    for decorate in (
+        click.option("--iommufd", is_flag=True, help="Through /dev/iommu (libvirt 12.1)."),
+        click.option(
+            "--driver-model",
+            metavar="DRIVER",
+            help="The VFIO driver that libvirt binds it to (libvirt 10.0).",
+        ),
+        click.option(
+            "--boot-order", type=WholeNumber(1), metavar="N", help="When the firmware tries it."
+        ),
+        click.option("--rom", metavar="FILE|off", help="Its option ROM: a file, or none."),
+        click.option("--ramfb", is_flag=True, help="A framebuffer until the guest's driver comes."),
+        click.option("--display", is_flag=True, help="Show the vGPU's display in <graphics>."),
+        click.option(
+            "--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr."
+        ),
+    ):
+        function = decorate(function)
+    return function
+
+
+class DeviceOptions(TypedDict):
+    """What the options of `of_device` give to a command."""
+
+    managed: bool
+    display: bool
+    ramfb: bool
+    rom: str | None
+    boot_order: int | None
+    driver_model: str | None
+    iommufd: bool
+
+
+def hand_over(options: DeviceOptions) -> HandOver:
+    """What they say of the device."""
+    return HandOver(
+        is_managed=options["managed"],
+        display=options["display"],
+        ramfb=options["ramfb"],
+        rom=options["rom"],
+        boot_order=options["boot_order"],
+        driver_model=options["driver_model"],
+        has_iommufd=options["iommufd"],
+    )
 
 
 @click.command("hostdev")
@@ -24,38 +80,79 @@ from vfiomgr.cli.session import Session, complete_address, session_options
 )
 @click.option(
     "--guest-bus",
-    type=WholeNumber(1, render.LAST_GUEST_BUS),
-    default=render.DEFAULT_GUEST_BUS,
+    type=WholeNumber(1, LAST_BUS),
+    default=_FIRST_BUS,
     show_default=True,
     help="Index of the guest's root port for the first device of several functions.",
 )
-@click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
+@of_device
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
+@version_option
 @session_options()
 @click.pass_obj
 def hostdev(
-    session: Session, *, devices: tuple[str, ...], guest_bus: int, managed: bool, only: bool
+    session: Session,
+    *,
+    devices: tuple[str, ...],
+    guest_bus: int,
+    only: bool,
+    libvirt_version: str | None,
+    **options: Unpack[DeviceOptions],
 ) -> None:
     """Print <hostdev> elements for PCI devices and vGPUs, to put into a domain's <devices>.
 
-    The functions of a slot become one multifunction guest device.
+    The functions of a slot become one multifunction guest device. What the libvirt of this machine
+    (or --libvirt-version) cannot read is refused, with the release that can.
 
     \b
     Examples:
       vfiomgr libvirt hostdev 0000:04:00.0
-      vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
+      vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
-    host = session.host()
-    vgpus = [vgpu_named(host, text) for text in devices if is_uuid(text)]
-    slots = slots_of(host, [text for text in devices if not is_uuid(text)], only=only)
-    functions = [device for slot in slots for device in slot]
-    if managed:
-        require_manageable(host, functions)
-    elements = list(render.pci_hostdevs(slots, first_bus=guest_bus, managed=managed))
-    elements += [render.mdev_hostdev(vgpu, device_api(host, vgpu)) for vgpu in vgpus]
+    host = session.devices()
+    units = units_of(
+        host, [DeviceWish(name, hand_over(options), is_alone=only) for name in devices]
+    )
+    check(
+        units,
+        libvirt_versions.libvirt_version(session, libvirt_version),
+        libvirt_versions.qemu_version(session),
+    )
+    hostdevs = tuple(places(units, guest_bus))
+    refuse_to_hurt(session, host, hostdevs)
+    elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    if not managed:
-        tell_how_to_bind(host, [d for d in functions if not host.is_ready_for_guests(d)])
+    tell_what_waits(session, host, hostdevs)
+
+
+def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
+    """What libvirt is to bind, it binds without any guard: so they are kept here.
+
+    Raises:
+        Refusal: `vfiomgr bind` would refuse one of the devices.
+
+    """
+    devices = [host.device(h.device.address) for h in hostdevs if h.device.address]
+    managed = [h.device.address for h in hostdevs if h.device.managed]
+    taken = [d.address for d in devices if d.address in managed and not d.is_on_vfio]
+    if taken:
+        from vfiomgr.planner.guards import refuse_if_any, taking  # noqa: PLC0415 - only then
+
+        around = session.host()
+        refuse_if_any(taking(around, [around.device(address) for address in taken]), frozenset())
+
+
+def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
+    """What makes devices ready for the guest that vfiomgr is to bind."""
+    bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
+    waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
+    if waiting:
+        from vfiomgr.cli.change import tell_how_to_bind  # noqa: PLC0415 - only then
+
+        around = session.host()
+        tell_how_to_bind(around, [around.device(address) for address in waiting])

@@ -11,7 +11,8 @@ import click
 
 from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
-from vfiomgr.errors import UsageError
+from vfiomgr.cli.libvirt_connection import DEFAULT_URI, connected
+from vfiomgr.errors import HostError, UsageError
 from vfiomgr.host.rewrite import rewrite
 
 if TYPE_CHECKING:
@@ -74,6 +75,72 @@ class FilePlace:
             rewrite(self.path, before, after)
 
 
+@dataclass(frozen=True, slots=True)
+class DomainPlace:
+    """The definition that a libvirt has; a running guest has a new one once it is started anew."""
+
+    name: str
+    uri: str
+    with_secrets: bool
+    """Whether passwords are read, too: what is defined without them would lose them."""
+
+    @property
+    def target(self) -> str:
+        """What a command names it by."""
+        return self.name if self.uri == DEFAULT_URI else f"{self.name} --connect {self.uri}"
+
+    @property
+    def is_pipe(self) -> bool:
+        """Never: it is defined."""
+        return False
+
+    def read(self) -> Document:
+        """The domain as it is defined.
+
+        Raises:
+            UsageError: there is no such domain, or no libvirt.
+
+        """
+        with connected(self.uri, read_only=not self.with_secrets) as connection:
+            text = connection.domain_xml(self.name, secure=self.with_secrets)
+        return read_document(text, self.name)
+
+    def write(self, before: bytes, after: bytes) -> None:
+        """Define the domain anew, where it differs.
+
+        Raises:
+            InvalidDocument: libvirt cannot read it, or would drop a part of it.
+            HostError: it was defined anew meanwhile.
+
+        """
+        if after == before:
+            return
+        with connected(self.uri) as connection:
+            if connection.domain_xml(self.name, secure=True) != before:
+                message = f"{self.name} was defined anew meanwhile, and not by this command"
+                raise HostError(message, "look at it, then run the command again")
+            connection.define(after, self.name)
+
+
+def place_of(
+    target: str, output: str | None, uri: str, *, is_change: bool
+) -> FilePlace | DomainPlace:
+    """What a user names: a file is there, has a / or ends in .xml; else it is a domain.
+
+    Raises:
+        UsageError: a domain's text is to go to a file.
+
+    """
+    is_file = "/" in target or target.endswith(".xml") or os.path.exists(target)
+    if is_file or target == STANDARD_INPUT:
+        return FilePlace(target, output)
+    if output is not None:
+        message = f"--output is about files, and {target} is a domain of libvirt's"
+        remedy = f"virsh dumpxml --inactive {target} | vfiomgr libvirt edit - …"
+        raise UsageError(message, remedy)
+    return DomainPlace(target, uri, with_secrets=is_change)
+
+
 def _refuse_own_file(path: str) -> None:
     """Leave the files alone that libvirtd keeps in memory, and writes when it likes.
 
@@ -85,5 +152,5 @@ def _refuse_own_file(path: str) -> None:
     if directory.endswith(_OWN_DIRECTORY):
         guest = name.removesuffix(".xml")
         message = f"{path} is libvirt's own: it does not read it again, and overwrites it"
-        remedy = f"virsh dumpxml --inactive {guest} > {guest}.xml, edit that, virsh define it"
+        remedy = f"change what libvirt has: vfiomgr libvirt edit {guest} …"
         raise UsageError(message, remedy)

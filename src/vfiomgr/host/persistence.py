@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
-from vfiomgr.model import layout_service
+from vfiomgr.model import layout_service, libvirt_hook
 from vfiomgr.model.initramfs import HOOKS, Initramfs, Tool
 from vfiomgr.model.path import VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.model.persistence import DRIVERCTL, RULES, TextFile, is_rule_file, parse_rule
@@ -32,7 +32,7 @@ def read_files(tree: HostTree) -> tuple[TextFile, ...]:
     """The rules, hooks, units and layout that vfiomgr wrote, and the entries of driverctl."""
     paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
     paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
-    paths += [*HOOKS.values(), UNIT, SWEPT, *layout_service.FILES]
+    paths += [*HOOKS.values(), UNIT, SWEPT, *layout_service.FILES, libvirt_hook.SCRIPT]
     texts = ((path, tree.read_text(path)) for path in paths)
     files = tuple(TextFile(path, text) for path, text in texts if text is not None)
     for file in files:

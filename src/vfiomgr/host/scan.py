@@ -48,13 +48,15 @@ def scan_devices(
     """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them."""
     groups = iommu.read_groups(tree)
     devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
+    cpu = _cpu(tree)
     mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
     vendor_parents, vendor_vgpus = vendor_vgpu.read_vendor_vgpus(tree, devices)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),
         boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
-        cpu_vendor=_cpu_vendor(tree),
+        cpu_vendor=cpu.get("vendor_id"),
+        cpu_address_bits=_address_bits(cpu),
         iommu=iommu.read_state(tree, groups),
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
@@ -68,10 +70,14 @@ def scan_devices(
     )
 
 
-def _cpu_vendor(tree: HostTree) -> str | None:
-    """`GenuineIntel`, `AuthenticAMD`; other architectures name none."""
-    for line in (tree.read(HostPath("/proc/cpuinfo")) or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "vendor_id":
-            return value.strip()
-    return None
+def _cpu(tree: HostTree) -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor."""
+    first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _address_bits(cpu: dict[str, str]) -> int | None:
+    """Of `48 bits physical, 48 bits virtual` (show_cpuinfo in arch/x86/kernel/cpu/proc.c)."""
+    bits = cpu.get("address sizes", "").partition(" ")[0]
+    return int(bits) if bits.isdecimal() else None

@@ -9,6 +9,7 @@ from vfiomgr.host import (
     config,
     definitions,
     modules,
+    numa,
     nvidia,
     persistence,
     quotas,
@@ -56,6 +57,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
         definitions=definitions.read_definitions(tree, host.vgpus),
         quotas=quotas.read_quotas(tree, host.devices),
+        topology=numa.read_topology(tree),
     )
 
 

@@ -6,55 +6,27 @@ Lines are those of the text that the domain was read from, counted from 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.model.libvirt_feature import Version
-from vfiomgr.model.pci import PciAddress
+
+__all__ = [
+    "EXPANDER",
+    "ROOT_PORT",
+    "Domain",
+    "DomainCpu",
+    "DomainHostdev",
+    "DomainIommu",
+    "DomainMemory",
+    "GuestAddress",
+    "Hypervisor",
+    "KnownDomain",
+    "NumaCell",
+    "PciController",
+]
 
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class GuestAddress:
-    """Where a function sits in the guest; `bus` is the index of a PCI controller."""
-
-    bus: int
-    slot: int
-    function: int
-    multifunction: bool = False
-    domain: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DomainHostdev:
-    """A device of the host that a domain takes: `<hostdev>`, or an `<interface type='hostdev'>`."""
-
-    line: int
-    kind: Literal["pci", "mdev", "other"]
-    element: Literal["hostdev", "interface"] = "hostdev"
-    address: PciAddress | None = None
-    """Of a PCI function."""
-    uuid: str | None = None
-    """Of a mediated device, in lower case."""
-    managed: bool = False
-    guest: GuestAddress | None = None
-    alias: str | None = None
-    model: str | None = None
-    """`vfio-pci` and others, of a mediated device."""
-    driver: str | None = None
-    """`<driver name>`: `vfio`, or what older releases knew."""
-    driver_model: str | None = None
-    iommufd: bool | None = None
-    display: bool = False
-    ramfb: bool = False
-    boot_order: int | None = None
-    rom_file: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The address or the UUID; empty for what is neither."""
-        return str(self.address) if self.address is not None else self.uuid or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,6 +350,22 @@ class UninstallLayout:
     kind: Literal["uninstall-layout"] = "uninstall-layout"
 
 
+@dataclass(frozen=True, slots=True)
+class InstallHook:
+    """Have libvirt run vfiomgr when guests start and end; no guest is concerned by that alone."""
+
+    program: str | None = None
+    """Where vfiomgr itself is, for the script."""
+    kind: Literal["install-hook"] = "install-hook"
+
+
+@dataclass(frozen=True, slots=True)
+class UninstallHook:
+    """Take back what installing the hook wrote."""
+
+    kind: Literal["uninstall-hook"] = "uninstall-hook"
+
+
 def wished_layout(intent: Intent) -> ApplyLayout | None:
     """The layout that an intent looks at a host for."""
     match intent:
@@ -425,4 +441,6 @@ Intent = (
     | RevertLayout
     | InstallLayout
     | UninstallLayout
+    | InstallHook
+    | UninstallHook
 )

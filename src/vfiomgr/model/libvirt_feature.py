@@ -81,6 +81,7 @@ MDEV_AUTOSTART = Feature("autostart of mediated devices by nodedev", Version(7, 
 QEMU_OVERRIDE = Feature("<qemu:override>", Version(8, 2))
 VIRTIO_IOMMU = Feature("<iommu model='virtio'>", Version(8, 3))
 MAXPHYSADDR = Feature("<maxphysaddr>", Version(8, 7))
+LOCKS_PER_DEVICE = Feature("a limit of locked memory for each device", Version(8, 7))
 MAXPHYSADDR_LIMIT = Feature("the limit of <maxphysaddr>", Version(9, 3))
 VENDOR_FUNCTION = Feature("a virtual function that stays on its vendor's driver", Version(9, 7))
 DRIVER_MODEL = Feature("<driver model>", Version(10, 0))

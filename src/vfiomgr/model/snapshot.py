@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.definition_facts import DefinitionFacts, DefinitionProblem  # noqa: TC004
     from vfiomgr.model.gpu_instance import GpuPartition  # noqa: TC004
     from vfiomgr.model.initramfs import Initramfs  # noqa: TC004
+    from vfiomgr.model.numa import HostTopology  # noqa: TC004
     from vfiomgr.model.persistence import (
         DriverctlOverride,
         PersistedBinding,
@@ -130,6 +131,10 @@ class HostSnapshot:
     """How GPUs in MIG mode are divided, where nvidia-smi was asked."""
     quotas: tuple[GpuQuotas, ...] = ()
     """Of GPUs whose drivers share them out among plain virtual functions."""
+    topology: HostTopology | None = None
+    """NUMA nodes and processors; None where nobody looked."""
+    cpu_address_bits: int | None = None
+    """Width of the physical addresses of an x86 CPU; others do not tell."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:

@@ -70,7 +70,7 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
 
     # pydantic looks for the names of fields' types among those of this function.
-    from vfiomgr.model import definition_facts  # noqa: PLC0415
+    from vfiomgr.model import definition_facts, numa  # noqa: PLC0415
     from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: F401, PLC0415
     from vfiomgr.model.gpu_instance import (  # noqa: PLC0415
         GpuInstance,
@@ -78,6 +78,7 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
         InstanceProfile,
     )
     from vfiomgr.model.initramfs import Initramfs  # noqa: PLC0415
+    from vfiomgr.model.numa import HostTopology  # noqa: F401, PLC0415
     from vfiomgr.model.persistence import TextFile  # noqa: PLC0415
     from vfiomgr.model.quota import FunctionQuotas, GpuQuotas, QuotaAttribute  # noqa: PLC0415
     from vfiomgr.model.readiness import PARTS, Readiness  # noqa: F401, PLC0415
@@ -86,7 +87,7 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
 
     gpus = (GpuPartition, GpuInstance, InstanceProfile, GpuQuotas, FunctionQuotas, QuotaAttribute)
     others = (Initramfs, TextFile, ResetCapabilities, VfioVariant)
-    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, *gpus, *others):
+    for part in (*_PARTS, *PARTS, *definition_facts.PARTS, *numa.PARTS, *gpus, *others):
         part.__pydantic_config__ = {"extra": "forbid"}
     adapter = TypeAdapter(HostSnapshot)
     try:

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.adapters.domain_texts import RECORDED, domain_texts
-from tests.unit.devices import pci_device
+from tests.unit.devices import host_of, pci_device
+from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr.adapters.libvirt.document import Document, Element, read_document
 from vfiomgr.adapters.libvirt.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.adapters.libvirt.read import read_domain
-from vfiomgr.adapters.libvirt.render import mdev_hostdev, pci_hostdevs
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.hostdev import HandOver
 from vfiomgr.model.vgpu import Vgpu
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ AUDIO = replace(GPU, address=replace(GPU.address, function=1))
 VF = replace(pci_device("0000:c2:00.4"), name="VF")
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
+HOST = replace(host_of(GPU, AUDIO, VF), vgpus=(VGPU,))
 PORT = 0xF0
 ELEMENTS = {
-    "slot": list(pci_hostdevs([(GPU, AUDIO)], first_bus=PORT, managed=False)),
-    "vf": list(pci_hostdevs([(VF,)], first_bus=PORT, managed=True)),
-    "vgpu": [mdev_hostdev(VGPU, "vfio-pci")],
+    "slot": hostdevs(HOST, str(GPU.address), first_bus=PORT),
+    "vf": hostdevs(HOST, str(VF.address), hand_over=HandOver(is_managed=True)),
+    "vgpu": hostdevs(HOST, UUID),
 }
 PORTS = [root_port(PORT, str(GPU.address))]
 SHARING = {

@@ -170,7 +170,7 @@ def test_files_of_libvirt_itself_are_left_to_it(run: Run, tmp_path: Path) -> Non
     own.write_bytes(RECORDED["virt-manager"])
     answer = run("libvirt", "edit", str(own), "--add", "02:00.0")
     assert answer.status == 2
-    assert "virsh dumpxml --inactive win11 > win11.xml" in answer.stderr
+    assert "vfiomgr libvirt edit win11" in answer.stderr
     assert own.read_bytes() == RECORDED["virt-manager"]
     assert run("--dry-run", "libvirt", "edit", str(own), "--add", "02:00.0").status == 0
 

@@ -42,10 +42,21 @@ def test_a_vgpu_goes_to_kata_with_its_node_and_a_function_without_a_type_does_no
     assert told.stderr == "", "it is no mediated device, and needs no binding"
 
 
-@pytest.mark.parametrize("command", [("libvirt", "hostdev"), ("kata", "config")])
-def test_what_makes_a_function_ready_is_told(run: Run, command: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "command", [("libvirt", "hostdev", "--libvirt-version", "9.7"), ("kata", "config")]
+)
+def test_what_makes_a_function_ready_is_told(run: Run, command: tuple[str, ...]) -> None:
     run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
     told = run(*command, FIRST, SECOND).stderr
     assert f"is no vGPU yet: vfiomgr vgpu create --parent {SECOND}" in told
     assert FIRST not in told
     assert "vfiomgr bind" not in told
+
+
+def test_a_libvirt_that_would_unbind_it_is_refused(run: Run) -> None:
+    run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
+    refused = run("libvirt", "hostdev", FIRST, "--libvirt-version", "9.0.0-4+deb12u2")
+    assert refused.status == 4
+    assert "which libvirt has since 9.7.0: this is 9.0.0" in refused.stderr
+    assert "install libvirt 9.7.0 or later" in refused.stderr
+    assert "managed='no'" in run("libvirt", "hostdev", FIRST, "--libvirt-version", "9.7").stdout

@@ -1,80 +1,140 @@
-"""libvirt's <hostdev> elements, from templates/libvirt (https://libvirt.org/formatdomain.html)."""
+"""libvirt's XML, an element a template of templates/libvirt (libvirt.org/formatdomain.html)."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.resources import resource_directory
-from vfiomgr.errors import UsageError
+from vfiomgr.model.numbers import write_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
-    from jinja2 import Environment, Template
+    from jinja2 import Environment
 
-    from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.vgpu import Vgpu
+    from vfiomgr.model.guest import GuestPlan
+    from vfiomgr.model.hostdev import DomainHostdev, GuestHostdev
 
-DEFAULT_GUEST_BUS = 8
-"""Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
-LAST_GUEST_BUS = 0xFF
-_HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+_LETTERS = 26
 
 
-@dataclass(frozen=True, slots=True)
-class GuestAddress:
-    """Where a function sits in the guest: behind a root port with index `bus` in slot 0."""
-
-    bus: int
-    slot: int
-    function: int
-    multifunction: bool
+def hostdev(planned: GuestHostdev) -> str:
+    """The element of one function or mediated device."""
+    return _render(f"hostdev-{planned.device.kind}", device=planned.device, title=planned.title)
 
 
-def pci_hostdevs(
-    slots: Iterable[Sequence[PciDevice]], *, first_bus: int, managed: bool, slot: int = 0
-) -> Iterator[str]:
-    """One element a function; the functions of a slot make one multifunction guest device.
-
-    A function that goes alone gets no guest address: libvirt finds a free port for it.
-
-    Raises:
-        UsageError: more slots than guest buses are left.
-
-    """
-    bus = first_bus
-    for functions in slots:
-        ordered = sorted(functions, key=lambda device: device.address)
-        several = len(ordered) > 1
-        if several and bus > LAST_GUEST_BUS:
-            message = f"no guest bus is left for {ordered[0].address}"
-            raise UsageError(message, "choose a lower --guest-bus")
-        for position, device in enumerate(ordered):
-            address = GuestAddress(bus, slot, position, position == 0) if several else None
-            yield _template("hostdev-pci.xml.j2").render(
-                device=device, guest=address, managed=managed
-            )
-        bus += several
+def hostdev_source(device: DomainHostdev) -> str:
+    """The element that names a device of a domain, for libvirt to find it there."""
+    return _render("hostdev-source", hostdev=device)
 
 
-def mdev_hostdev(vgpu: Vgpu, device_api: str) -> str:
-    """One element for a mediated device; `device_api` is the attribute of its type.
-
-    Raises:
-        UsageError: libvirt has no hostdev model for that API.
-
-    """
-    if device_api not in _HOSTDEV_MODELS:
-        message = f"libvirt has no hostdev model for the device API {device_api!r} of {vgpu.uuid}"
-        raise UsageError(message, f"it knows {', '.join(_HOSTDEV_MODELS)}")
-    return _template("hostdev-mdev.xml.j2").render(vgpu=vgpu, model=device_api)
+def node_mdev(uuid: str, parent: str, type_id: str) -> str:
+    """A mediated device for nodeDeviceDefineXML; `parent` is libvirt's name of it."""
+    return _render("nodedev-mdev", uuid=uuid, parent=parent, type=type_id)
 
 
-def _template(name: str) -> Template:
-    return _environment().get_template(name)
+def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
+    """A whole domain; `with_reasons` writes each part's reason as a comment before it."""
+    return _render(
+        "domain",
+        plan=plan,
+        wish=plan.wish,
+        elements=_explained(plan, _elements(plan), with_reasons=with_reasons),
+        devices=_explained(plan, _devices(plan), with_reasons=with_reasons),
+        last=_explained(plan, _last(plan), with_reasons=with_reasons),
+    )
+
+
+def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The parts before the devices, each with what the plan calls it."""
+    wish = plan.wish
+
+    def part(name: str) -> str:
+        return _render(name, plan=plan, wish=wish, cells_with_memory=_cells_with_memory(plan))
+
+    yield part("memory"), ("memory",)
+    if wish.hugepage_bytes or wish.is_locked:
+        yield part("memory-backing"), ()
+    if plan.memory.hard_limit_bytes is not None:
+        yield part("memtune"), ("memtune",)
+    yield part("vcpu"), ()
+    if plan.has_iommufd:
+        yield part("iommufd"), ()
+    if plan.cpus.pins:
+        yield part("cputune"), ("cputune",)
+    if plan.memory.host_nodes:
+        yield part("numatune"), ("numatune",)
+    yield part("os"), ("firmware",)
+    yield part("features"), ()
+    cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
+    yield part("cpu"), ("cpu", "maxphysaddr", *cells)
+
+
+def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:
+    return tuple(entry.cell.number for entry in plan.memory.cells if entry.cell.memory_bytes)
+
+
+def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    wish = plan.wish
+    for controller in plan.controllers:
+        parts = (f"controller {controller.index}",) if controller.index else ("hole",)
+        yield _render("controller", device=controller), parts
+    yield _render("usb"), ()
+    for number, disk in enumerate(wish.disks):
+        order = plan.boot_order(f"disk {number}")
+        yield _render("disk", disk=disk, target=_target(number), order=order), ()
+    if wish.cdrom is not None:
+        yield _render("cdrom", wish=wish, order=plan.boot_order("cdrom")), ()
+    for number, network in enumerate(wish.networks):
+        order = plan.boot_order(f"network {number}")
+        yield _render("network", network=network, order=order), ()
+    yield _render("serial"), ()
+    if wish.graphics == "vnc":
+        yield _render("pointer"), ()
+        yield _render("graphics"), ()
+    shows_device = any(planned.device.display for planned in plan.hostdevs)
+    model = "none" if wish.graphics == "none" or shows_device else "vga"
+    yield _render("video", model=model), ()
+    for planned in plan.hostdevs:
+        yield hostdev(planned), (f"hostdev {planned.device.name}",)
+    yield _render("balloon"), ()
+    if plan.iommu is not None:
+        yield _render("iommu", plan=plan), ("iommu",)
+
+
+def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if plan.cpus.aperture_mib is not None:
+        yield _render("commandline", plan=plan), ("fw_cfg",)
+
+
+def _explained(
+    plan: GuestPlan, elements: Iterator[tuple[str, tuple[str, ...]]], *, with_reasons: bool
+) -> list[object]:
+    """The elements as text that is XML already, each after its reasons."""
+    from markupsafe import Markup  # noqa: PLC0415 - as jinja2
+
+    texts: list[object] = []
+    for element, parts in elements:
+        reasons = [plan.why(part) for part in parts] if with_reasons else []
+        texts += [Markup(f"<!-- {_comment(reason)} -->") for reason in reasons if reason]  # noqa: S704 - a comment holds no markup
+        texts.append(Markup(element.rstrip("\n")))  # noqa: S704 - rendered above, and escaped there
+    return texts
+
+
+def _target(number: int) -> str:
+    """`vda`, …, `vdz`, `vdaa`, …."""
+    name = ""
+    while number >= 0:
+        number, letter = divmod(number, _LETTERS)
+        name = chr(ord("a") + letter) + name
+        number -= 1
+    return f"vd{name}"
+
+
+def _render(name: str, **values: object) -> str:
+    return _environment().get_template(f"{name}.xml.j2").render(values)
 
 
 @cache
@@ -90,6 +150,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["comment"] = _comment
+    environment.filters["numbers"] = write_numbers
     return environment
 
 

@@ -1,0 +1,27 @@
+"""A guest as libvirt tells its hook of it: its XML, and whether it wants its devices bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.adapters.libvirt.document import parse
+from vfiomgr.adapters.libvirt.read import domain_of
+from vfiomgr.model.libvirt_hook import NAMESPACE
+
+if TYPE_CHECKING:
+    from vfiomgr.model.domain import Domain
+
+
+def read_guest(xml: bytes, name: str) -> Domain | None:
+    """The domain; None of one that never asked for vfiomgr, which is not even read.
+
+    Raises:
+        InvalidDocument: it is no domain's XML.
+
+    """
+    if NAMESPACE.encode() not in xml:
+        return None
+    root = parse(xml, name)
+    metadata = root.find("metadata")
+    marks = () if metadata is None else metadata.all("devices", NAMESPACE)
+    return domain_of(root) if any(mark.get("bind") == "yes" for mark in marks) else None

@@ -1,0 +1,75 @@
+"""What options of a guest mean: `--device NAME,display`, `--disk FILE,format=raw`."""
+
+from __future__ import annotations
+
+import os
+
+from vfiomgr.errors import UsageError
+from vfiomgr.model.guest import GuestDisk, GuestNetwork
+from vfiomgr.model.hostdev import DeviceWish, HandOver
+
+_DEVICE_KEYS = "managed, display, ramfb, only, rom=FILE|off, model=DRIVER"
+_FLAGS = {"managed": "is_managed", "display": "display", "ramfb": "ramfb"}
+_VALUES = {"rom": "rom", "model": "driver_model"}
+_FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vhdx": "vhdx"}
+PAGES = {"2M": 2 << 20, "1G": 1 << 30}
+"""The sizes of huge pages that an x86 CPU has."""
+
+
+def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceWish:
+    """`0000:04:00.0,rom=/x.rom`: a name, and how it is given.
+
+    Raises:
+        UsageError: a word that says nothing.
+
+    """
+    name, *words = text.split(",")
+    options: dict[str, object] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in _FLAGS and not equals:
+            options[_FLAGS[key]] = True
+        elif key in _VALUES and value:
+            options[_VALUES[key]] = value
+        elif word != "only":
+            message = f"--device {text}: {word!r} says nothing about a device"
+            raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
+    hand_over = HandOver(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
+    return DeviceWish(name, hand_over, is_alone="only" in words)
+
+
+def parse_disk(text: str) -> GuestDisk:
+    """`/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw`.
+
+    A format is never guessed from what is in a file: a guest could write another there.
+
+    Raises:
+        UsageError: neither the name nor the option tells the format.
+
+    """
+    path, _, option = text.partition(",")
+    key, _, given = option.partition("=")
+    known = "raw" if path.startswith("/dev/") else _FORMATS.get(os.path.splitext(path)[1])
+    if option and (key != "format" or not given):
+        message = f"--disk {text}: {option!r} says nothing about a disk"
+        raise UsageError(message, "write --disk FILE or --disk FILE,format=qcow2")
+    if not given and known is None:
+        message = f"--disk {text}: the name does not tell the format"
+        raise UsageError(message, f"write --disk {path},format=raw or qcow2")
+    return GuestDisk(os.path.abspath(path), given or known or "")
+
+
+def parse_network(text: str) -> GuestNetwork:
+    """A network of libvirt's, or `bridge=br0`.
+
+    Raises:
+        UsageError: no name.
+
+    """
+    key, equals, name = text.partition("=")
+    if equals and key == "bridge" and name:
+        return GuestNetwork("bridge", name)
+    if equals or not text:
+        message = f"--network {text} is no network"
+        raise UsageError(message, "write the name of a network of libvirt's, or bridge=br0")
+    return GuestNetwork("network", text)

@@ -1,0 +1,163 @@
+"""`vfiomgr libvirt hook …`: devices are bound when their guest starts, and given back after it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
+from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.model.intent import InstallHook, UninstallHook
+from vfiomgr.model.libvirt_hook import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE
+
+if TYPE_CHECKING:
+    from vfiomgr.adapters.libvirt.connection import Connection
+
+_DOMAINS = click.argument(
+    "domains", nargs=-1, required=True, metavar="DOMAIN...", shell_complete=complete_domain
+)
+
+
+@click.group("hook")
+@session_options()
+def hook() -> None:
+    """Bind devices when their guest starts, and give them back when it has ended.
+
+    libvirt runs the hook; it acts for domains alone that it was enabled for, and for devices with
+    managed='no' that are on a driver of the host, or vGPUs that are defined and not active.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook install
+      vfiomgr libvirt hook enable win
+      vfiomgr libvirt hook disable win
+    """
+
+
+@hook.command("install")
+@session_options()
+@click.pass_obj
+def install(session: Session) -> None:
+    """Write /etc/libvirt/hooks/qemu.d/50-vfiomgr, which libvirt 6.5 and later runs.
+
+    Other hook scripts are left alone. No guest is concerned until `hook enable`.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook install --dry-run
+      vfiomgr libvirt hook install
+    """
+    _change(session, InstallHook(own_program()))
+
+
+@hook.command("uninstall")
+@session_options()
+@click.pass_obj
+def uninstall(session: Session) -> None:
+    """Remove what `hook install` wrote.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook uninstall
+    """
+    _change(session, UninstallHook())
+
+
+def _change(session: Session, intent: InstallHook | UninstallHook) -> None:
+    outcome = plan_or_apply(session, intent)
+    if outcome is None:
+        return
+    steps = outcome.plan.steps if outcome.is_changed else ()
+    print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+
+
+@hook.command("enable")
+@_DOMAINS
+@connect_option
+@session_options()
+@click.pass_obj
+def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+    """Have the hook act for a domain, from its next start on.
+
+    It is kept in the domain's metadata, which goes with it when it is renamed, exported or
+    undefined. What `vfiomgr bind` would refuse (the console's display, a mounted disk, a device in
+    use) the hook refuses too, and the guest does not start.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook enable win
+    """
+    _mark(session, uri, domains, OPT_IN)
+
+
+@hook.command("disable")
+@_DOMAINS
+@connect_option
+@session_options()
+@click.pass_obj
+def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+    """Have the hook leave a domain alone, from its next start on.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook disable win
+    """
+    _mark(session, uri, domains, None)
+
+
+def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:
+    state = "enabled" if element else "disabled"
+    with connected(uri, read_only=session.dry_run) as connection:
+        names = [connection.state(domain).name for domain in domains]
+        is_there = {name: connection.metadata(name, NAMESPACE) is not None for name in names}
+        changing = [name for name in is_there if is_there[name] != bool(element)]
+        if not session.dry_run:
+            _set(connection, changing, element)
+    if session.format != "table":
+        body = {"state": state, "changed": changing, "domains": list(is_there)}
+        print_document("HookOutcome", body, session.format)
+        return
+    would = "would be " if session.dry_run else ""
+    for name in is_there:
+        so = f"{would}{state}" if name in changing else f"{state} already"
+        click.echo(f"{name}: the hook is {so}" if not would else f"{name}: the hook {so}")
+
+
+def _set(connection: Connection, names: list[str], element: str | None) -> None:
+    for name in names:
+        connection.set_metadata(name, element, PREFIX, NAMESPACE)
+
+
+@hook.command("run", context_settings={"ignore_unknown_options": True})
+@click.argument("domain")
+@click.argument("operation")
+@click.argument("rest", nargs=-1)
+@session_options()
+@click.pass_obj
+def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...]) -> None:  # noqa: ARG001 - libvirt passes more
+    """What the installed script calls, with the domain's XML on standard input.
+
+    Status 0 lets the guest start. All is told on stderr, where libvirt takes its message from.
+
+    \b
+    Examples:
+      virsh dumpxml win | vfiomgr libvirt hook run win prepare begin -
+      virsh dumpxml win | vfiomgr libvirt hook run win release end -
+    """
+    acts = {PREPARE: (api.prepare_guest, "bound"), RELEASE: (api.release_guest, "given back")}
+    if operation not in acts:
+        return
+    from vfiomgr.adapters.libvirt.guest import read_guest  # noqa: PLC0415 - not for help
+
+    guest = read_guest(sys.stdin.buffer.read(), domain)
+    if guest is None:
+        return
+    act, what = acts[operation]
+    names = act(guest, tree=session.tree, **options_of(session))
+    for name in names:
+        note(f"vfiomgr: {name} {what} for {guest.name}")

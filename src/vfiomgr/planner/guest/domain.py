@@ -1,0 +1,238 @@
+"""From a snapshot and a wish to the plan of a whole domain, or a refusal; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+from vfiomgr.model import libvirt_feature as features
+from vfiomgr.model.domain import DomainIommu
+from vfiomgr.model.guest import GuestCpus, GuestMemory, GuestPlan, Reason
+from vfiomgr.planner.guest.aperture import TCG_BITS, plan_aperture
+from vfiomgr.planner.guest.buses import lay_buses
+from vfiomgr.planner.guest.fabric import fabric_notes
+from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
+from vfiomgr.planner.guest.locking import plan_lock
+from vfiomgr.planner.guest.nodes import lay_nodes
+from vfiomgr.planner.guest.units import is_uuid, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.model.guest import DomainWish
+    from vfiomgr.model.hostdev import GuestHostdev
+    from vfiomgr.model.libvirt_feature import Version
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.guest.aperture import Aperture
+    from vfiomgr.planner.guest.nodes import Nodes
+    from vfiomgr.planner.guest.units import Unit
+
+_NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
+_SHORT_BITS, _LONG_BITS = 39, 48
+"""The widths that an emulated VT-d has: three levels of page tables, or four."""
+_IOMMU_FEATURES = {"virtio": features.VIRTIO_IOMMU, "amd": features.AMD_IOMMU}
+_EMULATED = 1
+"""Devices besides disks and networks that libvirt puts behind root ports: the USB controller."""
+
+
+def plan_guest(
+    host: HostSnapshot, wish: DomainWish, libvirt: Version, qemu: Version | None = None
+) -> GuestPlan:
+    """All parts of a domain, each with its reason.
+
+    Raises:
+        UnknownDevice: the host has no such device or vGPU.
+        UsageError: the wish contradicts itself.
+        Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
+
+    """
+    _check_wish(wish)
+    units = units_of(host, wish.devices, with_viommu=wish.viommu is not None)
+    units, boot_orders = _with_boot_orders(host, wish, units)
+    check(units, lambda: libvirt, lambda: qemu)
+    nodes = lay_nodes(host, wish, units)
+    aperture = plan_aperture(host, wish, units, libvirt)
+    emulated = _EMULATED + len(wish.disks) + len(wish.networks)
+    cells = [cell.host_node for cell in nodes.cells]
+    is_local = wish.numa != "off"
+    buses = lay_buses(units, emulated, wish.spare_ports, cells, is_local=is_local)
+    root = replace(buses.controllers[0], hole64_kib=aperture.hole64_kib)
+    pairs = zip(units, buses.of_units, strict=True)
+    hostdevs = tuple(h for unit, bus in pairs for h in hostdevs_of(unit, bus))
+    has_iommufd, hostdevs = _iommufd(hostdevs, libvirt)
+    locked, limit, why_locked = plan_lock(wish, len(hostdevs), libvirt)
+    iommu, why_iommu = _iommu(host, wish, libvirt)
+    return GuestPlan(
+        wish=wish,
+        controllers=(root, *buses.controllers[1:]),
+        hostdevs=hostdevs,
+        memory=GuestMemory(
+            cells=nodes.cells,
+            mode="preferred" if wish.numa == "preferred" else "strict",
+            host_nodes=nodes.host_nodes,
+            locked_bytes=locked,
+            hard_limit_bytes=limit,
+        ),
+        cpus=_cpus(wish, nodes, aperture),
+        iommu=iommu,
+        has_iommufd=has_iommufd,
+        boot_orders=boot_orders,
+        reasons=(
+            *_why_hostdevs(units),
+            *buses.reasons,
+            *nodes.reasons,
+            *aperture.reasons,
+            *why_locked,
+            *why_iommu,
+        ),
+        notes=(
+            *nodes.notes,
+            *aperture.notes,
+            *_group_notes(host, units),
+            *fabric_notes(host, units),
+        ),
+    )
+
+
+def _check_wish(wish: DomainWish) -> None:
+    if not _NAME.fullmatch(wish.name):
+        message = f"{wish.name!r} is no name of a domain"
+        raise UsageError(message, "a name has no slash, no line break and no space in front")
+    displayed = [device.name for device in wish.devices if device.hand_over.display]
+    if displayed and wish.graphics == "none":
+        message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
+        raise UsageError(message, "pass --graphics vnc, or leave out display")
+
+
+def _with_boot_orders(
+    host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]
+) -> tuple[tuple[Unit, ...], tuple[tuple[str, int], ...]]:
+    """Units and emulated devices with their numbers in the order of booting."""
+    known = {unit.name: unit for unit in units}
+    orders: list[tuple[str, int]] = []
+    for name in wish.boot or _usual_boot(wish):
+        number = len(orders) + 1
+        for part in _boot_parts(host, wish, name, known):
+            orders.append((part, number))
+            number += 1
+    of_units = dict(orders)
+    numbered = tuple(
+        replace(unit, hand_over=replace(unit.hand_over, boot_order=of_units[unit.name]))
+        if unit.name in of_units
+        else unit
+        for unit in units
+    )
+    return numbered, tuple((part, number) for part, number in orders if part not in known)
+
+
+def _usual_boot(wish: DomainWish) -> tuple[str, ...]:
+    """Disks, and what installs one that is empty yet."""
+    return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdrom)
+
+
+def _boot_parts(
+    host: HostSnapshot, wish: DomainWish, name: str, units: dict[str, Unit]
+) -> list[str]:
+    """What one word of --boot means: all disks, the CD-ROM, all networks, or one device.
+
+    Raises:
+        UsageError: the guest has no such thing.
+
+    """
+    found: dict[str, list[str]] = {
+        "disk": [f"disk {number}" for number in range(len(wish.disks))],
+        "cdrom": ["cdrom"] if wish.cdrom else [],
+        "network": [f"network {number}" for number in range(len(wish.networks))],
+    }
+    if name in found:
+        parts = found[name]
+    else:
+        address = name.lower() if is_uuid(name) else str(host.parse_address(name))
+        holders = (u for u in units.values() if address in u.names.split(", "))
+        parts = [unit.name for unit in holders]
+    if not parts:
+        message = f"--boot {name}: the guest has no such device"
+        raise UsageError(message, "write disk, cdrom, network or the name of a --device")
+    return parts
+
+
+def _iommufd(
+    hostdevs: tuple[GuestHostdev, ...], libvirt: Version
+) -> tuple[bool, tuple[GuestHostdev, ...]]:
+    """For the domain as a whole, where libvirt has that and all devices want it."""
+    wanted = [hostdev.device.iommufd for hostdev in hostdevs]
+    if not (any(wanted) and all(wanted) and features.DOMAIN_IOMMUFD.is_in(libvirt)):
+        return False, hostdevs
+    bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
+    return True, tuple(bare)
+
+
+def _iommu(
+    host: HostSnapshot, wish: DomainWish, libvirt: Version
+) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
+    """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map.
+
+    Raises:
+        Refusal: libvirt has not this one.
+
+    """
+    if wish.viommu is None:
+        return None, ()
+    if feature := _IOMMU_FEATURES.get(wish.viommu):
+        feature.require(libvirt, f"a virtual IOMMU of the kind {wish.viommu}")
+        return DomainIommu(wish.viommu), ()
+    guest_bits = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
+    bits = _SHORT_BITS if (guest_bits or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
+    text = f"the guest's physical addresses have {guest_bits or 'an unknown number of'} bits"
+    return DomainIommu("intel", has_caching_mode=True, address_bits=bits), (Reason("iommu", text),)
+
+
+def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
+    """A socket for each cell that has CPUs, where they have equally many."""
+    counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
+    sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
+    return GuestCpus(
+        sockets=max(1, sockets),
+        cores=wish.vcpus // max(1, sockets),
+        pins=nodes.pins,
+        emulator=nodes.emulator,
+        passes_address_bits=aperture.passes_address_bits,
+        aperture_mib=aperture.fw_cfg_mib,
+    )
+
+
+def _why_hostdevs(units: Sequence[Unit]) -> Iterator[Reason]:
+    for unit in units:
+        if unit.is_vendor_function and unit.functions:
+            text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
+        elif not unit.functions:
+            text = "a mediated device, which libvirt never binds"
+        elif unit.hand_over.is_managed:
+            text = "libvirt binds it before the start, and gives it back after"
+        else:
+            text = f"bound by vfiomgr: vfiomgr bind {unit.name}"
+        yield Reason(f"hostdev {unit.name}", text)
+
+
+def _group_notes(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[str]:
+    """Functions that nobody else can have while the guest has others of their group."""
+    inside = {function.address for unit in units for function in unit.functions}
+    groups = {unit.iommu_group for unit in units if unit.functions} - {None}
+    for number in sorted(group for group in groups if group is not None):
+        idle = [
+            member
+            for member in host.group_members(number)
+            if member.address not in inside and not member.is_bridge
+        ]
+        if idle:
+            shown = ", ".join(map(str, idle))
+            yield (
+                f"IOMMU group {number} also holds {shown}: neither the host nor another guest "
+                + (
+                    "can have it while this one runs"
+                    if len(idle) == 1
+                    else "can have them meanwhile"
+                )
+            )

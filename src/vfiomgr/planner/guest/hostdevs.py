@@ -1,0 +1,174 @@
+"""Units as libvirt's hostdevs: who binds them, their places, and what their libvirt can read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.model import libvirt_feature as features
+from vfiomgr.model.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHostdev
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.model.hostdev import HandOver
+    from vfiomgr.model.libvirt_feature import Feature, Version
+    from vfiomgr.planner.guest.units import Unit
+
+LAST_BUS = 0xFF
+QEMU_IOMMUFD = (8, 2)
+"""The release of QEMU whose vfio-pci has the property iommufd."""
+
+
+def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
+    """One hostdev a function, all in slot 0 of a bus; None leaves the place to libvirt.
+
+    A driver that is named is for functions like the first: no variant has a GPU and its audio.
+    """
+    if unit.vgpu is not None and not unit.functions:
+        yield _mediated(unit, bus)
+        return
+    several = len(unit.functions) > 1
+    for number, function in enumerate(unit.functions):
+        guest = GuestAddress(bus, 0, number, several and number == 0) if bus is not None else None
+        device = DomainHostdev(
+            line=0,
+            kind="pci",
+            address=function.address,
+            managed=unit.hand_over.is_managed,
+            guest=guest,
+            alias=_alias(str(function.address)),
+            driver="vfio",
+        )
+        is_like_first = function.device_id == unit.functions[0].device_id
+        device = replace(
+            device, driver_model=unit.hand_over.driver_model if is_like_first else None
+        )
+        yield GuestHostdev(_with_options(device, unit.hand_over, number), function.name)
+
+
+def _mediated(unit: Unit, bus: int | None) -> GuestHostdev:
+    vgpu = unit.vgpu
+    assert vgpu is not None  # noqa: S101 - by the caller
+    device = DomainHostdev(
+        line=0,
+        kind="mdev",
+        uuid=vgpu.uuid,
+        guest=GuestAddress(bus, 0, 0) if bus is not None and unit.model == "vfio-pci" else None,
+        alias=_alias(str(vgpu.uuid)),
+        model=unit.model,
+    )
+    title = f"{vgpu.type_name or vgpu.type} on {vgpu.parent}"
+    return GuestHostdev(_with_options(device, unit.hand_over, 0), title)
+
+
+def _alias(name: str) -> str:
+    """What libvirt keeps as a device's name: `ua-`, letters, digits and hyphens."""
+    return f"ua-vfio-{re.sub('[:.]', '-', name)}"
+
+
+def _with_options(device: DomainHostdev, hand_over: HandOver, number: int) -> DomainHostdev:
+    """The options of a device; what there is once concerns its first function."""
+    has_rom = hand_over.rom != NO_ROM
+    device = replace(
+        device,
+        iommufd=hand_over.has_iommufd or None,
+        has_rom=has_rom and (number == 0 or hand_over.rom is None),
+    )
+    if number:
+        return device
+    return replace(
+        device,
+        display=hand_over.display,
+        ramfb=hand_over.ramfb,
+        boot_order=hand_over.boot_order,
+        rom_file=hand_over.rom if has_rom else None,
+    )
+
+
+def check(
+    units: Iterable[Unit], libvirt: Callable[[], Version], qemu: Callable[[], Version | None]
+) -> None:
+    """Make sure that libvirt and QEMU can do what is asked of them; ask which they are only then.
+
+    Raises:
+        Refusal: they cannot; the message names the release that can.
+        UsageError: the options of a device exclude each other.
+
+    """
+    known = tuple(units)
+    ramfbs = [unit for unit in known if unit.hand_over.ramfb]
+    if len(ramfbs) > 1:
+        message = f"ramfb is asked for {len(ramfbs)} devices, and a domain has one at most"
+        raise UsageError(message, f"ask for it with {ramfbs[0].name} alone")
+    for unit in known:
+        _check_options(unit)
+        for feature, why in _features(unit):
+            feature.require(libvirt(), why)
+        if unit.hand_over.has_iommufd:
+            _check_iommufd(unit, qemu())
+
+
+def _check_options(unit: Unit) -> None:
+    hand_over = unit.hand_over
+    if unit.is_vendor_function and hand_over.is_managed:
+        first = unit.functions[0]
+        message = f"{first} is a vGPU of its driver {first.driver}, which libvirt must not unbind"
+        raise Refusal(message, "leave out --managed")
+    if hand_over.ramfb and hand_over.boot_order is not None:
+        message = f"{unit.name} has ramfb, which the guest's firmware cannot boot from"
+        raise UsageError(message, "leave out ramfb or the boot order")
+    if hand_over.rom is not None and hand_over.rom != NO_ROM and not hand_over.rom.startswith("/"):
+        message = f"the option ROM {hand_over.rom} of {unit.name} has no absolute path"
+        raise UsageError(message, f"write it from / on, or {NO_ROM} for none")
+    if unit.functions:
+        return
+    of_functions = {
+        "an option ROM": hand_over.rom,
+        "a driver model": hand_over.driver_model,
+        "iommufd": hand_over.has_iommufd,
+    }
+    for what in (what for what, is_asked in of_functions.items() if is_asked):
+        message = f"{unit.name} is a mediated device, and libvirt has {what} for PCI functions only"
+        raise UsageError(message, "leave it out")
+
+
+def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
+    hand_over = unit.hand_over
+    if unit.is_vendor_function:
+        driver = unit.functions[0].driver or "its vendor's driver"
+        yield features.VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
+    if hand_over.driver_model:
+        yield features.DRIVER_MODEL, f"the driver {hand_over.driver_model} for {unit.name}"
+    if unit.functions and (hand_over.display or hand_over.ramfb):
+        yield features.PCI_DISPLAY, f"the display of {unit.name}"
+    if hand_over.has_iommufd:
+        yield features.IOMMUFD, f"/dev/iommu for {unit.name}"
+
+
+def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
+    if qemu is not None and (qemu.major, qemu.minor) < QEMU_IOMMUFD:
+        needed = ".".join(map(str, QEMU_IOMMUFD))
+        message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
+        raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
+
+
+def places(units: Iterable[Unit], first_bus: int) -> Iterator[GuestHostdev]:
+    """Hostdevs for a domain that is there: devices of several functions from a bus on.
+
+    A function that goes alone gets no guest address: libvirt finds a free port for it.
+
+    Raises:
+        UsageError: more slots than guest buses are left.
+
+    """
+    bus = first_bus
+    for unit in units:
+        several = len(unit.functions) > 1
+        if several and bus > LAST_BUS:
+            message = f"no guest bus is left for {unit.name}"
+            raise UsageError(message, "choose a lower --guest-bus")
+        yield from hostdevs_of(unit, bus if several else None)
+        bus += several

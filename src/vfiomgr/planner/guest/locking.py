@@ -1,0 +1,50 @@
+"""How much memory QEMU will lock for VFIO (qemuDomainGetMemLockLimitBytes of libvirt)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal
+from vfiomgr.model.guest import GIB, Reason
+from vfiomgr.model.libvirt_feature import LOCKS_PER_DEVICE
+from vfiomgr.planner.guest.nodes import size
+
+if TYPE_CHECKING:
+    from vfiomgr.model.guest import DomainWish
+    from vfiomgr.model.libvirt_feature import Version
+
+RESERVE = GIB
+"""What libvirt adds for the BARs that are mapped, and for QEMU itself."""
+
+
+def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool) -> int:
+    """What QEMU locks; behind a virtual IOMMU each device has all of the memory of its own."""
+    if not devices:
+        return 0
+    return memory_bytes * (devices if has_viommu else 1) + RESERVE
+
+
+def plan_lock(
+    wish: DomainWish, devices: int, libvirt: Version
+) -> tuple[int, int | None, tuple[Reason, ...]]:
+    """What will be locked, the limit to write where libvirt's own is none, and the reasons.
+
+    Raises:
+        Refusal: the limit that is asked for is below it.
+
+    """
+    needed = needed_lock(wish.memory_bytes, devices, has_viommu=wish.viommu is not None)
+    if not needed:
+        return 0, wish.hard_limit_bytes, ()
+    times = f"{devices} x " if wish.viommu is not None else ""
+    told = f"{times}{size(wish.memory_bytes)} of memory and {size(RESERVE)}: {size(needed)}"
+    limit = wish.hard_limit_bytes
+    if limit is not None and limit < needed:
+        message = f"with a hard limit of {size(limit)} QEMU could not lock what VFIO needs: {told}"
+        raise Refusal(message, f"ask for --hard-limit {-(-needed // GIB)}G, or leave it to libvirt")
+    if limit is not None or wish.is_locked:
+        return needed, limit, (Reason("memtune", f"VFIO needs {told}"),)
+    if wish.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
+        told += f"; libvirt {libvirt} would allow for one device"
+        return needed, needed, (Reason("memtune", f"VFIO needs {told}"),)
+    return needed, None, (Reason("memory", f"QEMU will lock {told}; libvirt sets the limit"),)

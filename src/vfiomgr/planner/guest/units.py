@@ -1,0 +1,181 @@
+"""What of the host becomes one device of a guest: a slot, a virtual function, a vGPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.model.hostdev import HandOver
+from vfiomgr.model.pci import PciDevice
+from vfiomgr.model.vgpu import Vgpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.model.hostdev import DeviceWish
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+"""What libvirt has for mediated devices, by the API that they serve."""
+FUNCTIONS_OF_SLOT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One device of a guest; of a mediated device `functions` are none."""
+
+    functions: tuple[PciDevice, ...]
+    vgpu: Vgpu | None
+    model: str | None
+    """The hostdev model of a mediated device."""
+    hand_over: HandOver
+    is_vendor_function: bool
+    """Whether it stays on its vendor's driver, as a vGPU."""
+    numa_node: int | None
+    root_complex: str | None
+    """`pci0000:40`; None of a parent that is no PCI function."""
+    iommu_group: int | None
+
+    @property
+    def name(self) -> str:
+        """The address of its first function, or the UUID."""
+        return str(self.functions[0].address) if self.functions else self.vgpu_uuid
+
+    @property
+    def vgpu_uuid(self) -> str:
+        """Of a mediated device."""
+        return (self.vgpu.uuid if self.vgpu is not None else None) or ""
+
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """The addresses of its functions, or the UUID."""
+        return tuple(str(device.address) for device in self.functions) or (self.vgpu_uuid,)
+
+    @property
+    def names(self) -> str:
+        """All of its functions, or the UUID."""
+        return ", ".join(self.function_names)
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a device is named as mediated devices are."""
+    return _UUID.fullmatch(text) is not None
+
+
+def units_of(
+    host: HostSnapshot, wishes: Iterable[DeviceWish], *, with_viommu: bool = False
+) -> tuple[Unit, ...]:
+    """The named devices in the order of naming, slots whole; nothing twice.
+
+    Behind a virtual IOMMU each slot of the guest has an address space of its own, and the functions
+    of one group of the host can only be in one: they become one device.
+
+    Raises:
+        UnknownDevice: the host has no such device or vGPU.
+        Refusal: it is a bridge, or a vGPU of a kind that no domain has.
+
+    """
+    known = tuple(wishes)
+    named = [_named(host, wish) for wish in known if not is_uuid(wish.name)]
+    _refuse_bridges(host, [device for device in named if device.is_bridge])
+    slots: dict[object, Unit] = {}
+    for wish in known:
+        unit = _mediated(host, wish) if is_uuid(wish.name) else _functions(host, wish)
+        first = unit.functions[0] if unit.functions else None
+        key: object = unit.vgpu_uuid
+        if first is not None:
+            key = first.address if first.physical_function else first.address.slot
+        slots[key] = _joined(slots[key], unit) if key in slots else unit
+    return tuple(_by_group(slots.values()) if with_viommu else slots.values())
+
+
+def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
+    for device in bridges:
+        from vfiomgr.planner.guards import bridge, refuse_if_any  # noqa: PLC0415 - slow
+
+        refuse_if_any(bridge(host, device), frozenset())
+
+
+def _named(host: HostSnapshot, wish: DeviceWish) -> PciDevice:
+    return host.device(host.parse_address(wish.name))
+
+
+def _functions(host: HostSnapshot, wish: DeviceWish) -> Unit:
+    device = _named(host, wish)
+    functions = (device,) if wish.is_alone else host.slot(device)
+    ordered = tuple(sorted(functions, key=lambda function: function.address))
+    return Unit(
+        functions=ordered,
+        vgpu=host.vgpu(str(device.address)),
+        model=None,
+        hand_over=wish.hand_over,
+        is_vendor_function=host.is_vendor_function(device),
+        numa_node=device.numa_node,
+        root_complex=root_complex(device),
+        iommu_group=device.iommu_group,
+    )
+
+
+def _mediated(host: HostSnapshot, wish: DeviceWish) -> Unit:
+    vgpu = host.vgpu(wish.name)
+    if vgpu is None:
+        message = f"there is no active vGPU {wish.name}"
+        raise UnknownDevice(message, "vfiomgr vgpu list shows the active ones")
+    model = device_api(host, vgpu)
+    if model not in HOSTDEV_MODELS:
+        message = f"libvirt has no hostdev model for the device API {model!r} of {vgpu.uuid}"
+        raise UsageError(message, f"it knows {', '.join(HOSTDEV_MODELS)}")
+    parent = host.device_named(vgpu.parent)
+    node = vgpu.numa_node if parent is None else parent.numa_node
+    return Unit(
+        functions=(),
+        vgpu=vgpu,
+        model=model,
+        hand_over=wish.hand_over,
+        is_vendor_function=False,
+        numa_node=node,
+        root_complex=None if parent is None else root_complex(parent),
+        iommu_group=vgpu.iommu_group,
+    )
+
+
+def device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
+    """`device_api` of the vGPU's type; a recorded host may not tell, GPUs have vfio-pci."""
+    for parent in host.vgpu_parents:
+        for vgpu_type in parent.types:
+            if (parent.name, vgpu_type.id) == (vgpu.parent, vgpu.type) and vgpu_type.device_api:
+                return vgpu_type.device_api
+    return "vfio-pci"
+
+
+def root_complex(device: PciDevice) -> str | None:
+    """`pci0000:40`, where the path of its bridges begins."""
+    return device.bridge_path.partition("/")[0] or None
+
+
+def _joined(one: Unit, other: Unit) -> Unit:
+    """Two units with the functions of both; what was said of the first counts."""
+    functions = {device.address: device for device in (*one.functions, *other.functions)}
+    hand_over = one.hand_over if one.hand_over != HandOver() else other.hand_over
+    joined = tuple(functions[address] for address in sorted(functions))
+    if len(joined) > FUNCTIONS_OF_SLOT:
+        shown = ", ".join(str(device.address) for device in joined)
+        message = (
+            f"behind a virtual IOMMU the functions of IOMMU group {one.iommu_group} can only be in "
+            f"one slot of the guest, which has {FUNCTIONS_OF_SLOT}: {shown}"
+        )
+        raise Refusal(message, "leave some out, or leave out --viommu")
+    return replace(one, functions=joined, hand_over=hand_over)
+
+
+def _by_group(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Units of PCI functions joined where they share a group; a vGPU has its own."""
+    groups: dict[object, Unit] = {}
+    for unit in units:
+        shared = unit.functions and unit.iommu_group is not None
+        key = unit.iommu_group if shared else unit.name
+        groups[key] = _joined(groups[key], unit) if key in groups else unit
+    yield from groups.values()

@@ -1,0 +1,301 @@
+"""Definitions of the real libvirt: changed, listed, and never less than what was written."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.hosts import network_adapter, workstation
+from tests.integration.embedded import Embedded
+from vfiomgr import api
+from vfiomgr.adapters.libvirt.causes import Code
+from vfiomgr.adapters.libvirt.connection import Connection, connect
+from vfiomgr.adapters.libvirt.guest import read_guest
+from vfiomgr.adapters.libvirt.read import read_domain
+from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
+from vfiomgr.model.attachment import Scope
+from vfiomgr.model.intent import Bind, SetVirtualFunctions
+from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GPU, AUDIO = "0000:01:00.0", "0000:01:00.1"
+UUID = "5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11"
+QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
+
+
+def domain(name: str, devices: str = "", *, kind: str = "qemu", rest: str = "") -> str:
+    uuid = f"{UUID[:-2]}{sum(name.encode()) % 90 + 10}"
+    return f"""\
+<domain type='{kind}' {QEMU}>
+  <!-- a remark -->
+  <name>{name}</name>
+  <uuid>{uuid}</uuid>
+  <memory unit='MiB'>64</memory>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <graphics type='vnc' passwd='secret'/>
+    {devices}
+  </devices>
+  {rest}
+</domain>
+"""
+
+
+def hostdev(address: str, inner: str = "", driver: str = "") -> str:
+    bus, slot, function = re.split("[:.]", address)[1:]
+    place = f"bus='0x{bus}' slot='0x{slot}' function='0x{function}'"
+    return (
+        "<hostdev mode='subsystem' type='pci' managed='no'>"
+        f"<driver name='vfio'{driver}/><source><address domain='0' {place}/></source>{inner}"
+        "</hostdev>"
+    )
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory for libvirt's sockets, whose paths have 107 bytes at most (unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="embed-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, short_path: Path) -> Embedded:
+    """A libvirt without domains, on a host whose GPU and audio are bound."""
+    kernel = workstation(tmp_path)
+    api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
+    return Embedded(short_path, kernel.root)
+
+
+@pytest.fixture
+def defined(embedded: Embedded, tmp_path: Path) -> Embedded:
+    """With a domain `win`."""
+    file = tmp_path / "win.xml"
+    file.write_text(domain("win"))
+    answer = embedded.run("define", str(file))
+    assert (answer.returncode, answer.stdout) == (0, "defined: win\n"), answer.stderr
+    return embedded
+
+
+@pytest.fixture
+def test_driver() -> Iterator[Connection]:
+    """The test driver, with one domain of its own."""
+    with connect("test:///default") as connection:
+        yield connection
+
+
+# ---- define
+
+
+def test_a_definition_that_is_there_is_told(defined: Embedded, tmp_path: Path) -> None:
+    answer = defined.run("define", str(tmp_path / "win.xml"))
+    assert (answer.returncode, answer.stdout) == (0, "win is defined so already\n"), answer.stderr
+
+
+def test_what_this_libvirt_does_not_know_is_no_definition(
+    embedded: Embedded, tmp_path: Path
+) -> None:
+    file = tmp_path / "new.xml"
+    file.write_text(domain("new", hostdev(GPU, driver=" iommufd='yes'")))
+    answer = embedded.run("define", str(file))
+    assert answer.returncode == InvalidDocument.exit_code
+    assert "schema does not accept" in answer.stderr
+    assert "newer than this libvirt" in answer.stderr
+    assert "no domain new" in embedded.run("list", "--domain", "new").stderr
+
+
+def test_what_is_dropped_without_a_word_is_told_and_nothing_is_defined(
+    test_driver: Connection,
+) -> None:
+    """The test driver does not read QEMU's namespace, which the schema accepts."""
+    rest = "<qemu:commandline><qemu:arg value='-s'/></qemu:commandline>"
+    text = domain("new", kind="test", rest=rest)
+    with pytest.raises(InvalidDocument, match=r"would drop parts of new\.xml") as caught:
+        test_driver.define(text.encode(), "new.xml")
+    assert caught.value.details == ("new.xml: dropped: domain/qemu:commandline",)
+    assert "new" not in test_driver.domain_names()
+
+
+def test_the_definition_of_before_stands_with_its_secrets(test_driver: Connection) -> None:
+    rest = "<qemu:commandline><qemu:arg value='-s'/></qemu:commandline>"
+    assert test_driver.define(domain("win", kind="test").encode(), "win.xml")
+    before = test_driver.domain_xml("win", secure=True)
+    assert b"secret" in before
+    with pytest.raises(InvalidDocument, match="would drop"):
+        test_driver.define(domain("win", kind="test", rest=rest).encode(), "win.xml")
+    assert test_driver.domain_xml("win", secure=True) == before
+
+
+def test_comments_and_metadata_do_not_count_as_dropped(test_driver: Connection) -> None:
+    rest = "<metadata><a:b xmlns:a='urn:a'><a:c/></a:b></metadata>"
+    assert test_driver.define(domain("meta", kind="test", rest=rest).encode(), "f")
+
+
+# ---- attach and detach
+
+
+def test_a_gpu_is_attached_with_its_audio_as_one_device(defined: Embedded) -> None:
+    answer = defined.run("attach", "win", GPU)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == (
+        f"attached: {GPU} (the definition of win)\nattached: {AUDIO} (the definition of win)\n"
+    )
+    first, second = read_domain(defined.xml("win"), "win").hostdevs
+    assert first.guest is not None
+    assert second.guest is not None
+    assert (first.name, second.name) == (GPU, AUDIO)
+    assert first.guest.multifunction
+    assert (first.guest.bus, first.guest.slot) == (second.guest.bus, second.guest.slot)
+    assert (first.guest.function, second.guest.function) == (0, 1)
+
+    again = defined.run("attach", "win", GPU)
+    assert again.stdout == f"win has {GPU} and {AUDIO} already\nnothing to do\n"
+    listed = defined.json("list")["items"]
+    assert [(item["device"], item["domain"], item["defined"]) for item in listed] == [
+        (GPU, "win", True),
+        (AUDIO, "win", True),
+    ]
+
+    gone = defined.run("detach", "win", GPU)
+    assert gone.stdout == (
+        f"detached: {GPU} (the definition of win)\ndetached: {AUDIO} (the definition of win)\n"
+    )
+    assert read_domain(defined.xml("win"), "win").hostdevs == ()
+    assert defined.run("detach", "win", GPU).stdout == f"win does not have {GPU}\nnothing to do\n"
+
+
+def test_a_plan_shows_xml_and_calls_and_changes_nothing(defined: Embedded) -> None:
+    before = defined.xml("win")
+    answer = defined.run("attach", "win", GPU, "--dry-run")
+    assert answer.returncode == 0, answer.stderr
+    assert "virsh attach-device win /dev/stdin --config <<'END'" in answer.stdout
+    assert "multifunction='on'" in answer.stdout
+    assert defined.xml("win") == before
+    plan = defined.json("attach", "win", GPU, "--dry-run")
+    assert [item["device"] for item in plan["items"]] == [GPU, AUDIO]
+    assert plan["kind"] == "AttachPlan"
+
+
+def test_what_another_domain_claims_is_refused(defined: Embedded, tmp_path: Path) -> None:
+    file = tmp_path / "lin.xml"
+    file.write_text(domain("lin", hostdev(GPU)))
+    assert defined.run("define", str(file)).returncode == 0
+    answer = defined.run("attach", "win", GPU)
+    assert answer.returncode == 4
+    assert f"{GPU} is claimed by the domain lin" in answer.stderr
+    assert defined.run("attach", "win", GPU, "--allow", "claimed").returncode == 0
+
+
+def test_a_device_on_its_host_driver_is_refused(defined: Embedded) -> None:
+    answer = defined.run("attach", "win", "0000:02:00.0")
+    assert answer.returncode == 4
+    assert "vfiomgr bind 0000:02:00.0" in answer.stderr
+
+
+def test_a_guest_that_is_off_takes_nothing_live(defined: Embedded) -> None:
+    answer = defined.run("attach", "win", GPU, "--live")
+    assert answer.returncode == 4
+    assert "the domain win is not running" in answer.stderr
+
+
+# ---- what libvirt says
+
+
+def test_what_is_asked_of_libvirt_and_is_not_there(test_driver: Connection) -> None:
+    with pytest.raises(UsageError, match="no domain nobody"):
+        test_driver.domain_xml("nobody")
+    with pytest.raises(LibvirtFailed, match="cannot do that") as caught:
+        test_driver.attach("test", hostdev(GPU), Scope(live=True, config=False))
+    assert caught.value.code in {Code.NO_SUPPORT, Code.OPERATION_INVALID}
+    with pytest.raises(InvalidDocument, match=r"twice|Hostdev already exists"):
+        test_driver.define(domain("two", hostdev(GPU) * 2, kind="test").encode(), "two.xml")
+    with pytest.raises(LibvirtFailed, match="a domain test already"):
+        test_driver.define(domain("test", kind="test").encode(), "test.xml")
+    with pytest.raises(InvalidDocument, match=r"bad\.xml"):
+        test_driver.define(b"<domain", "bad.xml")
+
+
+def test_a_connection_for_reading_changes_nothing() -> None:
+    with (
+        connect("test:///default", read_only=True) as connection,
+        pytest.raises(LibvirtFailed, match="for reading alone"),
+    ):
+        connection.define(domain("win", kind="test").encode(), "win.xml")
+
+
+def test_a_libvirt_that_does_not_answer() -> None:
+    with (
+        pytest.raises(LibvirtFailed, match=r"no libvirt daemon answers at 127.0.0.1:1"),
+        connect("qemu+tcp://127.0.0.1:1/system"),
+    ):
+        pass
+
+
+def test_nothing_of_libvirt_goes_to_stderr_by_itself(
+    test_driver: Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError):
+        test_driver.domain_xml("nobody")
+    assert capfd.readouterr().err == ""
+
+
+def test_hundred_domains_in_one_hypervisor(tmp_path: Path) -> None:
+    domains = "".join(
+        f"<domain type='test'><name>d{number}</name><memory>65536</memory><os><type>hvm</type></os>"
+        f"<devices>{hostdev(f'0000:{number:02x}:00.0')}</devices></domain>"
+        for number in range(100)
+    )
+    file = tmp_path / "node.xml"
+    file.write_text(f"<node>{domains}</node>")
+    with connect(f"test://{file}", read_only=True) as connection:
+        found = connection.hypervisor()
+    assert len(found.domains) == 100
+    assert found.qemu is None
+    assert found.libvirt >= Version(7, 0)
+    assert all(known.is_active and known.running and known.defined for known in found.domains)
+    names = {known.running.hostdevs[0].name for known in found.domains if known.running}
+    assert len(names) == 100
+
+
+def test_metadata_is_kept_and_taken_away(test_driver: Connection) -> None:
+    test_driver.set_metadata("test", "<mark kind='x'/>", "v", "urn:v")
+    assert "kind" in (test_driver.metadata("test", "urn:v") or "")
+    test_driver.set_metadata("test", None, "v", "urn:v")
+    assert test_driver.metadata("test", "urn:v") is None
+
+
+def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path, short_path: Path) -> None:
+    kernel = network_adapter(tmp_path)
+    parent = PciAddress.parse("0000:05:00.0")
+    api.apply(SetVirtualFunctions(parent, 2), tree=kernel)
+    api.apply(Bind((PciAddress.parse("0000:05:10.0"),)), tree=kernel)
+    libvirt = Embedded(short_path, kernel.root)
+    file = tmp_path / "win.xml"
+    file.write_text(domain("win"))
+    assert libvirt.run("define", str(file)).returncode == 0
+    items = libvirt.json("attach", "win", "05:10.0")["items"]
+    assert [item["device"] for item in items] == ["0000:05:10.0"]
+    assert "multifunction" not in items[0]["xml"]
+
+
+# ---- the hook
+
+
+def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
+    answer = defined.hook("enable", "win")
+    assert answer.stdout == "win: the hook is enabled\n", answer.stderr
+    assert read_guest(defined.xml("win"), "win") is not None
+    assert defined.hook("enable", "win").stdout == "win: the hook is enabled already\n"
+    assert defined.hook("disable", "win", "--dry-run").stdout == (
+        "win: the hook would be disabled\n"
+    )
+    assert read_guest(defined.xml("win"), "win") is not None
+    assert defined.hook("disable", "win").stdout == "win: the hook is disabled\n"
+    assert read_guest(defined.xml("win"), "win") is None

@@ -1,0 +1,174 @@
+"""`vfiomgr libvirt domain`: what it prints for whom, and what it says besides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.hosts import workstation
+from tests.unit.guest_hosts import FAR, GPU, NEAR, two_sockets
+from tests.unit.host_files import put_topology
+from vfiomgr.cli.guest_options import parse_device, parse_disk, parse_network
+from vfiomgr.errors import UsageError
+from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
+from vfiomgr.model.hostdev import DeviceWish, HandOver
+from vfiomgr.model.numa import HostTopology, NumaNode
+from vfiomgr.model.snapshot_document import write_snapshot
+from vfiomgr.model.vgpu import Vgpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.cli.conftest import Matches, Run
+
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+SMALL = ("guest", "--memory", "2G", "--vcpus", "2")
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> tuple[str, str]:
+    """Options that select the host of two sockets, with a vGPU."""
+    vgpu = Vgpu(UUID, "mdev", NEAR, "nvidia-1", "A2-1Q", "nvidia", 40, None, None)
+    file = tmp_path / "host.json"
+    file.write_text(write_snapshot(replace(two_sockets(), vgpus=(vgpu,))))
+    return ("--snapshot", str(file))
+
+
+def test_a_guest_on_two_nodes(run: Run, servers: tuple[str, str], matches: Matches) -> None:
+    wish = ("ml", "--memory", "64G", "--vcpus", "8", "--hugepages", "1G", "--disk", "/dev/vg/ml")
+    devices = ("--device", GPU, "--device", FAR, "--network", "bridge=br0", "--graphics", "none")
+    options = (*servers, "libvirt", "domain", *wish, *devices, "--libvirt-version", "9.0")
+    explained = run(*options, "--explain")
+    assert (explained.status, explained.stderr) == (0, "")
+    matches("libvirt-domain-two-nodes.xml", explained.stdout)
+    plain = "".join(
+        line
+        for line in explained.stdout.splitlines(keepends=True)
+        if "<!--" not in line or "GA107" in line
+    )
+    assert run(*options).stdout == plain
+    matches("libvirt-domain-two-nodes.json", run(*options, "--format", "json").stdout)
+
+
+def test_a_newer_libvirt_gets_what_it_can_read(
+    run: Run, servers: tuple[str, str], matches: Matches
+) -> None:
+    wish = ("fd", "--memory", "16G", "--vcpus", "4", "--disk", "/vm/a.qcow2", "--viommu", "amd")
+    device = f"{GPU},managed,model=nvgrace_gpu_vfio_pci,rom=off"
+    options = (*servers, "libvirt", "domain", *wish, "--device", device, "--iommufd")
+    made = run(*options, "--libvirt-version", "12.2", "--firmware", "bios")
+    assert (made.status, made.stderr) == (0, "")
+    matches("libvirt-domain-12.2.xml", made.stdout)
+    each = run(*options, "--libvirt-version", "12.1").stdout
+    assert (each.count("iommufd='yes'"), each.count("<iommufd")) == (2, 0)
+    refused = run(*options, "--libvirt-version", "12.0")
+    assert refused.status == 4
+    assert "<driver iommufd>, which libvirt has since 12.1.0: this is 12.0.0" in refused.stderr
+
+
+def test_a_vgpu_with_its_display(run: Run, servers: tuple[str, str], matches: Matches) -> None:
+    wish = ("desk", "--memory", "8G", "--vcpus", "4", "--cdrom", "/iso/a b & c.iso")
+    options = (*servers, "libvirt", "domain", *wish, "--network", "default", "--boot", "network")
+    made = run(*options, "--device", f"{UUID},display,ramfb", "--fixed-aperture")
+    assert made.status == 0
+    assert made.stderr.splitlines()[0].startswith("no libvirt is installed here: this is for 9.0.0")
+    matches("libvirt-domain-vgpu.xml", made.stdout)
+    refused = run(*options, "--device", f"{UUID},display", "--graphics", "none")
+    assert (refused.status, refused.stdout) == (2, "")
+
+
+def test_devices_that_wait_are_told(run: Run) -> None:
+    made = run("libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
+    assert made.status == 0
+    assert "a guest can have it after: vfiomgr bind 0000:01:00.0" in made.stderr
+    run("bind", "0000:01:00.0")
+    told = run("libvirt", "domain", *SMALL, "--device", "01:00.0", "--libvirt-version", "9.0")
+    assert "vfiomgr bind" not in told.stderr
+    managed = run("libvirt", "domain", *SMALL, "--device", "0000:00:02.0,managed")
+    assert managed.status == 4
+    assert "is the console's display" in managed.stderr
+
+
+def test_a_node_without_room_is_refused(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
+    nodes = (NumaNode(0, (0, 1), 4 * GIB, GIB), NumaNode(1, (2, 3), 4 * GIB, 3 * GIB))
+    put_topology(tmp_path / "host", HostTopology(nodes))
+    kernel.sysfs.put("/sys/bus/pci/devices/0000:01:00.0/numa_node", "0")
+    refused = run("libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
+    assert (refused.status, refused.stdout) == (4, "")
+    assert "has 1 GiB free (node 0 has 1 GiB, node 1 has 3 GiB)" in refused.stderr
+    there = run("libvirt", "domain", *SMALL, "--device", "0000:01:00.0", "--numa", "off")
+    assert there.status == 0
+    assert "numatune" not in there.stdout
+
+
+def test_the_document_has_the_plan_and_its_reasons(run: Run, servers: tuple[str, str]) -> None:
+    options = (*servers, "libvirt", "domain", "a", "--memory", "1G", "--vcpus", "1")
+    document = json.loads(run(*options, "--device", GPU, "--format", "json").stdout)
+    assert (document["kind"], document["libvirt_version"]) == ("DomainPlan", "9.0.0")
+    assert document["xml"].startswith("<domain type='kvm'>")
+    assert {"part": "hostdev 0000:17:00.0", "text": f"bound by vfiomgr: vfiomgr bind {GPU}"} in (
+        document["plan"]["reasons"]
+    )
+    assert document["plan"]["memory"]["locked_bytes"] == 2 * GIB
+
+
+def test_many_disks_have_names(run: Run, servers: tuple[str, str]) -> None:
+    disks = [word for n in range(28) for word in ("--disk", f"/vm/{n}.img")]
+    made = run(*servers, "libvirt", "domain", *SMALL, *disks).stdout
+    for name in ("vda", "vdz", "vdaa", "vdab"):
+        assert made.count(f"<target dev='{name}' bus='virtio'/>") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        ("0000:04:00.0", DeviceWish("0000:04:00.0")),
+        ("04:00.0,only,rom=off", DeviceWish("04:00.0", HandOver(rom="off"), is_alone=True)),
+        ("x,managed,model=y", DeviceWish("x", HandOver(is_managed=True, driver_model="y"))),
+        ("x,display,ramfb", DeviceWish("x", HandOver(display=True, ramfb=True))),
+    ],
+)
+def test_devices_are_written_with_their_options(text: str, wish: DeviceWish) -> None:
+    assert parse_device(text) == wish
+
+
+@pytest.mark.parametrize("text", ["x,", "x,fast", "x,rom=", "x,rom", "x,display=on"])
+def test_a_word_that_says_nothing_about_a_device(text: str) -> None:
+    with pytest.raises(UsageError, match="says nothing about a device") as raised:
+        parse_device(text)
+    assert "rom=FILE|off" in (raised.value.hint or "")
+
+
+def test_disks_tell_their_format() -> None:
+    assert parse_disk("/a.qcow2") == GuestDisk("/a.qcow2", "qcow2")
+    assert parse_disk("/dev/vg/a") == GuestDisk("/dev/vg/a", "raw")
+    assert parse_disk("/a,format=raw") == GuestDisk("/a", "raw")
+    assert parse_disk("a.img").path.startswith("/")
+    for text in ("/a", "/a,raw", "/a.img,format="):
+        with pytest.raises(UsageError, match="--disk /a"):
+            parse_disk(text)
+
+
+def test_networks_are_libvirts_or_bridges() -> None:
+    assert parse_network("default") == GuestNetwork("network", "default")
+    assert parse_network("bridge=br0") == GuestNetwork("bridge", "br0")
+    for text in ("", "bridge=", "vlan=3"):
+        with pytest.raises(UsageError, match="is no network"):
+            parse_network(text)
+
+
+def test_a_recorded_host_answers_like_the_machine(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    there = run("--snapshot", str(file), "libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
+    other = workstation(tmp_path / "other")
+    assert (
+        there.stdout
+        == run(
+            *("--root", other.root, "libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
+        ).stdout
+    )

@@ -1,0 +1,21 @@
+"""Hostdev elements of functions and vGPUs, as `vfiomgr libvirt hostdev` makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.adapters.libvirt import render
+from vfiomgr.model.hostdev import DeviceWish, HandOver
+from vfiomgr.planner.guest.hostdevs import places
+from vfiomgr.planner.guest.units import units_of
+
+if TYPE_CHECKING:
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+def hostdevs(
+    host: HostSnapshot, *names: str, first_bus: int = 8, hand_over: HandOver | None = None
+) -> list[str]:
+    """The elements of the named devices, slots whole."""
+    units = units_of(host, [DeviceWish(name, hand_over or HandOver()) for name in names])
+    return [render.hostdev(planned) for planned in places(units, first_bus)]

@@ -1,0 +1,222 @@
+"""Where the devices of a guest sit, what it locks, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.devices import pci_device
+from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
+from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.model.domain import EXPANDER, ROOT_PORT
+from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
+from vfiomgr.model.hostdev import DeviceWish, GuestAddress, HandOver
+from vfiomgr.model.libvirt_feature import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.model.domain import PciController
+    from vfiomgr.model.guest import GuestPlan
+
+
+def guests(plan: GuestPlan) -> dict[str, GuestAddress | None]:
+    return {planned.device.name: planned.device.guest for planned in plan.hostdevs}
+
+
+def controllers(plan: GuestPlan, model: str) -> list[PciController]:
+    return [controller for controller in plan.controllers if controller.model == model]
+
+
+def test_devices_of_one_place_sit_on_the_guests_own_root() -> None:
+    plan = planned(GPU, spare_ports=2)
+    assert guests(plan) == {
+        GPU: GuestAddress(1, 0, 0, multifunction=True),
+        AUDIO: GuestAddress(1, 0, 1),
+    }
+    assert controllers(plan, EXPANDER) == []
+    ports = controllers(plan, ROOT_PORT)
+    assert [port.index for port in ports] == [1, 2, 3, 4], "device, USB, two that are free"
+    assert "IOMMU group 10" in plan.why("controller 1")
+
+
+def test_each_emulated_device_has_a_port_and_the_spare_ones_stay_free() -> None:
+    disks = (GuestDisk("/a", "raw"), GuestDisk("/b", "raw"))
+    networks = (GuestNetwork("network", "default"),)
+    plan = planned(GPU, disks=disks, networks=networks, spare_ports=3)
+    assert len(controllers(plan, ROOT_PORT)) == 1 + 2 + 1 + 1 + 3
+
+
+def test_each_root_complex_and_node_has_an_expander() -> None:
+    plan = planned(GPU, NEAR, FAR)
+    expanders = controllers(plan, EXPANDER)
+    assert [(e.index, e.bus_nr, e.numa_node) for e in expanders] == [
+        *[(6, 250, 0), (8, 252, 0), (10, 254, 1)]
+    ]
+    assert {name: guest.bus for name, guest in guests(plan).items() if guest} == {
+        GPU: 7,
+        AUDIO: 7,
+        NEAR: 9,
+        FAR: 11,
+    }
+    ports = [port for port in controllers(plan, ROOT_PORT) if port.guest is not None]
+    assert [port.guest for port in ports] == [
+        *[GuestAddress(6, 0, 0), GuestAddress(8, 0, 0), GuestAddress(10, 0, 0)]
+    ]
+    assert plan.why("controller 10") == (
+        "pci0000:c9, NUMA node 1, as 0000:ca:00.0 has it (numa_node in sysfs)"
+    )
+
+
+def test_devices_of_one_place_share_an_expander_that_has_bus_numbers_for_all() -> None:
+    twin = replace(gpu("0000:ca:01.0", 13, 1), bridge_path="pci0000:c9/0000:c9:02.0")
+    plan = planned(FAR, GPU, "0000:ca:01.0", host=two_sockets(twin))
+    first, second = controllers(plan, EXPANDER)
+    assert (first.bus_nr, second.bus_nr) == (251, 254)
+    ports = [p.guest for p in controllers(plan, ROOT_PORT) if p.guest]
+    assert [(p.bus, p.slot) for p in ports if p.bus == first.index] == [
+        *[(first.index, 0), (first.index, 1)]
+    ]
+    assert (first.numa_node, second.numa_node) == (1, 0), "the guest's cells are in their order"
+
+
+def test_without_locality_there_is_no_expander() -> None:
+    plan = planned(GPU, FAR, numa="off")
+    assert controllers(plan, EXPANDER) == []
+    assert plan.memory.host_nodes == ()
+
+
+def test_a_guest_has_so_many_buses() -> None:
+    for names, most in (((GPU, FAR), 250), ((), 254)):
+        plan = planned(*names, spare_ports=most)
+        assert plan.controllers[-1].index <= 255
+        with pytest.raises(Refusal, match="too many buses"):
+            planned(*names, spare_ports=most + 1)
+
+
+def test_a_virtual_iommu_keeps_a_group_in_one_slot() -> None:
+    """Two devices of one group, each in a slot: `used in multiple address spaces`."""
+    other = gpu("0000:18:00.0", 10)
+    host = two_sockets(other)
+    apart = planned(GPU, "0000:18:00.0", host=host)
+    assert guests(apart)["0000:18:00.0"] != guests(apart)[GPU]
+    together = guests(planned(GPU, "0000:18:00.0", host=host, viommu="intel"))
+    assert {guest.bus for guest in together.values() if guest} == {1}
+    assert [guest.function for guest in together.values() if guest] == [0, 1, 2]
+    many = [replace(gpu(f"0000:1{n}:00.0", 10)) for n in range(8, 10)]
+    many += [replace(d, address=replace(d.address, function=f)) for d in many for f in (1, 2, 3)]
+    with pytest.raises(Refusal, match="can only be in one slot of the guest, which has 8"):
+        planned(GPU, "0000:18:00.0", "0000:19:00.0", host=two_sockets(*many), viommu="intel")
+
+
+def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
+    wide = planned(GPU, viommu="intel").iommu
+    assert wide is not None
+    assert (wide.model, wide.has_caching_mode, wide.address_bits) == ("intel", True, 48)
+    narrow = replace(two_sockets(), cpu_address_bits=39)
+    iommu = planned(GPU, viommu="intel", host=narrow, memory_bytes=GIB).iommu
+    assert iommu is not None
+    assert iommu.address_bits == 39
+    assert planned(GPU, viommu="virtio").iommu is not None
+    with pytest.raises(Refusal, match=r"<iommu model='amd'>, which libvirt has since 11\.5\.0"):
+        planned(GPU, viommu="amd", libvirt=Version(11, 4))
+
+
+def test_what_is_locked_is_foretold() -> None:
+    assert planned(GPU).memory.locked_bytes == 65 * GIB
+    assert planned().memory.locked_bytes == 0
+    behind = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 7)).memory
+    assert (behind.locked_bytes, behind.hard_limit_bytes) == (3 * 64 * GIB + GIB, None)
+    old = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 6))
+    assert old.memory.hard_limit_bytes == 3 * 64 * GIB + GIB, "8.6 counts one device"
+    assert "libvirt 8.6.0 would allow for one device" in old.why("memtune")
+    locked = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 6), is_locked=True)
+    assert locked.memory.hard_limit_bytes is None
+
+
+def test_a_hard_limit_is_never_below_what_is_locked() -> None:
+    assert planned(GPU, hard_limit_bytes=65 * GIB).memory.hard_limit_bytes == 65 * GIB
+    with pytest.raises(Refusal, match="could not lock what VFIO needs") as refused:
+        planned(GPU, hard_limit_bytes=64 * GIB)
+    assert refused.value.hint == "ask for --hard-limit 65G, or leave it to libvirt"
+    assert planned(hard_limit_bytes=GIB).memory.hard_limit_bytes == GIB
+
+
+def test_iommufd_is_of_the_domain_where_libvirt_has_that() -> None:
+    devices = (DeviceWish(GPU, HandOver(has_iommufd=True)),)
+    each = planned(devices=devices, libvirt=Version(12, 1))
+    assert (each.has_iommufd, [h.device.iommufd for h in each.hostdevs]) == (False, [True, True])
+    whole = planned(devices=devices, libvirt=NEW)
+    assert (whole.has_iommufd, [h.device.iommufd for h in whole.hostdevs]) == (True, [None, None])
+    mixed = planned(devices=(*devices, DeviceWish(NEAR)), libvirt=NEW)
+    assert [h.device.iommufd for h in mixed.hostdevs] == [True, True, None]
+    with pytest.raises(Refusal, match="<driver iommufd>"):
+        planned(devices=devices)
+
+
+def test_booting_has_an_order_over_all_kinds() -> None:
+    disks = (GuestDisk("/a", "raw"), GuestDisk("/b", "raw"))
+    usual = planned(GPU, disks=disks, cdrom="/c.iso")
+    assert usual.boot_orders == (("disk 0", 1), ("disk 1", 2), ("cdrom", 3))
+    asked = planned(GPU, disks=disks[:1], cdrom="/c.iso", boot=("cdrom", AUDIO, "disk"))
+    assert asked.boot_orders == (("cdrom", 1), ("disk 0", 3))
+    assert [h.device.boot_order for h in asked.hostdevs] == [2, None]
+    for name in ("network", NEAR):
+        with pytest.raises(UsageError, match="the guest has no such device"):
+            planned(GPU, boot=(name,))
+
+
+def test_what_contradicts_itself_is_told() -> None:
+    shown = (DeviceWish(GPU, HandOver(display=True)),)
+    with pytest.raises(UsageError, match="has no graphics"):
+        planned(devices=shown, graphics="none", libvirt=NEW)
+    for name in ("", "a/b", " a", "a\nb"):
+        with pytest.raises(UsageError, match="is no name of a domain"):
+            planned(GPU, name=name)
+    with pytest.raises(UnknownDevice):
+        planned("0000:99:00.0")
+
+
+def test_who_else_is_in_the_group_is_told() -> None:
+    idle = replace(gpu("0000:18:00.0", 10), driver=None)
+    plan = planned(GPU, host=two_sockets(idle))
+    (note,) = plan.notes
+    assert note.startswith("IOMMU group 10 also holds 0000:18:00.0 ")
+    assert planned(GPU, "0000:18:00.0", host=two_sockets(idle)).notes == ()
+
+
+SWITCHES = tuple(
+    replace(gpu(f"0000:{bus}:00.0", group), class_code="068000", bars=())
+    for bus, group in ((81, 30), (82, 31))
+)
+
+
+def test_a_fabric_is_whole_or_with_the_host() -> None:
+    host = two_sockets(*SWITCHES)
+    names = [str(switch.address) for switch in SWITCHES]
+    assert planned(GPU, host=host).notes == ()
+    (note,) = planned(GPU, FAR, host=host).notes
+    assert "FABRIC_MODE=1" in note
+    with pytest.raises(Refusal, match=r"0000:82:00\.0, 0000:31:00\.0, 0000:ca:00\.0") as refused:
+        planned(GPU, names[0], host=host)
+    assert "name them too" in refused.value.hint
+    assert planned(GPU, NEAR, FAR, *names, host=host).notes == ()
+
+
+def test_a_plan_tells_of_each_device_why() -> None:
+    plan = planned(GPU, devices=(DeviceWish(GPU, HandOver(is_managed=True)), DeviceWish(FAR)))
+    assert "libvirt binds it" in plan.why(f"hostdev {GPU}")
+    assert plan.why(f"hostdev {FAR}") == f"bound by vfiomgr: vfiomgr bind {FAR}"
+    assert plan.why("nothing") == ""
+
+
+def test_a_function_alone_goes_without_its_slot() -> None:
+    plan = planned(devices=(DeviceWish(AUDIO, is_alone=True),))
+    assert guests(plan) == {AUDIO: GuestAddress(1, 0, 0)}
+    assert plan.notes[0].startswith("IOMMU group 10 also holds 0000:17:00.0 ")
+
+
+def test_a_bridge_is_no_device_for_a_guest() -> None:
+    bridge = replace(pci_device("0000:16:01.0"), header_type=1, class_code="060400", iommu_group=9)
+    with pytest.raises(Refusal, match="is a bridge"):
+        planned("0000:16:01.0", host=two_sockets(bridge), libvirt=OLD)
