@@ -19,7 +19,7 @@ from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal
-from vfiomgr.model.guest import GIB, MIB, GuestDisk, GuestNetwork
+from vfiomgr.model.guest import GIB, MIB, DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.vgpu import Vgpu
@@ -94,6 +94,7 @@ WISHES = st.fixed_dictionaries(
         "has_pinning": st.booleans(),
         "viommu": st.sampled_from([None, "intel", "virtio"]),
         "graphics": st.sampled_from(["vnc", "none"]),
+        "direct_boot": st.sampled_from([None, DirectBoot("/k"), DirectBoot("/k", "/i", "a=<b>")]),
         "spare_ports": st.integers(0, 5),
         "is_locked": st.booleans(),
         "has_fixed_aperture": st.booleans(),
