@@ -45,9 +45,8 @@ class Result:
 class Inline:
     """Carries out tasks in this process: where no kernel can hang."""
 
-    is_alive = True
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], *, is_kept: bool = True) -> None:
+        self.is_alive = is_kept
         self._tasks = tasks
         self._result: Result | None = None
 
@@ -180,7 +179,6 @@ class Crew:
     ) -> None:
         """The tasks that are this process's `own` touch no device: no child is asked for them."""
         self._own = own
-        self._self = Inline(tasks)
         self._deadline = deadline
         self._tasks = tasks
         self._in_children = in_children
@@ -209,8 +207,9 @@ class Crew:
         """Begin a task, with its own deadline or that of all."""
         self._is_slow = False
         if task in self._own:
-            self._self.start(task, self._deadline)
-            self._busy.append(self._self)
+            once = Inline(self._tasks, is_kept=False)  # several begin before one is waited for
+            once.start(task, self._deadline)
+            self._busy.append(once)
             return
         while True:
             worker = self._idle.pop() if self._idle else self._make()
@@ -246,8 +245,6 @@ class Crew:
         if isinstance(worker, Child) and not _is_readable([worker], 0):
             return worker.abandon()
         result = worker.result()
-        if worker is self._self:
-            return result
         if worker.is_alive:
             self._idle.append(worker)
         else:

@@ -31,6 +31,21 @@ def test_a_child_does_the_task_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert file.read_text() != str(os.getpid())
 
 
+def test_tasks_of_its_own_that_begin_together_have_a_result_each() -> None:
+    """As the records of devices in several lanes do, once a child is idle."""
+    done: list[int] = []
+    tasks = [lambda number=number: done.append(number) for number in range(4)]
+    with Crew(tasks, size=3, in_children=True, deadline=20, own=frozenset({1, 2, 3})) as workers:
+        workers.start(0)
+        assert workers.wait().task == 0
+        for number in (1, 2, 3):
+            workers.start(number)
+        assert sorted(workers.wait().task for _ in range(3)) == [1, 2, 3]
+        assert not workers.is_busy
+        assert workers.room == 2
+    assert done == [1, 2, 3]
+
+
 def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
