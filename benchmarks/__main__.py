@@ -14,7 +14,7 @@ from typing import Any, Literal
 from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.measure import medians, seconds
 from benchmarks.table import Row, render
-from benchmarks.trees import make_tree
+from benchmarks.trees import BLOCK, make_tree
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.lab import machine
 from tests.lab.command import VFIOMGR
@@ -25,6 +25,11 @@ _SIZES = (64, 1024, 16384)
 _VGPU_FAMILIES: tuple[Literal["mdev-sriov", "vendor"], ...] = ("mdev-sriov", "vendor")
 _VGPU_BUDGET = 0.5
 """Seconds for the types of 8 GPUs with 32 virtual functions each and 20 types."""
+_HANDED_OVER = tuple(f"0000:02:01.{n}" for n in range(8)) + tuple(
+    f"0000:02:02.{n}" for n in range(8)
+)
+"""Virtual functions of a made tree, which are told to be ready for guests."""
+
 _LAYOUT_GPUS = (8, 32, 64)
 _LAYOUT_BUDGET = 1.5
 _LAYOUT = """\
@@ -74,6 +79,7 @@ def _native(rounds: int, place: str | None) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="vfiomgr-bench-", dir=place) as directory:
         for size in _SIZES:
             make_tree(f"{directory}/{size}", size)
+        make_tree(f"{directory}/bound", BLOCK, "vfio-pci")
         for family in _VGPU_FAMILIES:
             make_vgpu_tree(f"{directory}/{family}", gpus=8, vfs=32, types=20, family=family)
         layout = f"{directory}/layout.yaml"
@@ -93,6 +99,15 @@ def _native(rounds: int, place: str | None) -> list[Row]:
                 f"vgpus {family}": (VFIOMGR, "--root", f"{directory}/{family}", "vgpu", "types")
                 for family in _VGPU_FAMILIES
             },
+            "list bound": (VFIOMGR, "--root", f"{directory}/bound", "list", "--all"),
+            "hostdev": (
+                VFIOMGR,
+                "--root",
+                f"{directory}/bound",
+                "libvirt",
+                "hostdev",
+                *_HANDED_OVER,
+            ),
             **{
                 f"plan {gpus}": (VFIOMGR, "--root", f"{directory}/{gpus} GPUs", "plan", layout)
                 for gpus in _LAYOUT_GPUS
@@ -112,7 +127,10 @@ def _native(rounds: int, place: str | None) -> list[Row]:
         for family in _VGPU_FAMILIES
     ]
     lists = _scaling("list --all", "list", times)
-    return [start, *lists, *_scaling("groups", "groups", times), *types, *_plans(times)]
+    what = f"libvirt hostdev, {len(_HANDED_OVER)} of {BLOCK} functions"
+    hostdev = Row(what, times["hostdev"], "list --all", times["list bound"], 1.5)
+    groups = _scaling("groups", "groups", times)
+    return [start, *lists, *groups, *types, *_plans(times), hostdev]
 
 
 def _plans(times: dict[str, float]) -> list[Row]:

@@ -84,23 +84,26 @@ class _Files:
         return target
 
 
-def make_tree(root: str, functions: int) -> None:
-    """Make a host with that many functions, a multiple of 64, each in an IOMMU group of its own."""
+def make_tree(root: str, functions: int, virtual_driver: str = "iavf") -> None:
+    """Make a host with that many functions, a multiple of 64, each in an IOMMU group of its own.
+
+    Of 64, 60 are virtual functions; `virtual_driver` has them.
+    """
     if functions % BLOCK:
         message = f"{functions} is no multiple of {BLOCK}"
         raise ValueError(message)
     files = _Files(root)
     files.put("proc/sys/kernel/osrelease", b"6.12.0\n")
     files.put("sys/class/iommu/dmar0/type", b"0\n")
-    for driver in ("pcieport", "nvidia", "snd_hda_intel", "ice", "iavf"):
+    for driver in ("pcieport", "nvidia", "snd_hda_intel", "ice", virtual_driver):
         files.put(f"sys/module/{driver}/refcnt", b"0\n")
         files.link(f"sys/bus/pci/drivers/{driver}/module", f"sys/module/{driver}")
     for block in range(functions // BLOCK):
-        for index, function in enumerate(_block(block)):
+        for index, function in enumerate(_block(block, virtual_driver)):
             _add(files, function, block * BLOCK + index)
 
 
-def _block(domain: int) -> Iterator[_Function]:
+def _block(domain: int, virtual_driver: str) -> Iterator[_Function]:
     port = f"pci{domain:04x}:00/{domain:04x}:00:01.0"
     gpu, audio, adapter = (f"{domain:04x}:{rest}" for rest in ("01:00.0", "01:00.1", "02:00.0"))
     virtual = [f"{domain:04x}:02:{n >> 3:02x}.{n & 7}" for n in range(8, 8 + _VIRTUAL)]
@@ -125,7 +128,9 @@ def _block(domain: int) -> Iterator[_Function]:
     for name in virtual:
         links = (("physfn", f"{port}/{adapter}"),)
         flr = (("reset_method", "flr"),)
-        yield _Function(name, f"{port}/{name}", "8086:1889", "020000", "iavf", 0, flr, links)
+        yield _Function(
+            name, f"{port}/{name}", "8086:1889", "020000", virtual_driver, 0, flr, links
+        )
 
 
 def _add(files: _Files, function: _Function, group: int) -> None:

@@ -15,17 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from tests.fakes.hosts import workstation
 from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
+from vfiomgr import api
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal
-from vfiomgr.model.guest import GIB, MIB, GuestDisk, GuestNetwork
+from vfiomgr.model.guest import GIB, MIB, DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.vgpu import Vgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from vfiomgr.model.snapshot import HostSnapshot
 
 SCHEMA = etree.RelaxNG(file="/usr/share/libvirt/schemas/domain.rng")
 INSTALLED = Version.from_number(libvirt.getVersion())
@@ -94,6 +98,7 @@ WISHES = st.fixed_dictionaries(
         "has_pinning": st.booleans(),
         "viommu": st.sampled_from([None, "intel", "virtio"]),
         "graphics": st.sampled_from(["vnc", "none"]),
+        "direct_boot": st.sampled_from([None, DirectBoot("/k"), DirectBoot("/k", "/i", "a=<b>")]),
         "spare_ports": st.integers(0, 5),
         "is_locked": st.booleans(),
         "has_fixed_aperture": st.booleans(),
@@ -108,32 +113,51 @@ WISHES = st.fixed_dictionaries(
         ).map(tuple),
     }
 )
-DEVICES = st.lists(
-    st.builds(
+OTHER_NAMES = ("0000:01:00.0", "0000:02:00.1", "10000:01:00.0", "0000:04:01.0", "0000:05:00.0")
+"""Of the workstation: pairs, a wide domain, one of a group of three, one with virtual functions."""
+
+
+@pytest.fixture(scope="module")
+def workstation_host(tmp_path_factory: pytest.TempPathFactory) -> HostSnapshot:
+    return api.scan(workstation(tmp_path_factory.mktemp("workstation")))
+
+
+def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceWish, ...]]:
+    wish = st.builds(
         DeviceWish,
-        st.sampled_from([*NAMES, UUID]),
+        st.sampled_from(names),
         st.builds(HandOver, is_managed=st.booleans()),
         is_alone=st.booleans(),
-    ),
-    max_size=4,
-    unique_by=lambda wish: wish.name,
-).map(tuple)
+    )
+    return st.lists(wish, max_size=4, unique_by=lambda wish: wish.name).map(tuple)
 
 
 @settings(max_examples=60, deadline=None)
-@given(WISHES, DEVICES, st.sampled_from(["kvm", "qemu"]))
-def test_any_domain_is_valid_and_kept_whole(
-    embed: Embed, wish: dict[str, Any], devices: tuple[DeviceWish, ...], kind: str
+@given(
+    WISHES,
+    devices_named(*NAMES, UUID),
+    devices_named(*OTHER_NAMES),
+    st.sampled_from(["kvm", "qemu"]),
+)
+def test_any_domain_is_valid_and_kept_whole(  # noqa: PLR0913, PLR0917 - what varies
+    embed: Embed,
+    workstation_host: HostSnapshot,
+    wish: dict[str, Any],
+    devices: tuple[DeviceWish, ...],
+    others: tuple[DeviceWish, ...],
+    kind: str,
 ) -> None:
     """Of KVM the schema speaks alone here: libvirt defines it only where /dev/kvm is."""
-    try:
-        xml = text_of(devices=devices, kind=kind, **wish)
-    except Refusal:
-        return  # too narrow for the window
-    ours = etree.fromstring(xml)
-    SCHEMA.assertValid(ours)
-    if kind == "qemu":
-        assert_kept(ours, etree.fromstring(embed.defined(xml)))
+    for host, named in ((HOST, devices), (workstation_host, others)):
+        try:
+            plan = planned(host=host, libvirt=INSTALLED, devices=named, kind=kind, **wish)
+        except Refusal:
+            continue  # too narrow for the window
+        xml = render.domain(plan, with_reasons=True)
+        ours = etree.fromstring(xml)
+        SCHEMA.assertValid(ours)
+        if kind == "qemu":
+            assert_kept(ours, etree.fromstring(embed.defined(xml)))
 
 
 @pytest.mark.parametrize("firmware", ["efi", "bios"])

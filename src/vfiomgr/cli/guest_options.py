@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from vfiomgr.errors import UsageError
-from vfiomgr.model.guest import GuestDisk, GuestNetwork
+from vfiomgr.model.guest import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
 
 _DEVICE_KEYS = "managed, display, ramfb, only, rom=FILE|off, model=DRIVER"
@@ -57,6 +57,25 @@ def parse_disk(text: str) -> GuestDisk:
         message = f"--disk {text}: the name does not tell the format"
         raise UsageError(message, f"write --disk {path},format=raw or qcow2")
     return GuestDisk(os.path.abspath(path), given or known or "")
+
+
+def parse_direct_boot(
+    kernel: str | None, initrd: str | None, arguments: str | None
+) -> DirectBoot | None:
+    """A kernel that QEMU starts itself.
+
+    Raises:
+        UsageError: something for a kernel, and none.
+
+    """
+    if kernel is not None:
+        place = None if initrd is None else os.path.abspath(initrd)
+        return DirectBoot(os.path.abspath(kernel), place, arguments)
+    for option, value in (("--initrd", initrd), ("--kernel-arguments", arguments)):
+        if value is not None:
+            message = f"{option} is for a kernel, and there is none"
+            raise UsageError(message, "pass --kernel FILE too")
+    return None
 
 
 def parse_network(text: str) -> GuestNetwork:

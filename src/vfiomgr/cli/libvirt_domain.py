@@ -9,7 +9,13 @@ import click
 
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.cli import libvirt_versions
-from vfiomgr.cli.guest_options import PAGES, parse_device, parse_disk, parse_network
+from vfiomgr.cli.guest_options import (
+    PAGES,
+    parse_device,
+    parse_direct_boot,
+    parse_disk,
+    parse_network,
+)
 from vfiomgr.cli.libvirt_hostdev import refuse_to_hurt, tell_what_waits
 from vfiomgr.cli.libvirt_versions import version_option
 from vfiomgr.cli.output import note, print_document
@@ -90,6 +96,9 @@ def _of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="disk|cdrom|network|NAME",
             help="What the firmware tries, in this order.  [default: disk, cdrom]",
         ),
+        click.option("--kernel-arguments", metavar="TEXT", help="For --kernel."),
+        click.option("--initrd", metavar="FILE", help="For --kernel."),
+        click.option("--kernel", metavar="FILE", help="Of the host's, started past boot loaders."),
         click.option(
             "--network",
             "networks",
@@ -134,6 +143,9 @@ def domain(
     cdrom: str | None,
     networks: tuple[str, ...],
     boot: tuple[str, ...],
+    kernel: str | None,
+    initrd: str | None,
+    kernel_arguments: str | None,
     firmware: Firmware,
     virt_type: DomainKind,
     graphics: Graphics,
@@ -173,6 +185,7 @@ def domain(
         cdrom=None if cdrom is None else os.path.abspath(cdrom),
         networks=tuple(map(parse_network, networks)),
         boot=boot,
+        direct_boot=parse_direct_boot(kernel, initrd, kernel_arguments),
         firmware=firmware,
         kind=virt_type,
         numa=numa,

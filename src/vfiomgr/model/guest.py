@@ -39,6 +39,15 @@ class GuestNetwork:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectBoot:
+    """A kernel of the host's that QEMU starts itself, past all boot loaders."""
+
+    kernel: str
+    initrd: str | None = None
+    arguments: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DomainWish:
     """What a user says of a domain; all else follows from the host."""
 
@@ -51,6 +60,7 @@ class DomainWish:
     networks: tuple[GuestNetwork, ...] = ()
     boot: tuple[str, ...] = ()
     """`disk`, `cdrom`, `network` or a device's name, in the order of trying."""
+    direct_boot: DirectBoot | None = None
     firmware: Firmware = "efi"
     kind: DomainKind = "kvm"
     numa: NumaMode = "strict"

@@ -82,6 +82,16 @@ def test_a_device_that_is_named_twice_comes_once() -> None:
     assert len(hostdevs(host_of(GPU, AUDIO), "0000:04:00.0", "0000:04:00.1")) == 2
 
 
+def test_virtual_functions_go_each_alone_however_near() -> None:
+    physical = replace(LONE.address, bus=8)
+    pair = [
+        replace(LONE, address=replace(LONE.address, function=n), physical_function=physical)
+        for n in (4, 5)
+    ]
+    made = elements(host_of(*pair), "0000:09:00.4", "0000:09:00.5")
+    assert [attributes(element, "address") for element in made] == [None, None]
+
+
 def test_names_are_escaped() -> None:
     evil = replace(GPU, name="--> <script> & 'Co'")
     (element,) = elements(host_of(evil), "0000:04:00.0")

@@ -70,6 +70,15 @@ def test_a_newer_libvirt_gets_what_it_can_read(
     assert "<driver iommufd>, which libvirt has since 12.1.0: this is 12.0.0" in refused.stderr
 
 
+def test_a_preference_is_of_one_node_alone(run: Run, servers: tuple[str, str]) -> None:
+    """Libvirt starts no domain that as a whole prefers two (virNumaSetupMemoryPolicy)."""
+    options = (*servers, "libvirt", "domain", *SMALL, "--numa", "preferred", "--device", GPU)
+    assert "<memory mode='preferred' nodeset='0'/>" in run(*options).stdout
+    both = run(*options, "--device", FAR).stdout
+    assert "<memory mode=" not in both
+    assert "<memnode cellid='1' mode='preferred' nodeset='1'/>" in both
+
+
 def test_a_vgpu_with_its_display(run: Run, servers: tuple[str, str], matches: Matches) -> None:
     wish = ("desk", "--memory", "8G", "--vcpus", "4", "--cdrom", "/iso/a b & c.iso")
     options = (*servers, "libvirt", "domain", *wish, "--network", "default", "--boot", "network")
@@ -151,6 +160,19 @@ def test_disks_tell_their_format() -> None:
     for text in ("/a", "/a,raw", "/a.img,format="):
         with pytest.raises(UsageError, match="--disk /a"):
             parse_disk(text)
+
+
+def test_a_kernel_of_the_hosts_is_started_with_what_it_gets(
+    run: Run, servers: tuple[str, str]
+) -> None:
+    boot = ("--initrd", "/boot/i", "--kernel-arguments", "console=ttyS0 a='<b>'")
+    options = (*servers, "libvirt", "domain", *SMALL)
+    made = run(*options, "--kernel", "/boot/k", *boot).stdout
+    for text in ("<kernel>/boot/k</kernel>", "<initrd>/boot/i</initrd>", "a=&#39;&lt;b&gt;&#39;<"):
+        assert text in made
+    assert "<initrd>" not in run(*options, "--kernel", "/boot/k").stdout
+    refused = run(*options, *boot)
+    assert (refused.status, "--initrd is for a kernel" in refused.stderr) == (2, True)
 
 
 def test_networks_are_libvirts_or_bridges() -> None:

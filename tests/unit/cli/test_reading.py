@@ -189,7 +189,14 @@ def imported_by(*arguments: str) -> set[str]:
 def test_every_command_has_help_with_examples(run: Run) -> None:
     commands = ["list", "show", "groups", "check", "bind", "unbind", "snapshot", "libvirt hostdev"]
     commands += [f"vgpu {verb}" for verb in ("types", "list", "create", "remove")]
-    commands += ["kata config", "cdi generate", "reset", "sriov list", "sriov set"]
+    commands += [
+        "libvirt domain",
+        "kata config",
+        "cdi generate",
+        "reset",
+        "sriov list",
+        "sriov set",
+    ]
     for command in commands:
         answer = run(*command.split(), "--help")
         assert answer.status == 0

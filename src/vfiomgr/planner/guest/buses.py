@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal
 from vfiomgr.model.domain import EXPANDER, ROOT_PORT, GuestAddress, PciController
 from vfiomgr.model.guest import Reason
-from vfiomgr.planner.guest.hostdevs import LAST_BUS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,22 +54,26 @@ def lay_buses(
         laying.add_port(None, "for a disk, a network or another emulated device")
     for _ in range(spare):
         laying.add_port(None, "free, for a device that is attached later")
-    top = _BUSES
-    starts = []
-    for place in reversed(expanded):
-        top -= 1 + sum(_place(unit) == place for unit in units)
-        starts.append(top)
-    last = len(laying.controllers) - 1 + len(units) - len(inner) + len(expanded)
-    if top < len(laying.controllers) or last > LAST_BUS:
+    numbers = _bus_numbers(expanded, units)
+    if min(numbers, default=_BUSES) < len(laying.controllers):
         message = f"{len(units)} devices and {others + spare} more root ports are too many buses"
         raise Refusal(message, "a guest has 256: ask for fewer --spare-ports or devices")
-    for place, start in zip(expanded, reversed(starts), strict=True):
-        laying.add_expander(place, start, [unit for unit in units if _place(unit) == place])
+    for place, number in zip(expanded, numbers, strict=True):
+        laying.add_expander(place, number, [unit for unit in units if _place(unit) == place])
     return Buses(
         tuple(laying.controllers),
         tuple(laying.bus_of[unit.name] for unit in units),
         tuple(laying.reasons),
     )
+
+
+def _bus_numbers(places: Sequence[Place], units: Sequence[Unit]) -> list[int]:
+    """Of expanders, up to the last bus: each leaves as many as it has ports."""
+    numbers, end = [], _BUSES
+    for place in reversed(places):
+        end -= 1 + sum(_place(unit) == place for unit in units)
+        numbers.append(end)
+    return numbers[::-1]
 
 
 def _place(unit: Unit) -> Place:

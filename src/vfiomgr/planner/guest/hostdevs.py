@@ -42,10 +42,8 @@ def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
             alias=_alias(str(function.address)),
             driver="vfio",
         )
-        is_like_first = function.device_id == unit.functions[0].device_id
-        device = replace(
-            device, driver_model=unit.hand_over.driver_model if is_like_first else None
-        )
+        if function.device_id == unit.functions[0].device_id:
+            device = replace(device, driver_model=unit.hand_over.driver_model)
         yield GuestHostdev(_with_options(device, unit.hand_over, number), function.name)
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from vfiomgr.planner.guest.units import Unit
 
 Pins = tuple[tuple[int, tuple[int, ...]], ...]
-_BETWEEN_CELLS = "leave some devices out, or pass --numa off"
+_CHOICE = 2
+"""Nodes between which there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Nodes:
     @property
     def cells(self) -> tuple[GuestCell, ...]:
         """The cells that the guest sees: none where all of it lies on one node."""
-        if len(self.shares) < 2:  # noqa: PLR2004 - one is no choice
+        if len(self.shares) < _CHOICE:
             return ()
         return tuple(
             GuestCell(
@@ -69,13 +70,14 @@ def lay_nodes(host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]) -> No
     """
     topology = host.topology
     known = sorted({unit.numa_node for unit in units if unit.numa_node is not None})
-    if topology is None or len(topology.nodes) < 2 or wish.numa == "off" or not known:  # noqa: PLR2004 - one is no choice
+    if topology is None or len(topology.nodes) < _CHOICE or wish.numa == "off" or not known:
         refuse_if_any(_missing_pages(topology, wish), frozenset())
         return Nodes((), (), (), (), _why_not(topology, wish, units))
     nodes = _with_substance([node for node in topology.nodes if node.number in known], topology)
     shares = _shares(wish, nodes)
-    if wish.numa == "strict":
-        refuse_if_any(_too_little(shares, wish, topology), frozenset())
+    is_strict = wish.numa == "strict"
+    missing = _too_little(shares, wish, topology) if is_strict else _missing_pages(topology, wish)
+    refuse_if_any(missing, frozenset())
     pins, emulator = _pins(shares, topology) if wish.has_pinning else ((), ())
     reasons = [*_why_nodes(shares, wish, units), *_why_pins(shares, topology, pins)]
     return Nodes(shares, pins, emulator, tuple(reasons), tuple(_notes(shares, topology, units)))
@@ -86,7 +88,7 @@ def _why_not(
 ) -> tuple[str, ...]:
     if topology is None:
         return ("NUMA nodes were not read: memory and CPUs lie anywhere",)
-    if len(topology.nodes) < 2 or wish.numa == "off" or not units:  # noqa: PLR2004 - one is no choice
+    if len(topology.nodes) < _CHOICE or wish.numa == "off" or not units:
         return ()
     return ("no device tells its NUMA node (numa_node is -1): memory and CPUs lie anywhere",)
 
