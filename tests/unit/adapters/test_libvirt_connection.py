@@ -9,7 +9,7 @@ import click
 import pytest
 
 from vfiomgr.adapters.libvirt import connection
-from vfiomgr.adapters.libvirt.connection import connect
+from vfiomgr.adapters.libvirt.connection import Connection, connect
 from vfiomgr.cli.libvirt_attach import attach
 from vfiomgr.cli.libvirt_connection import complete_domain
 from vfiomgr.errors import HostError, LibvirtFailed
@@ -34,10 +34,17 @@ def test_the_optional_dependency_is_named_where_it_is_missing() -> None:
 
 
 def test_a_connection_is_closed_also_where_its_use_fails() -> None:
-    with pytest.raises(ZeroDivisionError), connect("test:///default") as opened:
-        handle = opened._handle
-        raise ZeroDivisionError
-    assert not handle.isAlive()
+    seen: list[Connection] = []
+
+    def use() -> None:
+        with connect("test:///default") as opened:
+            seen.append(opened)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use()
+    with pytest.raises(LibvirtFailed, match="invalid connection"):
+        seen[0].domain_names()
 
 
 def test_events_can_be_heard_more_than_once_in_a_process() -> None:
