@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.errors import VfiomgrError
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -39,8 +41,11 @@ def connected(
 def complete_domain(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """Names of domains that continue what is typed."""
+    """Names of domains that continue what is typed; none where libvirt does not answer."""
     uri = context.params.get("uri") or DEFAULT_URI
-    with connected(uri, read_only=True) as connection:
-        names = connection.domain_names()
+    try:
+        with connected(uri, read_only=True) as connection:
+            names = connection.domain_names()
+    except VfiomgrError:
+        return []
     return [name for name in names if name.startswith(incomplete)]

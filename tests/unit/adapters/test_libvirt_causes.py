@@ -209,6 +209,16 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "--config alone",
     ),
     (
+        Code.INTERNAL_ERROR,
+        (
+            "internal error: unable to execute QEMU command 'device_del': Device hostdev0 is "
+            "already in the process of unplug"
+        ),
+        LibvirtFailed,
+        "win was asked for the device a moment ago",
+        "again in a few seconds",
+    ),
+    (
         Code.DEVICE_MISSING,
         f"device not found: mediated device '{UUID}' not found",
         LibvirtFailed,

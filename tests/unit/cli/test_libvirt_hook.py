@@ -68,9 +68,15 @@ def driver(kernel: FakeKernel, address: str) -> str | None:
     return api.scan(kernel).device(PciAddress.parse(address)).driver
 
 
+def never(*_: object, **__: object) -> None:
+    """Stand for what a hook must not do: libvirt waits for it."""
+    pytest.fail("libvirt was called")
+
+
 def test_a_guest_gets_its_devices_and_the_host_has_them_again(
     kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vfiomgr.adapters.libvirt.connection.connect", never)
     first = driver(kernel, GPU)
     hand(monkeypatch, xml(GPU))
     answer = run("libvirt", "hook", "run", "win", "prepare", "begin", "-")

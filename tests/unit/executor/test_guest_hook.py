@@ -79,6 +79,17 @@ def test_what_was_bound_before_stays_bound(tmp_path: Path) -> None:
     assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
 
 
+def test_the_rest_of_a_group_is_bound_too_and_that_alone_given_back(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
+    api.apply(Unbind((PciAddress.parse(AUDIO),), only=True), tree=kernel)
+    before = kept(kernel)
+    assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "snd_hda_intel"]
+    assert prepare(kernel, guest(GPU)) == (AUDIO,)
+    assert release(kernel, guest(GPU)) == (AUDIO,)
+    assert changes(before, kept(kernel)) == {}
+
+
 def test_what_libvirt_manages_is_its_own(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     at_first = drivers(kernel, GPU, AUDIO)
@@ -185,7 +196,7 @@ def test_a_failure_of_any_operation_takes_nothing(tmp_path: Path) -> None:
     assert failed
 
 
-@pytest.mark.parametrize("then", ["recover", "prepare"])
+@pytest.mark.parametrize("then", ["recover", "prepare", "release"])
 def test_a_death_at_any_operation_strands_nothing(tmp_path: Path, then: str) -> None:
     """The release gives back what there is, and the next start comes to its end."""
     for at in _operations(tmp_path):
@@ -197,7 +208,7 @@ def test_a_death_at_any_operation_strands_nothing(tmp_path: Path, then: str) -> 
         kernel.revive()
         if then == "recover":
             api.recover(tree=kernel)
-        else:
+        elif then == "prepare":
             prepare(kernel, guest(GPU))
             assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"], at
         release(kernel, guest(GPU))

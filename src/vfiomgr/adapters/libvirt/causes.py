@@ -292,6 +292,12 @@ _ROWS: tuple[_Row, ...] = (
         "another operation on {subject} has not ended: {text}",
         "wait for it (a start, a migration, a detach), or end it with: virsh domjobabort NAME",
     ),
+    _Row(
+        _ANY,
+        r"is already in the process of unplug",
+        "{subject} was asked for the device a moment ago, and has not answered yet",
+        "run the command again in a few seconds; it is released when the guest's system answers",
+    ),
     # the start of a guest, and live attachment
     _Row(
         _QEMU,

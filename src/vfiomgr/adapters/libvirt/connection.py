@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.attachment import Scope
     from vfiomgr.model.domain import Domain
 
-DEFAULT_URI = "qemu:///system"
 _EMBEDDED = "/embed"
 """The path of a driver inside this process, which needs the loop itself (drvqemu.html)."""
 _TICK = 0.25
