@@ -8,10 +8,12 @@ VfiomgrError
 ├── HostError              1   the host did not do what was asked
 │   ├── WriteFailed        1   a kernel attribute rejected a write
 │   ├── ProgramFailed      1   a program of the host ended with an error
+│   ├── LibvirtFailed      1   libvirt did not do what was asked
 │   └── NeedsRoot          1   the right to change the host is missing
 ├── RolledBack             1   a run failed; everything is as it was before
 └── RollbackIncomplete     5   a run failed, and so did part of undoing it
-    └── StuckInKernel      5   the kernel did not return from a step
+    ├── StuckInKernel      5   the kernel did not return from a step
+    └── GuestKeepsDevice   5   a running guest has not released a device
 """
 
 from __future__ import annotations
@@ -98,6 +100,14 @@ class ProgramFailed(HostError):
         self.said = said
 
 
+class LibvirtFailed(HostError):
+    """Libvirt did not do what was asked; `code` is its virErrorNumber."""
+
+    def __init__(self, message: str, hint: str = "", *, code: int = 0) -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
 class RolledBack(VfiomgrError):
     """A run failed and every step that it had taken was undone."""
 
@@ -127,3 +137,7 @@ class StuckInKernel(RollbackIncomplete):
         self.devices = devices
         self.pid = pid
         self.locks = locks
+
+
+class GuestKeepsDevice(RollbackIncomplete):
+    """A running guest was asked to release a device, and has not until the deadline."""

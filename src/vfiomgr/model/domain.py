@@ -89,7 +89,9 @@ class DomainMemory:
     total_bytes: int
     hard_limit_bytes: int | None = None
     is_locked: bool = False
+    has_hugepages: bool = False
     hugepage_bytes: tuple[int, ...] = ()
+    """Their sizes, where they are written."""
     host_nodes: frozenset[int] = frozenset()
     """Of the host's NUMA nodes those that it is bound to; empty where it is not."""
 

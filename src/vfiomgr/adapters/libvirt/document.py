@@ -1,0 +1,296 @@
+"""XML with the place of everything in it, so that it can be changed by the byte.
+
+Nothing outside a text is ever read for it: documents with a DOCTYPE or entities of their own are
+refused. Encodings in which ASCII is written as ASCII keep their bytes; others are refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+from xml.parsers import expat
+
+from vfiomgr.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+_DEEPEST = 256
+"""What libxml2 reads, too."""
+_WIDE_STARTS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"<\0", b"\0<", b"\0\0", b"L\xa7\x94")
+"""How texts in UTF-16, UTF-32 and EBCDIC begin."""
+_TAG_END = re.compile(rb"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
+_TO_UTF8 = "save it as UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
+_ASCII = bytes(range(0x20, 0x7F))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a text, from `start` up to but without `stop`."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Element:
+    """An element and where it stands; of `<a/>` the content and the end tag are empty."""
+
+    source: str
+    tag: str
+    """As it is written, with its prefix."""
+    namespace: str | None
+    attributes: dict[str, str]
+    """By their names as they are written."""
+    children: tuple[Element, ...]
+    text: str
+    """Its own, without that of its children."""
+    line: int
+    column: int
+    """Both count from 1."""
+    start: Span
+    content: Span
+    end: Span
+
+    @property
+    def name(self) -> str:
+        """The tag without its prefix."""
+        return self.tag.rpartition(":")[2]
+
+    @property
+    def whole(self) -> Span:
+        """From the start tag to the end tag."""
+        return Span(self.start.start, self.end.stop)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is written as `<a/>`."""
+        return self.start.stop == self.end.stop
+
+    def get(self, attribute: str, default: str = "") -> str:
+        """An attribute."""
+        return self.attributes.get(attribute, default)
+
+    def all(self, name: str, namespace: str | None = None) -> tuple[Element, ...]:
+        """The children of this name; libvirt's own are in no namespace."""
+        return tuple(one for one in self.children if (one.name, one.namespace) == (name, namespace))
+
+    def find(self, path: str) -> Element | None:
+        """The first element that is reached by names of children: `os/type`."""
+        found: Element | None = self
+        for name in path.split("/"):
+            found = next(iter(found.all(name)), None) if found is not None else None
+        return found
+
+    def each(self, path: str) -> tuple[Element, ...]:
+        """All elements that are reached by names of children: `cputune/vcpupin`."""
+        found: tuple[Element, ...] = (self,)
+        for name in path.split("/"):
+            found = tuple(child for element in found for child in element.all(name))
+        return found
+
+    def descendants(self) -> Iterator[Element]:
+        """This and all below it, in the order of the text."""
+        waiting = [self]
+        while waiting:
+            element = waiting.pop()
+            yield element
+            waiting.extend(reversed(element.children))
+
+    def fail(self, what: str, remedy: str) -> NoReturn:
+        """Refuse what is written here.
+
+        Raises:
+            InvalidDocument: always.
+
+        """
+        message = f"{self.source}:{self.line}:{self.column}: {what}"
+        raise InvalidDocument(message, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text, and what it holds."""
+
+    source: str
+    text: bytes
+    encoding: str
+    """A codec of Python that writes as the text is written."""
+    root: Element
+
+
+def parse(text: bytes, source: str) -> Element:
+    """The root of a document; `source` is what messages call it.
+
+    Raises:
+        InvalidDocument: it is no XML, or none that can be read safely and kept.
+
+    """
+    return read_document(text, source).root
+
+
+def read_document(text: bytes, source: str) -> Document:
+    """A document with its encoding.
+
+    Raises:
+        InvalidDocument: it is no XML, or none that can be read safely and kept.
+
+    """
+    if text.startswith(_WIDE_STARTS):
+        message = f"{source}: its encoding is not one that extends ASCII"
+        raise InvalidDocument(message, _TO_UTF8)
+    return _Builder(text, source).document()
+
+
+@dataclass(slots=True)
+class _Open:
+    """An element whose end tag is still to come."""
+
+    tag: str
+    attributes: dict[str, str]
+    namespaces: dict[str, str]
+    line: int
+    column: int
+    start: Span
+    children: list[Element] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+    @property
+    def namespace(self) -> str | None:
+        return self.namespaces.get(self.tag.rpartition(":")[0]) or None
+
+
+class _Builder:
+    """Makes elements of what expat finds."""
+
+    def __init__(self, text: bytes, source: str) -> None:
+        self._text = text
+        self._source = source
+        self._encoding = "utf-8"
+        self._open: list[_Open] = []
+        self._root: Element | None = None
+        self._expat = expat.ParserCreate()
+        self._expat.buffer_text = True
+        self._expat.XmlDeclHandler = self._declare
+        self._expat.StartDoctypeDeclHandler = self._refuse_doctype
+        self._expat.StartElementHandler = self._start
+        self._expat.EndElementHandler = self._end
+        self._expat.CharacterDataHandler = self._characters
+
+    def document(self) -> Document:
+        try:
+            self._expat.Parse(self._text, True)  # noqa: FBT003 - the last part, as expat has it
+        except expat.ExpatError as error:
+            self._explain(error)
+        except (LookupError, ValueError):
+            self._fail(1, 1, "its encoding is not known, or takes several bytes", _TO_UTF8)
+        assert self._root is not None  # noqa: S101 - expat wants one
+        return Document(self._source, self._text, self._encoding, self._root)
+
+    def _declare(self, _version: str, encoding: str | None, _standalone: int) -> None:
+        """Check the encoding of the XML declaration; expat reads it by the same codec."""
+        name = encoding or "utf-8"
+        try:
+            extends_ascii = _ASCII.decode(name) == _ASCII.decode("ascii")
+            codec = codecs.lookup(name).name
+        except (LookupError, UnicodeDecodeError):
+            extends_ascii, codec = False, name
+        if not extends_ascii or codec == "utf-8-sig":
+            self._fail(1, 1, f"cannot keep a document in the encoding {name!r}", _TO_UTF8)
+        self._encoding = codec
+
+    def _refuse_doctype(self, *_: object) -> None:
+        remedy = "take the DOCTYPE out: domains of libvirt have none"
+        self._fail(*self._place, "a DOCTYPE, which could bring in other files", remedy)
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        line, column = self._place
+        if len(self._open) == _DEEPEST:
+            self._fail(line, column, f"more than {_DEEPEST} levels", "libvirt reads no more either")
+        start = self._expat.CurrentByteIndex
+        namespaces = self._open[-1].namespaces if self._open else {}
+        own = {name[6:]: uri for name, uri in attributes.items() if name.startswith("xmlns:")}
+        if "xmlns" in attributes:
+            own[""] = attributes["xmlns"]
+        span = Span(start, self._after_tag(start))
+        merged = {**namespaces, **own} if own else namespaces
+        self._open.append(_Open(tag, attributes, merged, line, column, span))
+
+    def _end(self, _tag: str) -> None:
+        opened = self._open.pop()
+        stop = opened.start.stop
+        if self._text[stop - 2 : stop] == b"/>":
+            content = end = Span(stop, stop)
+        else:
+            at = self._expat.CurrentByteIndex
+            content, end = Span(stop, at), Span(at, self._after_tag(at))
+        element = Element(
+            source=self._source,
+            tag=opened.tag,
+            namespace=opened.namespace,
+            attributes=opened.attributes,
+            children=tuple(opened.children),
+            text="".join(opened.text),
+            line=opened.line,
+            column=opened.column,
+            start=opened.start,
+            content=content,
+            end=end,
+        )
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self._root = element
+
+    def _characters(self, text: str) -> None:
+        self._open[-1].text.append(text)
+
+    def _after_tag(self, start: int) -> int:
+        """Where the tag that begins there is over; quoted values may hold a `>`."""
+        found = _TAG_END.match(self._text, start)
+        assert found is not None  # noqa: S101 - expat has read it
+        return found.end()
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self._expat.CurrentLineNumber, self._expat.CurrentColumnNumber + 1
+
+    def _explain(self, error: expat.ExpatError) -> NoReturn:
+        text = expat.ErrorString(error.code) or "it cannot be read"
+        what, remedy = _MISTAKES.get(text, (text, "mend it there, or just before"))
+        if self._open and text in _UNCLOSED:
+            last = self._open[-1]
+            what = f"{what}: <{last.tag}> of line {last.line} is still open"
+            remedy = f"write </{last.tag}> where it ends"
+        self._fail(error.lineno, error.offset + 1, what, remedy)
+
+    def _fail(self, line: int, column: int, what: str, remedy: str) -> NoReturn:
+        message = f"{self._source}:{line}:{column}: {what}"
+        raise InvalidDocument(message, remedy)
+
+
+_MISTAKES = {
+    "no element found": ("the text ends too early", "a domain begins with: <domain type='kvm'>"),
+    "mismatched tag": ("an end tag of something else", "close what was opened last first"),
+    "unclosed token": ("a tag or comment that never ends", "end it with > or -->"),
+    "unclosed CDATA section": ("a CDATA section that never ends", "end it with ]]>"),
+    "undefined entity": ("an entity that XML does not have", "write the character itself"),
+    "duplicate attribute": ("an attribute twice", "keep one"),
+    "junk after document element": ("something after the end", "keep one root element"),
+    "not well-formed (invalid token)": (
+        "no XML: a character that cannot stand here",
+        "write &amp; for &, &lt; for <, put values of attributes into quotes, save it as UTF-8",
+    ),
+    "syntax error": ("no XML", "a domain begins with: <domain type='kvm'>"),
+    "XML or text declaration not at start of entity": (
+        "an XML declaration that is not at the start",
+        "take out what is before <?xml, or the declaration",
+    ),
+    "unknown encoding": ("an encoding that cannot be read", _TO_UTF8),
+    "encoding specified in XML declaration is incorrect": ("another encoding", _TO_UTF8),
+}
+"""What expat says, what it means here, and what helps."""
+_UNCLOSED = frozenset({"no element found", "mismatched tag"})
