@@ -50,6 +50,8 @@ class DomainHostdev:
     ramfb: bool = False
     boot_order: int | None = None
     rom_file: str | None = None
+    has_acpi_nodes: bool = False
+    """Whether `<acpi nodeset>` gives it NUMA nodes of its own."""
 
     @property
     def name(self) -> str:
@@ -105,6 +107,8 @@ class DomainCpu:
     physical_bits: int | None = None
     """`<maxphysaddr mode='emulate' bits>`; None where it is left to QEMU or passed through."""
     passes_physical_bits: bool = False
+    physical_bits_limit: int | None = None
+    """`<maxphysaddr mode='passthrough' limit>`."""
     pins: tuple[tuple[int, frozenset[int]], ...] = ()
     """Of virtual CPUs to those of the host."""
     cells: tuple[NumaCell, ...] = ()
@@ -148,6 +152,12 @@ class Domain:
     """Whether `<os>` has `<boot dev>`."""
     qemu_arguments: tuple[str, ...] = ()
     has_iommufd: bool = False
+    lines: tuple[tuple[str, int], ...] = ()
+    """Where elements stand that are there once, by path: `memtune/hard_limit`."""
+
+    def line(self, path: str) -> int:
+        """The line of an element; of one that is not there, that of the domain."""
+        return dict(self.lines).get(path, 1)
 
     def hostdev(self, name: str) -> DomainHostdev | None:
         """The device with this address or UUID."""
@@ -163,6 +173,8 @@ class KnownDomain:
     is_active: bool
     running: Domain | None
     defined: Domain | None
+    autostarts: bool = False
+    """Whether it starts with the host."""
 
 
 @dataclass(frozen=True, slots=True)
