@@ -56,10 +56,11 @@ from vfiomgr.planner.recovery import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
+    from vfiomgr.model.domain import Domain, Hypervisor
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.persistence import PersistedBinding
@@ -75,6 +76,7 @@ __all__ = [
     "check",
     "layout_intent",
     "plan",
+    "preflight",
     "recover",
     "restore",
     "revert",
@@ -122,6 +124,22 @@ def check(host: HostSnapshot) -> Report:
     from vfiomgr.planner.readiness import check as judge  # noqa: PLC0415 - few callers need it
 
     return judge(host)
+
+
+def preflight(
+    host: HostSnapshot,
+    domain: Domain,
+    hypervisor: Hypervisor | None = None,
+    files: Mapping[str, bool] | None = None,
+) -> Report:
+    """What would break the next start of a domain of libvirt on a host.
+
+    The scan should be one `with_users` and `with_readiness`; what is missing of it, or of what
+    libvirt tells, is not checked. `files` says which of the ROMs that the domain names are there.
+    """
+    from vfiomgr.planner.preflight import preflight as judge  # noqa: PLC0415 - as `check`
+
+    return judge(host, domain, hypervisor, files)
 
 
 def apply(  # noqa: PLR0913 - all but the intent have defaults

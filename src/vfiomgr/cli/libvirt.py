@@ -9,6 +9,7 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
+    "preflight": ("vfiomgr.cli.libvirt_preflight", "preflight"),
 }
 
 

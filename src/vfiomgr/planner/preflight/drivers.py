@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
@@ -51,23 +52,27 @@ _LOOKS = (
 
 def on_host_driver(situation: Situation) -> Iterator[Finding]:
     """libvirt: "Unmanaged PCI device … must be manually detached from the host"."""
+    slots: dict[object, list[Taken]] = defaultdict(list)
     for taken in situation.waiting:
-        if taken.hostdev.managed or taken.device.stuck is not None:
-            continue
+        device = taken.device
+        if not taken.hostdev.managed and device.stuck is None:
+            slots[device.address if device.physical_function else device.address.slot].append(taken)
+    for functions in slots.values():
+        names = ", ".join(str(taken.device) for taken in functions)
+        verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
         yield Finding(
             "on-host-driver",
             "blocker",
-            f"{taken.device} is {_whose(taken)}, and managed='no' has libvirt leave it there",
-            (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+            f"{names} {verb} on no driver of VFIO, and managed='no' has libvirt leave {them} so",
+            tuple(
+                line
+                for taken in functions
+                for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
+            ),
             "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
             "before the start",
-            f"vfiomgr bind {taken.device.address}",
+            f"vfiomgr bind {functions[0].device.address}",
         )
-
-
-def _whose(taken: Taken) -> str:
-    driver = taken.device.driver
-    return f"on the host driver {driver}" if driver else "on no driver"
 
 
 def managed_in_use(situation: Situation) -> Iterator[Finding]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from vfiomgr.planner.preflight.situation import Situation
 
 
+_A_BUS = 256
+"""Functions of a bus; virtual ones of a device may go on to the next buses."""
+
+
 def missing(situation: Situation) -> Iterator[Finding]:
     """Libvirt before 9.8 starts QEMU all the same, which then finds no such device."""
     for hostdev in situation.hostdevs:
@@ -46,6 +50,7 @@ def _functions_to_make(situation: Situation, hostdev: DomainHostdev) -> str:
         and not device.virtual_functions
         and device.address < address
         and device.address.domain == address.domain
+        and address.bus <= device.address.bus + 1 + device.sriov_totalvfs // _A_BUS
     ]
     if not able:
         return ""
