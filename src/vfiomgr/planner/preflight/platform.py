@@ -30,6 +30,8 @@ def no_vfio(situation: Situation) -> Iterator[Finding]:
     hypervisor = situation.hypervisor
     if hypervisor is None or hypervisor.offers_vfio is not False or not situation.hostdevs:
         return
+    if _has_vfio(situation):
+        return  # libvirt keeps its capabilities: they may be of before VFIO was loaded
     bindable = next(iter(situation.waiting), None)
     yield Finding(
         "libvirt-without-vfio",
@@ -41,6 +43,14 @@ def no_vfio(situation: Situation) -> Iterator[Finding]:
         if bindable
         else "modprobe vfio-pci; vfiomgr check tells what else is missing",
     )
+
+
+def _has_vfio(situation: Situation) -> bool:
+    """Whether the host itself shows what libvirt looks for at the start."""
+    facts = situation.host.readiness
+    if facts is not None and facts.has_dev:
+        return facts.node("/dev/vfio/vfio") is not None
+    return any(device.is_on_vfio for device in situation.host.devices)
 
 
 def no_kvm(situation: Situation) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from vfiomgr.model.definition_facts import DefinitionFacts
 from vfiomgr.model.iommu import IommuState
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.persistence import TextFile
-from vfiomgr.model.readiness import KernelModule, MemlockLimit
+from vfiomgr.model.readiness import DeviceNode, KernelModule, MemlockLimit
 from vfiomgr.model.snapshot import DeviceUser, HostUse
 from vfiomgr.model.vgpu import describe_type
 
@@ -42,6 +42,7 @@ MANAGED = BOTH.replace("managed='no'", "managed='yes'")
 NVIDIA_GPU = replace(GPU, driver="nvidia")
 NIC_ON_HOST = replace(NIC, driver="e1000e")
 SESSION = "qemu:///session"
+CONTAINER = DeviceNode("/dev/vfio/vfio", 0o666, "root:root")
 UNLIMITED = MemlockLimit("user qemu", "user", "- memlock unlimited", True, "/etc/x")  # noqa: FBT003
 DEFINITION = DefinitionFacts(
     files=(
@@ -415,9 +416,14 @@ CASES = [
     Case(
         "libvirt-without-vfio",
         "blocker",
-        Side(libvirt=libvirt(offers_vfio=False)),
-        "modprobe vfio-pci",
+        Side(
+            xml(managed_element(NIC)),
+            host(NIC_ON_HOST, readiness=facts(has_dev=True)),
+            libvirt(offers_vfio=False),
+        ),
+        "vfiomgr bind 0000:02:00.0 loads VFIO",
         "pciBackend without vfio",
+        Side(host=host(readiness=facts(has_dev=True, nodes=(CONTAINER,)))),
     ),
     Case(
         "no-kvm",
