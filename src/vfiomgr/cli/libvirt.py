@@ -10,6 +10,10 @@ from vfiomgr.cli.session import session_options
 _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
     "preflight": ("vfiomgr.cli.libvirt_preflight", "preflight"),
+    "define": ("vfiomgr.cli.libvirt_define", "define"),
+    "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
+    "detach": ("vfiomgr.cli.libvirt_attach", "detach"),
+    "list": ("vfiomgr.cli.libvirt_list", "list_claims"),
 }
 
 

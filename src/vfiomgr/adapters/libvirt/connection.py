@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from vfiomgr.adapters.libvirt.capabilities import has_kvm, offers_vfio
 from vfiomgr.adapters.libvirt.causes import Code, explain
@@ -24,13 +25,20 @@ from vfiomgr.model.libvirt_feature import Version
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from vfiomgr.model.attachment import Scope
     from vfiomgr.model.domain import Domain
 
 DEFAULT_URI = "qemu:///system"
+_EMBEDDED = "/embed"
+"""The path of a driver inside this process, which needs the loop itself (drvqemu.html)."""
 _TICK = 0.25
 """Seconds between two looks at a domain whose event may have been missed."""
 _LOOP_TICK = 200
 """Milliseconds after which the event loop wakes up without an event."""
+_LACKING = frozenset(
+    {Code.NO_SUPPORT, Code.INVALID_ARG, Code.CONFIG_UNSUPPORTED, Code.OPERATION_DENIED}
+)
+"""A driver, a host, or a connection for reading, that does not have a call."""
 _Result = TypeVar("_Result")
 
 
@@ -53,19 +61,6 @@ class Removal:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What of a domain is changed: the running guest, its definition, or both."""
-
-    live: bool
-    config: bool
-
-    def __str__(self) -> str:
-        """`running guest and definition`."""
-        parts = ("running guest",) * self.live + ("definition",) * self.config
-        return " and ".join(parts)
-
-
 @contextmanager
 def connect(
     uri: str, *, read_only: bool = False, with_events: bool = False
@@ -78,7 +73,7 @@ def connect(
 
     """
     libvirt = _library()
-    if with_events:
+    if with_events or urlsplit(uri).path == _EMBEDDED:
         _run_event_loop()
     with _explaining(uri):
         handle = (libvirt.openReadOnly if read_only else libvirt.open)(uri)
@@ -353,12 +348,17 @@ class Connection:
         return text
 
     def _if_supported(self, call: Callable[[], _Result | None]) -> _Result | None:
-        """What a call gives; None where this driver of libvirt, or this host, does not have it."""
+        """What a call gives; None where there is no such call here."""
         libvirt = _library()
         try:
             return call()
         except libvirt.libvirtError as error:
-            lacking = (Code.NO_SUPPORT, Code.INVALID_ARG, Code.CONFIG_UNSUPPORTED)
+            lacking = (
+                Code.NO_SUPPORT,
+                Code.INVALID_ARG,
+                Code.CONFIG_UNSUPPORTED,
+                Code.OPERATION_DENIED,
+            )
             if error.get_error_code() in lacking:
                 return None
             raise _explained(error, self.uri) from None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment, Template
 
+    from vfiomgr.model.attachment import NamedVgpu
+    from vfiomgr.model.domain import DomainHostdev
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.vgpu import Vgpu
 
@@ -59,7 +61,7 @@ def pci_hostdevs(
         bus += several
 
 
-def mdev_hostdev(vgpu: Vgpu, device_api: str) -> str:
+def mdev_hostdev(vgpu: Vgpu | NamedVgpu, device_api: str) -> str:
     """One element for a mediated device; `device_api` is the attribute of its type.
 
     Raises:
@@ -70,6 +72,11 @@ def mdev_hostdev(vgpu: Vgpu, device_api: str) -> str:
         message = f"libvirt has no hostdev model for the device API {device_api!r} of {vgpu.uuid}"
         raise UsageError(message, f"it knows {', '.join(_HOSTDEV_MODELS)}")
     return _template("hostdev-mdev.xml.j2").render(vgpu=vgpu, model=device_api)
+
+
+def hostdev_source(hostdev: DomainHostdev) -> str:
+    """The element that names a device of a domain, for libvirt to find it there."""
+    return _template("hostdev-source.xml.j2").render(hostdev=hostdev)
 
 
 def _template(name: str) -> Template:

@@ -1,0 +1,69 @@
+"""`vfiomgr libvirt define`."""
+
+from __future__ import annotations
+
+import click
+
+from vfiomgr.cli.layout_files import source_of
+from vfiomgr.cli.libvirt_connection import connect_option, connected
+from vfiomgr.cli.output import print_document
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.errors import UsageError
+
+
+@click.command("define")
+@click.argument("file")
+@connect_option
+@session_options()
+@click.pass_obj
+def define(session: Session, *, file: str, uri: str) -> None:
+    """Define a domain from a file, and make sure that libvirt keeps all of it. - reads from a pipe.
+
+    libvirt checks it against its schema. What it prints afterwards is compared with the file: where
+    an element or an attribute is gone, the definition of before is put back, and each is named. A
+    running guest has its new definition once it is started anew.
+
+    \b
+    Examples:
+      vfiomgr libvirt define guest.xml
+      vfiomgr libvirt domain … | vfiomgr libvirt define -
+      vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
+    """
+    xml, source = _read(file), source_of(file)
+    from vfiomgr.adapters.libvirt.read import read_domain  # noqa: PLC0415 - not for help
+
+    name = read_domain(xml, source).name
+    if session.dry_run:
+        _tell(session, name, f"would define {name} from {source} at {uri}", is_changed=False)
+        return
+    session.require_live("a snapshot has no libvirt", "leave out --snapshot")
+    with connected(uri) as connection:
+        is_changed = connection.define(xml, source)
+        is_active = connection.state(name).is_active
+    later = ", for when it is started anew" if is_active and is_changed else ""
+    text = f"defined: {name}{later}" if is_changed else f"{name} is defined so already"
+    _tell(session, name, text, is_changed=is_changed)
+
+
+def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
+    if session.format == "table":
+        click.echo(text)
+    else:
+        body = {"domain": name, "changed": is_changed, "message": text}
+        print_document("DefineOutcome", body, session.format)
+
+
+def _read(file: str) -> bytes:
+    """A file as it is, byte by byte.
+
+    Raises:
+        UsageError: it cannot be read.
+
+    """
+    try:
+        with click.open_file(file, "rb") as opened:
+            content: bytes = opened.read()
+    except OSError as error:
+        message = f"cannot read {file}: {error.strerror}"
+        raise UsageError(message, "name a file with a domain's XML, or - for a pipe") from None
+    return content

@@ -1,0 +1,359 @@
+"""Giving devices to a domain: what can go to it now, to its definition, and what forbids it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.model.attachment import Attachment, AttachPlan, NamedVgpu, Scope
+from vfiomgr.model.domain import ROOT_PORT
+from vfiomgr.model.iommu import blockers
+from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
+from vfiomgr.planner.guards import Objection, bridge, refuse_if_any, taking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.model.domain import Domain, Hypervisor, KnownDomain
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})
+_ROOT = "pcie-root"
+_NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachWish:
+    """What a user asks for."""
+
+    devices: tuple[str, ...]
+    """Addresses and UUIDs, as they are typed."""
+    scope: Scope
+    managed: bool = False
+    """Let libvirt bind and unbind."""
+    only: bool = False
+    """Leave the other functions of the slot out."""
+    allow_claimed: bool = False
+    """Also what the definition of another domain has."""
+
+
+def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
+    """What a change is about: what was asked for, or else all that there is of the domain.
+
+    Raises:
+        Refusal: it was asked for what the domain does not have.
+
+    """
+    if live and not domain.is_active:
+        message = f"the domain {domain.name} is not running"
+        raise Refusal(message, f"leave out --live, or: virsh start {domain.name}")
+    if config and domain.defined is None:
+        message = f"the domain {domain.name} is transient: it has no definition"
+        raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
+    if live or config:
+        return Scope(live=live, config=config)
+    return Scope(live=domain.is_active, config=domain.defined is not None)
+
+
+def plan_attach(
+    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachWish
+) -> AttachPlan:
+    """What libvirt is to be asked for, one guest device after the other.
+
+    Raises:
+        Refusal: with everything that speaks against it.
+        UnknownDevice: the host has no such device.
+
+    """
+    wanted = tuple(_units(host, wish))
+    left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
+    items = _placed(domain, [unit for unit in left if unit.scope])
+    refuse_if_any(_objections(host, hypervisor, domain, wish, items), frozenset())
+    return AttachPlan(
+        items=tuple(items),
+        already=tuple(
+            f"{domain.name} has {' and '.join(unit.names)} already"
+            for unit in left
+            if not unit.scope
+        ),
+        notes=tuple(_notes(host, domain, items)),
+    )
+
+
+# ---- what is meant
+
+
+def _units(host: HostSnapshot, wish: AttachWish) -> Iterator[Attachment]:
+    """The functions of a slot as one device, a vGPU as one, each once."""
+    slots: dict[object, dict[object, PciDevice]] = {}
+    vgpus: dict[str, NamedVgpu] = {}
+    for text in wish.devices:
+        if _UUID.fullmatch(text):
+            vgpus.setdefault(text.lower(), find_mdev(host, text))
+            continue
+        device = host.device(host.parse_address(text))
+        refuse_if_any(bridge(host, device), frozenset())
+        functions = (device,) if wish.only else host.slot(device)
+        key = device.address if device.physical_function else device.address.slot
+        slots.setdefault(key, {}).update({d.address: d for d in functions})
+    for found in slots.values():
+        ordered = tuple(sorted(found.values(), key=lambda device: device.address))
+        yield Attachment(wish.scope, functions=ordered)
+    for vgpu in vgpus.values():
+        yield Attachment(wish.scope, vgpu=vgpu)
+
+
+def find_mdev(host: HostSnapshot, uuid: str) -> NamedVgpu:
+    """The mediated device with this UUID, active or defined.
+
+    Raises:
+        UnknownDevice: there is neither.
+
+    """
+    active = host.vgpu(uuid)
+    if active is not None:
+        return _named(host, active.name, active.parent, active.type, is_active=True)
+    for defined in host.vgpu_definitions:
+        if defined.uuid == uuid.lower():
+            return _named(host, defined.uuid, defined.parent, defined.type_id, is_active=False)
+    message = f"there is no vGPU {uuid}, active or defined"
+    raise UnknownDevice(message, "vfiomgr vgpu list shows the active, with --defined the defined")
+
+
+def _named(
+    host: HostSnapshot, uuid: str, parent: str, type_id: str, *, is_active: bool
+) -> NamedVgpu:
+    types = (known for p in host.vgpu_parents if p.name == parent for known in p.types)
+    found = next((known for known in types if known.id == type_id), None)
+    return NamedVgpu(
+        uuid,
+        parent,
+        type_id,
+        found.name if found else None,
+        found.device_api if found else None,
+        is_active,
+    )
+
+
+def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
+    """Where the domain does not have all of the unit yet."""
+    return Scope(
+        live=unit.scope.live and not _has(domain.running, unit),
+        config=unit.scope.config and not _has(domain.defined, unit),
+    )
+
+
+def _has(domain: Domain | None, unit: Attachment) -> bool:
+    return domain is not None and all(domain.hostdev(name) for name in unit.names)
+
+
+def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
+    """Several functions on a bus of their own; libvirt adds the port where it is a new one."""
+    defined = domain.defined
+    if defined is None or not _is_express(defined):
+        return list(units)
+    free = iter(_free_ports(defined))
+    new = max((controller.index for controller in defined.controllers), default=0) + 1
+    placed = []
+    for unit in units:
+        bus = None
+        if len(unit.functions) > 1:
+            bus = next(free, None)
+            if bus is None:
+                bus, new = new, new + 1
+        placed.append(replace(unit, bus=bus))
+    return placed
+
+
+def _is_express(domain: Domain) -> bool:
+    return any(controller.model == _ROOT for controller in domain.controllers)
+
+
+def _free_ports(domain: Domain) -> list[int]:
+    """Ports that take a device while the guest runs, and have none."""
+    taken = {address.bus for address in domain.taken}
+    ports = (c for c in domain.controllers if c.model in _PORTS and c.has_hotplug)
+    return sorted(port.index for port in ports if port.index not in taken)
+
+
+# ---- what speaks against it
+
+
+def _objections(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    domain: KnownDomain,
+    wish: AttachWish,
+    items: Sequence[Attachment],
+) -> Iterator[Objection]:
+    for item in items:
+        yield from _vgpu_objections(domain, item)
+        for device in item.functions:
+            yield from _readiness(host, hypervisor, device, wish, items)
+        yield from _held_elsewhere(host, hypervisor, domain, item, wish)
+    live = [item for item in items if item.scope.live]
+    yield from _live_objections(hypervisor, domain, live, wish)
+    for item in live:
+        yield from _strangers(host, hypervisor, item)
+
+
+def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    if item.vgpu is not None and item.scope.live and not item.vgpu.is_active:
+        yield Objection(
+            f"the vGPU {item.vgpu.uuid} is defined and not active, and {domain.name} runs",
+            f"vfiomgr vgpu start {item.vgpu.uuid}",
+        )
+
+
+def _readiness(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    device: PciDevice,
+    wish: AttachWish,
+    items: Sequence[Attachment],
+) -> Iterator[Objection]:
+    """Whether a guest could open a function: it, and all of its group."""
+    if host.is_vendor_function(device):
+        yield from _vendor_objections(host, hypervisor, device, wish)
+        return
+    if wish.managed:
+        if not device.is_on_vfio:
+            yield from taking(host, [device])
+    elif not device.is_on_vfio:
+        yield Objection(
+            f"{device} is on {device.driver or 'no driver'}, and no guest can open it",
+            f"vfiomgr bind {device.address}",
+        )
+        return
+    going = {d.address for item in items for d in item.functions} if wish.managed else set()
+    staying = [
+        d for d in blockers(host.group_members(device.iommu_group)) if d.address not in going
+    ]
+    if staying:
+        names = ", ".join(f"{d} on {d.driver}" for d in staying)
+        yield Objection(
+            f"IOMMU group {device.iommu_group} also holds {names}",
+            f"vfiomgr bind {device.address} --with-group, if the guest may have all of it",
+        )
+
+
+def _vendor_objections(
+    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachWish
+) -> Iterator[Objection]:
+    """Of a virtual function that stays on its vendor's driver, as a vGPU."""
+    if not host.is_ready_for_guests(device):
+        yield Objection(
+            f"{device} is no vGPU yet",
+            f"vfiomgr vgpu create --parent {device.address} --type …",
+        )
+    if wish.managed:
+        yield Objection(
+            f"{device} is a vGPU of its driver {device.driver}, which libvirt must not unbind",
+            "leave out --managed",
+        )
+    if not VENDOR_FUNCTION.is_in(hypervisor.libvirt):
+        yield Objection(
+            f"{device} needs libvirt {VENDOR_FUNCTION.since} or later, which knows "
+            f"{VENDOR_FUNCTION.what}: this is {hypervisor.libvirt}",
+            f"install libvirt {VENDOR_FUNCTION.since} or later on this host",
+        )
+
+
+def _held_elsewhere(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    domain: KnownDomain,
+    item: Attachment,
+    wish: AttachWish,
+) -> Iterator[Objection]:
+    """Other domains of this libvirt that have the device, or another one of its group."""
+    groups = {device.iommu_group for device in item.functions} - {None}
+    mates = {str(d.address) for group in groups for d in host.group_members(group)}
+    for other in hypervisor.domains:
+        if other.uuid == domain.uuid:
+            continue
+        used = _names(other.running)
+        for name in item.names:
+            if name in used and item.scope.live:
+                yield Objection(
+                    f"{name} is with the domain {other.name}, which runs",
+                    f"vfiomgr libvirt detach {other.name} {name}, or stop that domain",
+                )
+            elif name in used | _names(other.defined) and not wish.allow_claimed:
+                state = "runs" if name in used else "is off"
+                yield Objection(
+                    f"{name} is claimed by the domain {other.name}, which {state}",
+                    f"vfiomgr libvirt detach {other.name} {name} --config, or pass --allow claimed "
+                    "if the two never run at the same time",
+                )
+        for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
+            yield Objection(
+                f"{name}, of the same IOMMU group, is with the domain {other.name}, which runs",
+                f"one guest owns a group: stop {other.name}, or give both to one domain",
+            )
+
+
+def _names(domain: Domain | None) -> set[str]:
+    return set() if domain is None else {hostdev.name for hostdev in domain.hostdevs} - {""}
+
+
+def _live_objections(
+    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachWish
+) -> Iterator[Objection]:
+    """What a running guest cannot take."""
+    running = domain.running
+    if running is None or not items:
+        return
+    if hypervisor.offers_vfio is False:
+        yield Objection("libvirt finds no VFIO on its host", "vfiomgr check names what is missing")
+    for item in items:
+        if len(item.functions) > 1:
+            names = ", ".join(item.names)
+            only = "" if wish.only else f", or {item.names[0]} alone with --only"
+            yield Objection(
+                f"{names} are one device, and libvirt gives a running guest one function at a time",
+                f"pass --config, and start {domain.name} anew{only}",
+            )
+    free = _free_ports(running)
+    if _is_express(running) and len(free) < len(items):
+        yield Objection(
+            f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, and "
+            f"{len(items)} needed while it runs",
+            f"pass --config, and start {domain.name} anew: libvirt adds a port by itself; for more "
+            f"add {_NEW_PORT} to its <devices>, one for each device",
+        )
+
+
+def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> Iterator[Objection]:
+    """Processes that hold the device and are no domain of this libvirt."""
+    domains = {known.name for known in hypervisor.domains}
+    vgpu = host.vgpu(item.vgpu.uuid) if item.vgpu is not None else None
+    holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
+    users: dict[DeviceUser, None] = {}
+    for holder in holders:
+        users.update(dict.fromkeys(host.users_of(host.guest_nodes(holder))))
+    strange = dict.fromkeys(str(user) for user in users if user.guest not in domains)
+    if strange:
+        yield Objection(
+            f"{' and '.join(item.names)} is open in {', '.join(strange)}", "end that first"
+        )
+
+
+# ---- what is told
+
+
+def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:
+    starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
+    for item in items:
+        vgpu = item.vgpu
+        if vgpu is not None and not vgpu.is_active and vgpu.uuid not in starting:
+            yield (
+                f"the vGPU {vgpu.uuid} is not active: start it before {domain.name}, with "
+                f"vfiomgr vgpu start {vgpu.uuid}"
+            )
+        if domain.is_active and not item.scope.live and not _has(domain.running, item):
+            yield f"{' and '.join(item.names)}: {domain.name} has it once it is started anew"

@@ -1,0 +1,96 @@
+"""Which domain has or claims which device of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.domain import DomainHostdev, GuestAddress, Hypervisor, KnownDomain
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A device of the host, and a domain that has it or will."""
+
+    device: str
+    """Its address or UUID."""
+    kind: Literal["pci", "vf", "mdev"]
+    title: str | None
+    driver: str | None
+    is_on_host: bool
+    domain: str
+    domain_uuid: str
+    is_running: bool
+    is_defined: bool
+    is_managed: bool
+    guest_address: str | None
+
+    @property
+    def state(self) -> str:
+        """`running`, `defined` or `both`."""
+        if self.is_running and self.is_defined:
+            return "both"
+        return "running" if self.is_running else "defined"
+
+
+def claims_of(
+    host: HostSnapshot, hypervisor: Hypervisor, domain: str | None = None
+) -> tuple[Claim, ...]:
+    """By device: functions by their numbers, then mediated devices; by domain where several do."""
+    known = [d for d in hypervisor.domains if domain is None or domain in (d.name, d.uuid)]
+    found = [(hostdev, claim) for one in known for hostdev, claim in _of_domain(host, one)]
+    found.sort(key=lambda pair: _order(*pair))
+    return tuple(claim for _, claim in found)
+
+
+def _order(hostdev: DomainHostdev, claim: Claim) -> tuple[bool, object, str]:
+    key: object = hostdev.address if hostdev.address is not None else claim.device
+    return (hostdev.address is None, key, claim.domain)
+
+
+def _of_domain(host: HostSnapshot, domain: KnownDomain) -> Iterator[tuple[DomainHostdev, Claim]]:
+    running, defined = (
+        {} if version is None else {h.name: h for h in version.hostdevs if h.name}
+        for version in (domain.running, domain.defined)
+    )
+    for name in {**running, **defined}:
+        hostdev = running.get(name) or defined[name]
+        yield hostdev, _claim(host, domain, hostdev, (name in running, name in defined))
+
+
+def _claim(
+    host: HostSnapshot, domain: KnownDomain, hostdev: DomainHostdev, where: tuple[bool, bool]
+) -> Claim:
+    device = host.device_named(hostdev.name)
+    vgpu = host.vgpu(hostdev.name)
+    title, driver = None, None
+    if device is not None:
+        title, driver = device.name, device.driver
+    elif vgpu is not None:
+        title, driver = f"{vgpu.type_name or vgpu.type} on {vgpu.parent}", vgpu.driver
+    kind: Literal["pci", "vf", "mdev"] = "mdev" if hostdev.kind == "mdev" else "pci"
+    if device is not None and device.physical_function is not None:
+        kind = "vf"
+    return Claim(
+        device=hostdev.name,
+        kind=kind,
+        title=title,
+        driver=driver,
+        is_on_host=device is not None or vgpu is not None,
+        domain=domain.name,
+        domain_uuid=domain.uuid,
+        is_running=where[0],
+        is_defined=where[1],
+        is_managed=hostdev.managed,
+        guest_address=_written(hostdev.guest),
+    )
+
+
+def _written(guest: GuestAddress | None) -> str | None:
+    if guest is None:
+        return None
+    return f"{guest.domain:04x}:{guest.bus:02x}:{guest.slot:02x}.{guest.function:x}"

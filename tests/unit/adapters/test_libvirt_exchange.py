@@ -1,0 +1,159 @@
+"""Devices go to a domain all or none: what is taken back when one fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from vfiomgr.adapters.libvirt.exchange import Exchange, attach_all, detach_all
+from vfiomgr.errors import (
+    GuestKeepsDevice,
+    LibvirtFailed,
+    RollbackIncomplete,
+    RolledBack,
+    VfiomgrError,
+)
+from vfiomgr.model.attachment import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.adapters.libvirt.connection import Connection, Removal
+
+BOTH, LIVE = Scope(live=True, config=True), Scope(live=True, config=False)
+CONFIG = Scope(live=False, config=True)
+BROKEN = LibvirtFailed("it broke", "mend it")
+KEPT = GuestKeepsDevice("it stays", "wait")
+
+
+def element_of(device: str) -> str:
+    address = f"<address uuid='{name_of(device)}'/>"
+    return f"<hostdev type='mdev' managed='yes'><source>{address}</source></hostdev>"
+
+
+def name_of(device: str) -> str:
+    return f"{device * 8}-0d00-4007-9c5a-b07b0c6c05de"
+
+
+@dataclass
+class FakeConnection:
+    """A domain as sets of devices, and the calls that fail."""
+
+    running: set[str] = field(default_factory=set)
+    defined: set[str] = field(default_factory=set)
+    failures: dict[tuple[str, str], BaseException] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+    def domain_xml(self, _name: str, *, secure: bool = False, inactive: bool = True) -> bytes:
+        """The definition, as its devices; the running guest, as libvirt prints it."""
+        if not inactive:
+            hostdevs = "".join(map(element_of, sorted(self.running)))
+            return f"<domain type='kvm'><devices>{hostdevs}</devices></domain>".encode()
+        assert secure
+        return " ".join(sorted(self.defined)).encode()
+
+    def redefine(self, xml: bytes) -> None:
+        """Take the definition back."""
+        self._may("redefine", "")
+        self.defined = set(xml.decode().split())
+
+    def attach(self, _name: str, element: str, scope: Scope) -> None:
+        """Add it."""
+        self._may("attach", element)
+        if element.startswith("<"):
+            (element,) = (name for name in "abcd" if element == element_of(name))
+        self.running |= {element} if scope.live else set()
+        self.defined |= {element} if scope.config else set()
+
+    def detach(self, _name: str, element: str, scope: Scope, removal: Removal) -> None:
+        """Remove it."""
+        assert (removal.device, removal.deadline) == (name_of(element), 5)
+        self._may("detach", element)
+        self.running -= {element} if scope.live else set()
+        self.defined -= {element} if scope.config else set()
+
+    def _may(self, call: str, element: str) -> None:
+        self.calls.append(f"{call} {element}".strip())
+        if (call, element) in self.failures:
+            raise self.failures[call, element]
+
+
+def exchange(
+    act: Callable[..., None], connection: FakeConnection, *devices: str, scope: Scope = BOTH
+) -> list[str]:
+    done: list[str] = []
+    exchanges = [Exchange(name_of(device), device, scope) for device in devices]
+    act(
+        cast("Connection", connection),
+        "win",
+        exchanges,
+        5,
+        lambda one: done.append(one.element),
+    )
+    return done
+
+
+def test_all_are_attached() -> None:
+    connection = FakeConnection(defined={"a"})
+    assert exchange(attach_all, connection, "b", "c") == ["b", "c"]
+    assert (connection.running, connection.defined) == ({"b", "c"}, {"a", "b", "c"})
+
+
+@pytest.mark.parametrize("scope", [BOTH, LIVE, CONFIG], ids=str)
+@pytest.mark.parametrize("error", [BROKEN, KeyboardInterrupt()], ids=["failure", "interrupt"])
+def test_one_that_fails_takes_the_others_back(scope: Scope, error: BaseException) -> None:
+    connection = FakeConnection({"a"}, {"a"}, {("attach", "d"): error})
+    with pytest.raises(RolledBack, match="win is as it was before") as caught:
+        exchange(attach_all, connection, "b", "c", "d", scope=scope)
+    assert (connection.running, connection.defined) == ({"a"}, {"a"})
+    assert caught.value.__cause__ is error
+
+
+def test_the_first_that_fails_is_told_plainly() -> None:
+    connection = FakeConnection(failures={("attach", "b"): BROKEN})
+    with pytest.raises(LibvirtFailed, match="it broke"):
+        exchange(attach_all, connection, "b", "c")
+    assert connection.calls == ["attach b"]
+
+
+def test_what_cannot_be_taken_back_is_told() -> None:
+    connection = FakeConnection(failures={("attach", "c"): BROKEN, ("detach", "b"): KEPT})
+    with pytest.raises(RollbackIncomplete, match=r"it broke; and what was done before .* it stays"):
+        exchange(attach_all, connection, "b", "c")
+
+
+def test_all_are_detached() -> None:
+    connection = FakeConnection({"a", "b"}, {"a", "b"})
+    assert exchange(detach_all, connection, "a", "b") == ["a", "b"]
+    assert (connection.running, connection.defined) == (set(), set())
+
+
+@pytest.mark.parametrize("scope", [BOTH, LIVE, CONFIG], ids=str)
+def test_one_that_libvirt_refuses_gives_the_others_again(scope: Scope) -> None:
+    connection = FakeConnection({"a", "b"}, {"a", "b"}, {("detach", "b"): BROKEN})
+    with pytest.raises(RolledBack):
+        exchange(detach_all, connection, "a", "b", scope=scope)
+    assert (connection.running, connection.defined) == ({"a", "b"}, {"a", "b"})
+
+
+def test_a_guest_that_keeps_one_ends_it_and_the_request_stands() -> None:
+    connection = FakeConnection({"a", "b"}, {"a", "b"}, {("detach", "b"): KEPT})
+    with pytest.raises(GuestKeepsDevice):
+        exchange(detach_all, connection, "a", "b")
+    assert connection.running == {"b"}
+    assert connection.calls == ["detach a", "detach b"]
+
+
+def test_what_libvirt_does_not_give_again_is_told() -> None:
+    connection = FakeConnection(
+        {"a", "b"}, {"a"}, {("detach", "b"): BROKEN, ("redefine", ""): KEPT}
+    )
+    with pytest.raises(RollbackIncomplete):
+        exchange(detach_all, connection, "a", "b")
+
+
+def test_all_of_these_errors_are_told_to_users() -> None:
+    assert GuestKeepsDevice.exit_code == RollbackIncomplete.exit_code == 5
+    assert issubclass(GuestKeepsDevice, VfiomgrError)
