@@ -9,6 +9,7 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
+    "edit": ("vfiomgr.cli.libvirt_edit", "edit"),
     "preflight": ("vfiomgr.cli.libvirt_preflight", "preflight"),
     "define": ("vfiomgr.cli.libvirt_define", "define"),
     "attach": ("vfiomgr.cli.libvirt_attach", "attach"),

@@ -28,15 +28,16 @@ _HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 
 @dataclass(frozen=True, slots=True)
 class GuestAddress:
-    """Where a function sits in the guest: slot 0 behind the root port with index `bus`."""
+    """Where a function sits in the guest: behind a root port with index `bus` in slot 0."""
 
     bus: int
+    slot: int
     function: int
     multifunction: bool
 
 
 def pci_hostdevs(
-    slots: Iterable[Sequence[PciDevice]], *, first_bus: int, managed: bool
+    slots: Iterable[Sequence[PciDevice]], *, first_bus: int, managed: bool, slot: int = 0
 ) -> Iterator[str]:
     """One element a function; the functions of a slot make one multifunction guest device.
 
@@ -54,7 +55,7 @@ def pci_hostdevs(
             message = f"no guest bus is left for {ordered[0].address}"
             raise UsageError(message, "choose a lower --guest-bus")
         for position, device in enumerate(ordered):
-            address = GuestAddress(bus, position, position == 0) if several else None
+            address = GuestAddress(bus, slot, position, position == 0) if several else None
             yield _template("hostdev-pci.xml.j2").render(
                 device=device, guest=address, managed=managed
             )

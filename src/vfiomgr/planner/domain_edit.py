@@ -1,0 +1,214 @@
+"""Which devices come into a domain that is there, where they sit, and which go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from vfiomgr.errors import Refusal
+from vfiomgr.model.domain import EXPANDER, ROOT_PORT, Domain, DomainHostdev, GuestAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_LAST_BUS = 0xFF
+_FIRST_SLOT, _LAST_SLOT = 3, 0x1F
+"""Of a conventional root bus: 1 is the chipset's (PIIX3), 2 the first video card's."""
+_EXPRESS_ARCHITECTURES = frozenset({"aarch64", "riscv64", "loongarch64", "armv7l"})
+
+
+@dataclass(frozen=True, slots=True)
+class NewPort:
+    """A root port that a domain lacks, and the device that it is for."""
+
+    index: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A device of a guest, by the names of its functions, and where the first of them goes."""
+
+    names: tuple[str, ...]
+    guest: GuestAddress | None
+    """None where libvirt is to find a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What comes into a domain."""
+
+    placed: tuple[Placed, ...] = ()
+    ports: tuple[NewPort, ...] = ()
+    already: tuple[str, ...] = ()
+    """Devices that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What goes out of a domain."""
+
+    devices: tuple[DomainHostdev, ...] = ()
+    absent: tuple[str, ...] = ()
+    """Devices that it has not."""
+    orphans: tuple[str, ...] = ()
+    """Functions that stay, and that the guest cannot find without those that go."""
+
+
+def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additions:
+    """Places for devices, each a tuple of functions that become one device of the guest.
+
+    A function that goes alone gets no address: libvirt finds a port for it, or adds one. Several
+    get a bus that nothing else says it is on: that of a free root port, else of a new one.
+
+    Raises:
+        Refusal: a device is there in part, or there is no place.
+
+    """
+    placed: list[Placed] = []
+    already: list[str] = []
+    places = _ports(domain) if is_express(domain) else _slots(domain)
+    ports: list[NewPort] = []
+    for names in devices:
+        there = [name for name in names if domain.hostdev(name) is not None]
+        if len(there) == len(names):
+            already += names
+            continue
+        if there:
+            _refuse_part(domain, names, there)
+        if len(names) == 1:
+            placed.append(Placed(names, None))
+            continue
+        guest, is_new = next(places, (None, False))
+        if guest is None:
+            _refuse_full(domain, names)
+        placed.append(Placed(names, guest))
+        if is_new:
+            ports.append(NewPort(guest.bus, names[0]))
+    return Additions(tuple(placed), tuple(ports), tuple(already))
+
+
+def plan_removals(
+    domain: Domain, names: Iterable[str], host: HostSnapshot | None, *, only: bool
+) -> Removals:
+    """The named devices with the other functions of their slots, unless `only`.
+
+    Which functions belong together the host tells; of one that it does not have, the domain: those
+    of one slot that are in one slot of the guest, too.
+    """
+    gone: dict[DomainHostdev, None] = {}
+    absent = []
+    for name in names:
+        device = domain.hostdev(name)
+        if device is None:
+            absent.append(name)
+            continue
+        gone[device] = None
+        if not only:
+            gone.update(dict.fromkeys(_companions(domain, device, host)))
+    devices = tuple(device for device in domain.hostdevs if device in gone)
+    return Removals(devices, tuple(absent), tuple(_orphans(domain, devices)))
+
+
+def is_express(domain: Domain) -> bool:
+    """Whether its machine has PCI Express, so that devices go behind root ports."""
+    roots = {controller.model for controller in domain.controllers}
+    if roots & {"pcie-root", "pci-root"}:
+        return "pcie-root" in roots
+    machine = domain.machine or ""
+    return "q35" in machine or domain.architecture in _EXPRESS_ARCHITECTURES or ROOT_PORT in roots
+
+
+def _ports(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
+    """Free root ports of the root complex itself, then new ones behind all that there are.
+
+    A port behind an expander is near one of the guest's NUMA nodes, which may be the wrong one.
+    """
+    used = {address.bus for address in domain.taken if not address.domain}
+    expanders = {one.index for one in domain.controllers if one.model == EXPANDER}
+    for port in domain.controllers:
+        is_far = port.guest is not None and port.guest.bus in expanders
+        if port.model == ROOT_PORT and port.index not in used and not is_far:
+            yield _first_function(port.index), False
+    known = {*used, *(controller.index for controller in domain.controllers), 0}
+    for index in (*range(max(known) + 1, _LAST_BUS + 1), *range(1, max(known))):
+        if index not in known:
+            yield _first_function(index), True
+
+
+def _slots(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
+    """Free slots of a conventional root bus."""
+    used = {address.slot for address in domain.taken if not address.domain and not address.bus}
+    for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
+        if slot not in used:
+            yield GuestAddress(0, slot, 0, multifunction=True), False
+
+
+def _first_function(bus: int) -> GuestAddress:
+    return GuestAddress(bus, 0, 0, multifunction=True)
+
+
+def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> NoReturn:
+    """Functions of one device cannot come one after the other: their place is given at once.
+
+    Raises:
+        Refusal: always.
+
+    """
+    missing = ", ".join(name for name in names if name not in there)
+    message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
+    remedy = f"pass --remove {there[0]} too, to add them as one device, or --only"
+    raise Refusal(message, remedy)
+
+
+def _refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
+    """Say that there is no place.
+
+    Raises:
+        Refusal: always.
+
+    """
+    if is_express(domain):
+        message = f"{domain.name} has no bus left for {', '.join(names)}: all 255 are in use"
+        raise Refusal(message, "take a controller or a device out")
+    message = f"{domain.name} has no slot left on its PCI bus for {', '.join(names)}"
+    raise Refusal(message, "take a device out, or give the domain the machine q35")
+
+
+def _companions(
+    domain: Domain, device: DomainHostdev, host: HostSnapshot | None
+) -> Iterator[DomainHostdev]:
+    """Those that go to a guest with it, and are in this domain."""
+    address = device.address
+    if address is None:
+        return
+    known = None if host is None else host.device_named(str(address))
+    if known is not None and host is not None:
+        names = [str(function.address) for function in host.slot(known)]
+        yield from (one for name in names if (one := domain.hostdev(name)) is not None)
+        return
+    for other in domain.hostdevs:
+        same = other.address is not None and other.address.slot == address.slot
+        if same and device.guest is not None and _is_in_slot(other, device.guest):
+            yield other
+
+
+def _is_in_slot(device: DomainHostdev, guest: GuestAddress) -> bool:
+    place = device.guest
+    return place is not None and (place.domain, place.bus, place.slot) == (
+        guest.domain,
+        guest.bus,
+        guest.slot,
+    )
+
+
+def _orphans(domain: Domain, gone: Sequence[DomainHostdev]) -> Iterator[str]:
+    """A guest looks for functions of a slot only where there is a function 0 (PCI 3.0, 3.2.2.3)."""
+    for first in gone:
+        if first.guest is None or first.guest.function:
+            continue
+        for other in domain.hostdevs:
+            if other not in gone and _is_in_slot(other, first.guest):
+                yield other.name
