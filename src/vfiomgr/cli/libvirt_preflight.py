@@ -14,6 +14,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
+from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.domain import Hypervisor, KnownDomain
 
 _BLOCKED = 1
-_DEFAULT_URI = "qemu:///system"
 _HERE = frozenset({"", "localhost"})
 
 
@@ -40,27 +40,10 @@ class _Judged:
     report: Report
 
 
-def _complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of domains that continue what is typed; the shell itself knows files."""
-    hypervisor, _ = _asked(context.params.get("uri") or _DEFAULT_URI, must_answer=True)
-    names = (domain.name for domain in (hypervisor.domains if hypervisor else ()))
-    return [name for name in names if name.startswith(incomplete)]
-
-
 @click.command("preflight")
-@click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=_complete)
+@click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain)
 @click.option("--all", "every", is_flag=True, help="All domains that libvirt knows.")
-@click.option(
-    "--connect",
-    "-c",
-    "uri",
-    metavar="URI",
-    default=_DEFAULT_URI,
-    show_default=True,
-    envvar=["VFIOMGR_CONNECT", "LIBVIRT_DEFAULT_URI"],
-    show_envvar=True,
-    help="Which libvirt.",
-)
+@connect_option
 @session_options()
 @click.pass_context
 def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, uri: str) -> None:
@@ -139,10 +122,10 @@ def _asked(uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
         HostError: it does not answer, and it must.
 
     """
-    from vfiomgr.adapters.libvirt.connection import connect  # noqa: PLC0415 - only when used
-
+    # Only who may write is told what the host offers: virConnectGetDomainCapabilities.
+    may_write = os.geteuid() == 0 or "/session" in uri
     try:
-        with connect(uri, read_only=True) as connection:
+        with connected(uri, read_only=not may_write) as connection:
             return connection.hypervisor(), ""
     except HostError as error:
         if must_answer:
