@@ -38,7 +38,8 @@ _CHECKED_SINCE = Version(7, 1)
 """The QEMU that does not start where the space is too small (pc_memory_init)."""
 _X86 = (None, "x86_64", "i686")
 _WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
-_PASSING_MODES = ("host-passthrough", "maximum")
+_SOFTWARE = "qemu"
+"""The type of domains without KVM, whose CPU has no other width whatever is written."""
 
 
 def space_too_small(situation: Situation) -> Iterator[Finding]:
@@ -74,6 +75,8 @@ def _guest_bits(situation: Situation) -> tuple[int | None, str]:
         bits = domain.cpu.physical_bits
         return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
     passes = domain.cpu.passes_physical_bits
+    if domain.kind == _SOFTWARE:
+        return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
     if passes or any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
         width = host.cpu_address_bits
         if width is None:
@@ -163,7 +166,9 @@ def _wider_window(situation: Situation, needed: int) -> str:
         return _wider(situation, needed * 2) or "give the domain fewer of these devices"
     width = situation.host.cpu_address_bits
     if width is not None and needed < (1 << width) // _OVMF_SHARE:
-        return _wider(situation, needed)
+        wider = _wider(situation, needed)
+        if wider:
+            return wider
     megabytes = (1 << needed.bit_length()) // _MIB
     window = (
         "<qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
@@ -175,7 +180,9 @@ def _wider_window(situation: Situation, needed: int) -> str:
 def _wider(situation: Situation, needed: int) -> str:
     """Addresses as wide as the host's, where those suffice."""
     width = situation.host.cpu_address_bits
-    if situation.domain.cpu.passes_physical_bits or (width is not None and needed > 1 << width):
+    if situation.domain.cpu.passes_physical_bits or situation.domain.kind == _SOFTWARE:
+        return ""
+    if width is not None and needed > 1 << width:
         return ""
     known = f" (the host has {width})" if width is not None else ""
     version = situation.libvirt
@@ -184,9 +191,7 @@ def _wider(situation: Situation, needed: int) -> str:
         if version is None or not MAXPHYSADDR.is_in(version)
         else ""
     )
-    return (
-        f"write <maxphysaddr mode='passthrough'/> into <cpu mode='host-passthrough'>{known}{since}"
-    )
+    return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
 
 
 def emulated_bits(situation: Situation) -> Iterator[Finding]:
@@ -208,18 +213,17 @@ def emulated_bits(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def passed_bits(situation: Situation) -> Iterator[Finding]:
-    """Libvirt passes the host's width to a guest with the host's CPU alone (67)."""
-    cpu = situation.domain.cpu
-    if not cpu.passes_physical_bits or (cpu.mode in _PASSING_MODES):
+def software_bits(situation: Situation) -> Iterator[Finding]:
+    """QEMU: "TCG only supports phys-bits=40" (x86_cpu_realizefn in target/i386/cpu.c)."""
+    bits = situation.domain.cpu.physical_bits
+    if situation.domain.kind != _SOFTWARE or bits in (None, _USUAL_BITS):
         return
     line = situation.domain.line("cpu/maxphysaddr")
     yield Finding(
-        "maxphysaddr-mode",
+        "address-bits-of-software",
         "blocker",
-        "<maxphysaddr mode='passthrough'> goes with the host's CPU, and this is "
-        f"{cpu.mode or 'none'}",
-        (f"{situation.at(line)}: <maxphysaddr mode='passthrough'>",),
-        "libvirt rejects the domain",
-        f"write <cpu mode='host-passthrough'> in line {situation.domain.line('cpu')}",
+        f"the guest is to have {bits} address bits, and a CPU in software has {_USUAL_BITS}",
+        (f"{situation.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",),
+        f'QEMU ends with "TCG only supports phys-bits={_USUAL_BITS}"',
+        f"take <maxphysaddr> out of line {line}, or write <domain type='kvm'>",
     )

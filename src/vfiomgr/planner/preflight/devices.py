@@ -51,10 +51,11 @@ def rom_file(situation: Situation) -> Iterator[Finding]:
         if not path.startswith("/"):
             yield Finding(
                 "rom-relative",
-                "blocker",
+                "warning",
                 f"the ROM of {hostdev.name} is named by the relative path {path}",
                 (situation.cite(hostdev, f"<rom file='{path}'>"),),
-                "QEMU looks for it in a directory that nobody chose, and libvirt rejects it",
+                "QEMU looks for it among its own files, and ends where it is not there; libvirt's "
+                "schema rejects it",
                 f"write the path from / in line {hostdev.line}",
             )
         elif situation.files is not None and not situation.files.get(path, True):

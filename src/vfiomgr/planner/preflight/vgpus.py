@@ -150,16 +150,17 @@ def several_ramfb(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def ramfb_with_boot_order(situation: Situation) -> Iterator[Finding]:
-    """`vfio-pci-nohotplug`, which ramfb='on' becomes, has no bootindex."""
+def boot_order(situation: Situation) -> Iterator[Finding]:
+    """Libvirt: "booting from assigned devices is not supported by mediated devices" (67)."""
     for hostdev in situation.hostdevs:
-        if hostdev.ramfb and hostdev.boot_order is not None:
+        if hostdev.kind == "mdev" and hostdev.boot_order is not None:
             yield Finding(
-                "ramfb-with-boot-order",
+                "vgpu-boot-order",
                 "blocker",
-                f"{hostdev.name} has ramfb='on' and a boot order",
-                (situation.cite(hostdev, "ramfb='on'", f"boot order {hostdev.boot_order}"),),
-                "QEMU's device with ramfb is none that a guest boots from",
+                f"the vGPU {hostdev.name} has a boot order",
+                (situation.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),),
+                "libvirt rejects the domain: no guest boots from a mediated device, with ramfb "
+                "or without",
                 f"take <boot order='{hostdev.boot_order}'/> out of the element in line "
                 f"{hostdev.line}",
             )

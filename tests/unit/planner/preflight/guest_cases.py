@@ -63,7 +63,7 @@ CASES = [
         Side(xml(MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'") + "<graphics type='vnc'/>")),
     ),
     Case(
-        "ramfb-with-boot-order",
+        "vgpu-boot-order",
         "blocker",
         Side(
             xml(
@@ -74,7 +74,7 @@ CASES = [
             )
         ),
         "take <boot order='2'/> out",
-        "boot order 2",
+        "<boot order='2'>",
         Side(xml(MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'") + "<graphics type='vnc'/>")),
     ),
     Case(
@@ -308,12 +308,12 @@ CASES = [
         Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='emulate' bits='46'/></cpu>")),
     ),
     Case(
-        "maxphysaddr-mode",
+        "address-bits-of-software",
         "blocker",
-        Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='passthrough'/></cpu>")),
-        "<cpu mode='host-passthrough'> in line 7",
-        "gpu.xml:7",
-        Side(xml(cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>")),
+        Side(xml(cpu="<cpu><maxphysaddr mode='emulate' bits='42'/></cpu>", kind="qemu")),
+        "take <maxphysaddr> out of line 7",
+        "bits='42'",
+        Side(xml(cpu="<cpu><maxphysaddr mode='emulate' bits='42'/></cpu>")),
     ),
     Case(
         "element-dropped",
@@ -374,7 +374,7 @@ CASES = [
     ),
     Case(
         "rom-relative",
-        "blocker",
+        "warning",
         Side(xml(pci_element("0000:02:00.0", rest="<rom file='gpu.rom'/>"))),
         "from / in line 13",
         "<rom file='gpu.rom'>",
