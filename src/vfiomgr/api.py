@@ -128,18 +128,18 @@ def check(host: HostSnapshot) -> Report:
 
 def preflight(
     host: HostSnapshot,
-    domain: Domain,
+    domains: Iterable[Domain],
     hypervisor: Hypervisor | None = None,
     files: Mapping[str, bool] | None = None,
-) -> Report:
-    """What would break the next start of a domain of libvirt on a host.
+) -> tuple[Report, ...]:
+    """What would break the next start of each domain of libvirt on a host.
 
     The scan should be one `with_users` and `with_readiness`; what is missing of it, or of what
-    libvirt tells, is not checked. `files` says which of the ROMs that the domain names are there.
+    libvirt tells, is not checked. `files` says which of the ROMs that domains name are there.
     """
     from vfiomgr.planner.preflight import preflight as judge  # noqa: PLC0415 - as `check`
 
-    return judge(host, domain, hypervisor, files)
+    return judge(host, domains, hypervisor, files)
 
 
 def apply(  # noqa: PLR0913 - all but the intent have defaults

@@ -188,7 +188,8 @@ def _judge(
         return []
     host = session.host(with_users=True, with_readiness=True)
     files = _roms(session, domains)
-    return [_Judged(d, api.preflight(host, d, hypervisor, files)) for d in domains]
+    reports = api.preflight(host, domains, hypervisor, files)
+    return [_Judged(*pair) for pair in zip(domains, reports, strict=True)]
 
 
 def _roms(session: Session, domains: Sequence[Domain]) -> dict[str, bool] | None:

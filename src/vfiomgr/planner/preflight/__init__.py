@@ -25,7 +25,7 @@ from vfiomgr.planner.preflight import (
     vgpus,
     viommu,
 )
-from vfiomgr.planner.preflight.situation import Situation
+from vfiomgr.planner.preflight.situation import Claims, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -107,18 +107,23 @@ _OF_QEMU = frozenset({None, "", "kvm", "qemu", "hvf", "test"})
 
 def preflight(
     host: HostSnapshot,
-    domain: Domain,
+    domains: Iterable[Domain],
     hypervisor: Hypervisor | None = None,
     files: Mapping[str, bool] | None = None,
-) -> Report:
-    """All findings about the next start of a domain on a host, the gravest first.
+) -> tuple[Report, ...]:
+    """All findings about the next start of each domain on a host, the gravest first.
 
-    `hypervisor` is what libvirt told, and `files` which of the files that the domain names are
+    `hypervisor` is what libvirt told, and `files` which of the files that the domains name are
     there; None where nobody asked or looked.
     """
-    if domain.kind not in _OF_QEMU:
-        return Report((), (f"a domain of type {domain.kind}: its devices do not go through VFIO",))
-    situation = Situation(host, domain, hypervisor, files)
+    claims = Claims(hypervisor)
+    return tuple(_judge(Situation(host, d, claims, hypervisor, files)) for d in domains)
+
+
+def _judge(situation: Situation) -> Report:
+    kind = situation.domain.kind
+    if kind not in _OF_QEMU:
+        return Report((), (f"a domain of type {kind}: its devices do not go through VFIO",))
     found = [finding for rule in RULES for finding in rule(situation)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Report(tuple(dict.fromkeys(found)), tuple(_not_checked(situation)))

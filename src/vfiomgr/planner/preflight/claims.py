@@ -17,33 +17,28 @@ if TYPE_CHECKING:
 
 
 def by_running_domain(situation: Situation) -> Iterator[Finding]:
-    """libvirt: "PCI device … is in use by driver QEMU, domain …"."""
+    """Libvirt: "PCI device … is in use by driver QEMU, domain …"."""
     for hostdev in situation.hostdevs:
-        for other in situation.others:
-            held = other.running.hostdev(hostdev.name) if other.running else None
-            if held is None or not other.is_active:
+        for claim in situation.claims_of_others(hostdev.name):
+            if not claim.is_held:
                 continue
+            other = claim.domain.name
             yield Finding(
                 "held-by-domain",
                 "blocker",
-                f"the running domain {other.name} has {hostdev.name}",
-                (
-                    situation.cite(hostdev),
-                    f"domain {other.name} is running: <{held.element}> of {held.name}",
-                ),
+                f"the running domain {other} has {hostdev.name}",
+                (situation.cite(hostdev), f"domain {other} is running, with {hostdev.name}"),
                 "a device serves one guest at a time",
-                f"virsh shutdown {other.name}, or vfiomgr libvirt detach {other.name} "
-                f"{hostdev.name}",
+                f"virsh shutdown {other}, or vfiomgr libvirt detach {other} {hostdev.name}",
             )
 
 
 def by_defined_domain(situation: Situation) -> Iterator[Finding]:
     """Libvirt itself looks at running domains alone."""
     for hostdev in situation.hostdevs:
-        for other in situation.others:
-            claim = other.defined.hostdev(hostdev.name) if other.defined else None
-            held = other.running.hostdev(hostdev.name) if other.running else None
-            if claim is None or held is not None:
+        for claim in situation.claims_of_others(hostdev.name):
+            other = claim.domain
+            if claim.is_held or claim.defined is None:
                 continue
             both = _starts_alone(situation.itself) and other.autostarts
             yield Finding(
@@ -52,7 +47,7 @@ def by_defined_domain(situation: Situation) -> Iterator[Finding]:
                 f"the domain {other.name} also claims {hostdev.name}",
                 (
                     situation.cite(hostdev),
-                    f"domain {other.name} is defined: <{claim.element}> of {claim.name}",
+                    f"domain {other.name} is defined, with {hostdev.name}",
                     *(("both domains start with the host",) if both else ()),
                 ),
                 "whichever starts first has it, and the other one does not start",
@@ -67,7 +62,7 @@ def _starts_alone(domain: KnownDomain | None) -> bool:
 
 def by_process(situation: Situation) -> Iterator[Finding]:
     """VFIO: a group or a cdev has one owner (vfio_group_open, EBUSY)."""
-    known = {other.name for other in situation.others if other.is_active}
+    known = {d.name for d in _domains(situation) if d.is_active and d is not situation.itself}
     for hostdev, holder in _holders(situation):
         nodes = situation.host.guest_nodes(holder)
         users = [
@@ -87,6 +82,10 @@ def by_process(situation: Situation) -> Iterator[Finding]:
                 "libvirt knows nothing of it, and QEMU finds the device busy",
                 "end that guest or process: vfiomgr show names it",
             )
+
+
+def _domains(situation: Situation) -> tuple[KnownDomain, ...]:
+    return situation.hypervisor.domains if situation.hypervisor else ()
 
 
 def _holders(situation: Situation) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.model.pci import PciDevice
-    from vfiomgr.planner.preflight.situation import Situation, Taken
+    from vfiomgr.planner.preflight.situation import Claim, Situation, Taken
 
 
 def not_viable(situation: Situation) -> Iterator[Finding]:
@@ -57,28 +57,32 @@ def _clearance(own: Sequence[Taken], staying: Sequence[PciDevice]) -> str:
 
 def shared_with_running(situation: Situation) -> Iterator[Finding]:
     """Libvirt looks at the whole group (virHostdevIsPCINodeDeviceUsed)."""
-    for other in situation.others:
-        running = other.running if other.is_active else None
-        for hostdev in running.hostdevs if running else ():
-            device = situation.host.device_named(hostdev.name)
-            if device is None or device.iommu_group not in situation.groups:
-                continue
-            if device.address in situation.addresses:
-                continue
-            own = [t for t in situation.functions if t.device.iommu_group == device.iommu_group]
+    for number in sorted(situation.groups):
+        for device, claim in _held_members(situation, number):
+            other = claim.domain
+            own = [t for t in situation.functions if t.device.iommu_group == number]
             yield Finding(
                 "group-held-by-domain",
                 "blocker",
-                f"IOMMU group {device.iommu_group} belongs to the running domain {other.name}, "
+                f"IOMMU group {number} belongs to the running domain {other.name}, "
                 f"which has {device}",
                 (
                     *(situation.cite(taken.hostdev) for taken in own),
-                    f"{IOMMU_GROUPS}/{device.iommu_group}/devices/{device.address}",
-                    f"domain {other.name}: <{hostdev.element}> of {device.address}",
+                    f"{IOMMU_GROUPS}/{number}/devices/{device.address}",
+                    f"domain {other.name} is running, with {device.address}",
                 ),
                 "a group goes to one guest as a whole",
                 f"virsh shutdown {other.name}, or give both devices to one domain",
             )
+
+
+def _held_members(situation: Situation, number: int) -> Iterator[tuple[PciDevice, Claim]]:
+    """Members of a group that other domains have, and this one does not ask for."""
+    for device in situation.host.group_members(number):
+        if device.address not in situation.addresses:
+            for claim in situation.claims_of_others(str(device.address)):
+                if claim.is_held:
+                    yield device, claim
 
 
 def no_reset(situation: Situation) -> Iterator[Finding]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.domain import ROOT_PORT, Domain, DomainHostdev, Hypervisor
+from vfiomgr.model.domain import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
 from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.snapshot import HostSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.model.domain import GuestAddress, KnownDomain, PciController
+    from vfiomgr.model.domain import GuestAddress, PciController
     from vfiomgr.model.libvirt_feature import Version
     from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.vgpu import Vgpu
@@ -38,12 +38,48 @@ class Taken:
         return self.device.is_on_vfio
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A domain of libvirt that has a device, or will."""
+
+    domain: KnownDomain
+    running: DomainHostdev | None
+    defined: DomainHostdev | None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the domain has it now."""
+        return self.running is not None and self.domain.is_active
+
+
+class Claims:
+    """Who has or will have which device: gathered once for all domains that are judged."""
+
+    def __init__(self, hypervisor: Hypervisor | None) -> None:
+        self._by_device: dict[str, list[Claim]] = defaultdict(list)
+        for domain in hypervisor.domains if hypervisor else ():
+            running, defined = _by_name(domain.running), _by_name(domain.defined)
+            for name in {**running, **defined}:
+                claim = Claim(domain, running.get(name), defined.get(name))
+                self._by_device[name].append(claim)
+
+    def of(self, device: str) -> tuple[Claim, ...]:
+        """Of a device, by its address or UUID."""
+        return tuple(self._by_device.get(device, ()))
+
+
+def _by_name(domain: Domain | None) -> dict[str, DomainHostdev]:
+    hostdevs = domain.hostdevs if domain else ()
+    return {hostdev.name: hostdev for hostdev in hostdevs if hostdev.name}
+
+
 @dataclass(frozen=True)
 class Situation:
     """A domain before its start."""
 
     host: HostSnapshot
     domain: Domain
+    claims: Claims
     hypervisor: Hypervisor | None = None
     """None where libvirt was not asked."""
     files: Mapping[str, bool] | None = None
@@ -101,13 +137,11 @@ class Situation:
         """The libvirt that will start it, where that is known."""
         return self.hypervisor.libvirt if self.hypervisor else None
 
-    @cached_property
-    def others(self) -> tuple[KnownDomain, ...]:
-        """The other domains that libvirt knows."""
-        known = self.hypervisor.domains if self.hypervisor else ()
-        return tuple(domain for domain in known if not self._is_itself(domain))
+    def claims_of_others(self, device: str) -> tuple[Claim, ...]:
+        """The other domains that have a device, or will."""
+        return tuple(c for c in self.claims.of(device) if not self._is_itself(c.domain))
 
-    @property
+    @cached_property
     def itself(self) -> KnownDomain | None:
         """What libvirt knows of this domain."""
         known = self.hypervisor.domains if self.hypervisor else ()

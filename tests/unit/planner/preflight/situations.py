@@ -203,7 +203,18 @@ def judge(
     files: dict[str, bool] | None = None,
 ) -> Report:
     """What is found of a domain on a host."""
-    return preflight(snapshot or host(), domain(text), hypervisor or libvirt(), files)
+    return of(domain(text), snapshot or host(), hypervisor or libvirt(), files)
+
+
+def of(
+    one: Domain,
+    snapshot: HostSnapshot,
+    hypervisor: Hypervisor | None = None,
+    files: dict[str, bool] | None = None,
+) -> Report:
+    """What is found of one domain."""
+    (report,) = preflight(snapshot, [one], hypervisor, files)
+    return report
 
 
 def found(report: Report, rule: str) -> Finding | None:

@@ -29,13 +29,13 @@ from tests.unit.planner.preflight.situations import (
     judge,
     known,
     libvirt,
+    of,
     troubles,
     xml,
 )
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.snapshot import DeviceUser
-from vfiomgr.planner.preflight import preflight
 
 if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
@@ -140,7 +140,7 @@ def test_a_running_domain_does_not_hold_its_own_devices_against_itself() -> None
     own = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "win")
     itself = known(xml(), running=True)
     assert troubles(judge(snapshot=host(users=(own,)), hypervisor=libvirt(itself))) == []
-    assert preflight(host(users=(own,)), domain()).count("blocker") == 0
+    assert of(domain(), host(users=(own,))).count("blocker") == 0
 
 
 def test_a_guest_of_the_same_name_that_libvirt_does_not_know_is_another() -> None:
@@ -216,7 +216,7 @@ def test_machines_that_have_the_hosts_width_have_its_window(
     changes: dict[str, Any], rules: list[str]
 ) -> None:
     plain = replace(domain(xml(firmware=" firmware='efi'")), **changes)
-    report = preflight(host(replace(GPU, bars=bar(128))), plain, libvirt())
+    report = of(plain, host(replace(GPU, bars=bar(128))), libvirt())
     assert troubles(report) == rules
 
 
@@ -237,7 +237,7 @@ def test_memory_and_hole_of_an_amd_host_stay_below_its_reserved_range(
 
     def found(vendor: str, *version: int) -> list[str]:
         snapshot = host(cpu_vendor=vendor, topology=None)
-        return troubles(preflight(snapshot, large, libvirt(qemu=Version(*version))))
+        return troubles(of(large, snapshot, libvirt(qemu=Version(*version))))
 
     assert found("GenuineIntel", 11, 0) == (["address-space-too-small"] if is_wrong else [])
     assert found("AuthenticAMD", 11, 0) == ["address-space-too-small"]
@@ -248,7 +248,7 @@ def test_nothing_is_said_of_versions_where_libvirt_was_not_asked() -> None:
     text = xml(
         NIC_ELEMENT.replace("<source>", "<driver model='mlx5_vfio_pci' iommufd='yes'/><source>")
     )
-    report = preflight(host(), domain(text))
+    report = of(domain(text), host())
     assert troubles(report) == []
     assert "libvirt was not asked" in report.not_checked[0]
 
@@ -259,7 +259,7 @@ def test_what_could_not_be_looked_at_is_told() -> None:
         cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
     )
     blind = replace(host_of(NIC), users=None, host_uses=None, topology=None, cpu_address_bits=None)
-    told = " ".join(preflight(blind, domain(text)).not_checked)
+    told = " ".join(of(domain(text), blind).not_checked)
     for words in ("other domains", "modules", "processes", "routes", "NUMA", "BARs", "ROM"):
         assert words in told
 

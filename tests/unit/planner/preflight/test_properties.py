@@ -16,6 +16,7 @@ from tests.unit.planner.preflight.situations import (
     host,
     known,
     libvirt,
+    of,
     troubles,
     xml,
 )
@@ -26,7 +27,6 @@ from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.readiness import SEVERITIES
-from vfiomgr.planner.preflight import preflight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,7 +168,7 @@ def test_a_preflight_never_raises(text: str, others: str, libvirt_version: Versi
     hypervisor = None
     if libvirt_version is not None:
         hypervisor = libvirt(other, libvirt=libvirt_version, offers_vfio=None, has_kvm=None)
-    report = preflight(host(), read, hypervisor, {"/nowhere/x.rom": False})
+    report = of(read, host(), hypervisor, {"/nowhere/x.rom": False})
     ranks = [SEVERITIES.index(finding.severity) for finding in report.findings]
     assert ranks == sorted(ranks)
     for finding in report.findings:
@@ -192,7 +192,7 @@ def test_what_vfiomgr_binds_is_ready_for_a_domain(make: object, tmp_path: Path) 
         found = api.scan(kernel, with_users=True, with_readiness=True)
         slot = found.slot(found.device(device.address))
         elements = "".join(pci_hostdevs([slot], first_bus=1, managed=False))
-        report = preflight(found, read_domain(xml(elements, before="").encode(), "x"), libvirt())
+        report = of(read_domain(xml(elements, before="").encode(), "x"), found, libvirt())
         assert troubles(report) == []
         judged += 1
     assert judged
@@ -200,4 +200,4 @@ def test_what_vfiomgr_binds_is_ready_for_a_domain(make: object, tmp_path: Path) 
 
 def test_a_vgpu_that_is_active_is_ready_for_a_domain() -> None:
     read = read_domain(xml(MDEV_ELEMENT).encode(), "x")
-    assert troubles(preflight(host(), read, libvirt())) == []
+    assert troubles(of(read, host(), libvirt())) == []
