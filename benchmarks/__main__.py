@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.domains import COUNT, make_node
 from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.measure import medians, seconds
 from benchmarks.table import Row, render
-from benchmarks.trees import make_tree
+from benchmarks.trees import BLOCK, make_tree
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.lab import machine
 from tests.lab.command import VFIOMGR
@@ -25,6 +26,8 @@ _SIZES = (64, 1024, 16384)
 _VGPU_FAMILIES: tuple[Literal["mdev-sriov", "vendor"], ...] = ("mdev-sriov", "vendor")
 _VGPU_BUDGET = 0.5
 """Seconds for the types of 8 GPUs with 32 virtual functions each and 20 types."""
+_PREFLIGHT_BUDGET = 2.0
+"""Seconds for all domains of a libvirt on a host of as many functions as the middle tree."""
 _LAYOUT_GPUS = (8, 32, 64)
 _LAYOUT_BUDGET = 1.5
 _LAYOUT = """\
@@ -81,7 +84,9 @@ def _native(rounds: int, place: str | None) -> list[Row]:
             file.write(_LAYOUT)
         for gpus in _LAYOUT_GPUS:
             make_vgpu_tree(f"{directory}/{gpus} GPUs", gpus=gpus, vfs=32, types=20)
-        commands = {
+        middle = _SIZES[1]
+        node = make_node(f"{directory}/node.xml", middle // BLOCK)
+        commands: dict[str, tuple[str, ...]] = {
             "click": (sys.executable, "-c", "import click"),
             "version": (VFIOMGR, "--version"),
             **{
@@ -97,6 +102,10 @@ def _native(rounds: int, place: str | None) -> list[Row]:
                 f"plan {gpus}": (VFIOMGR, "--root", f"{directory}/{gpus} GPUs", "plan", layout)
                 for gpus in _LAYOUT_GPUS
             },
+            "preflight": (
+                *(VFIOMGR, "--root", f"{directory}/{middle}", "libvirt", "preflight"),
+                *("--all", "--connect", node),
+            ),
         }
         runs = {name: partial(seconds, command) for name, command in commands.items()}
         times = medians(runs, rounds)
@@ -112,7 +121,15 @@ def _native(rounds: int, place: str | None) -> list[Row]:
         for family in _VGPU_FAMILIES
     ]
     lists = _scaling("list --all", "list", times)
-    return [start, *lists, *_scaling("groups", "groups", times), *types, *_plans(times)]
+    preflight = Row(
+        f"libvirt preflight of {COUNT} domains, {middle} functions",
+        times["preflight"],
+        "at most",
+        _PREFLIGHT_BUDGET,
+        1.0,
+    )
+    groups = _scaling("groups", "groups", times)
+    return [start, *lists, *groups, *types, *_plans(times), preflight]
 
 
 def _plans(times: dict[str, float]) -> list[Row]:
