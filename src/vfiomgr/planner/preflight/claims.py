@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.model.readiness import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.model.domain import DomainHostdev, KnownDomain
     from vfiomgr.model.pci import PciDevice
@@ -36,28 +36,44 @@ def by_running_domain(situation: Situation) -> Iterator[Finding]:
 def by_defined_domain(situation: Situation) -> Iterator[Finding]:
     """Libvirt itself looks at running domains alone."""
     for hostdev in situation.hostdevs:
-        for claim in situation.claims_of_others(hostdev.name):
-            other = claim.domain
-            if claim.is_held or claim.defined is None:
-                continue
-            both = _starts_alone(situation.itself) and other.autostarts
-            yield Finding(
-                "claimed-by-domain",
-                "warning",
-                f"the domain {other.name} also claims {hostdev.name}",
-                (
-                    situation.cite(hostdev),
-                    f"domain {other.name} is defined, with {hostdev.name}",
-                    *(("both domains start with the host",) if both else ()),
-                ),
-                "whichever starts first has it, and the other one does not start",
-                "keep them from running at once, or give them different devices"
-                + (f": virsh autostart --disable {other.name}" if other.autostarts else ""),
-            )
+        claims = situation.claims_of_others(hostdev.name)
+        others = [c.domain for c in claims if c.defined is not None and not c.is_held]
+        if not others:
+            continue
+        starting = [other.name for other in others if other.autostarts]
+        yield Finding(
+            "claimed-by-domain",
+            "warning",
+            f"{_counted(others)} {hostdev.name} too",
+            (
+                situation.cite(hostdev),
+                *(_defined(other, hostdev.name) for other in others[:_SHOWN]),
+                *_beyond(others),
+            ),
+            "whichever starts first has it, and the other one does not start",
+            "keep them from running at once, or give them different devices"
+            + (f": virsh autostart --disable {starting[0]}" if starting else ""),
+        )
 
 
-def _starts_alone(domain: KnownDomain | None) -> bool:
-    return domain is not None and domain.autostarts
+_SHOWN = 4
+"""Domains to name; a host may have hundreds."""
+
+
+def _counted(others: Sequence[KnownDomain]) -> str:
+    if len(others) == 1:
+        return f"the domain {others[0].name} claims"
+    return f"{len(others)} other domains claim"
+
+
+def _defined(domain: KnownDomain, device: str) -> str:
+    start = ", and starts with the host" if domain.autostarts else ""
+    return f"domain {domain.name} is defined, with {device}{start}"
+
+
+def _beyond(others: Sequence[KnownDomain]) -> tuple[str, ...]:
+    more = len(others) - _SHOWN
+    return (f"and {more} more: vfiomgr libvirt list",) if more > 0 else ()
 
 
 def by_process(situation: Situation) -> Iterator[Finding]:
