@@ -157,7 +157,8 @@ class Domain:
 
     def line(self, path: str) -> int:
         """The line of an element; of one that is not there, that of the domain."""
-        return dict(self.lines).get(path, 1)
+        known = dict(self.lines)
+        return known.get(path, known.get("domain", 1))
 
     def hostdev(self, name: str) -> DomainHostdev | None:
         """The device with this address or UUID."""

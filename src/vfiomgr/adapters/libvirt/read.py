@@ -86,8 +86,16 @@ def domain_of(root: Element) -> Domain:
             for argument in line.all("arg", QEMU_NAMESPACE)
         ),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
-        lines=tuple((path, found.line) for path in _LOCATED if (found := root.find(path))),
+        lines=tuple(_lines(root)),
     )
+
+
+def _lines(root: Element) -> Iterator[tuple[str, int]]:
+    yield root.name, root.line
+    for path in _LOCATED:
+        found = root.find(path)
+        if found is not None:
+            yield path, found.line
 
 
 def _name(root: Element) -> str:

@@ -113,9 +113,10 @@ def _release(taken: Taken, objection: Objection) -> str:
         case "default-route":
             return "move the route to another interface, or give another device"
         case "in-use":
+            first = objection.remedy.partition(", or pass --allow")[0]
             return (
-                f"stop these processes; vfiomgr bind {address} then takes it with a deadline, and "
-                "managed='no' has libvirt leave it so"
+                f"{first}; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
+                "has libvirt leave it so"
             )
     return objection.remedy
 

@@ -91,7 +91,9 @@ def no_reset(situation: Situation) -> Iterator[Finding]:
         return  # a kernel before 5.15, or a recording without the attribute
     for taken in situation.functions:
         device = taken.device
-        if device.reset_method or device.physical_function or not device.is_responsive:
+        if device.reset_method or device.physical_function or device.is_bridge:
+            continue
+        if not device.is_responsive:
             continue
         others = [d for d in _on_its_bus(situation, device) if not _is_owned(situation, d)]
         if not others:

@@ -138,18 +138,19 @@ def _free(node: NumaNode, size: int) -> int:
 
 
 def _more_pages(situation: Situation, sizes: set[int]) -> str:
+    """What reserves those that are lacking, on the first of the nodes, in its largest pages."""
     total = situation.domain.memory.total_bytes
-    places = [
-        f"echo {-(-total // size)} > {_NODES}/node{node.number}/hugepages/"
-        f"hugepages-{size // 1024}kB/nr_hugepages"
-        for node in _nodes(situation)[:1]
-        for size in sorted(sizes)[-1:]
-    ]
+    pools = [(n, p) for n in _nodes(situation) for p in n.hugepages if p.page_bytes in sizes]
+    if not pools:
+        return "take <hugepages> out: this kernel has no pool of that size"
+    lacking = total - sum(pool.free * pool.page_bytes for _, pool in pools)
+    first = pools[0][0]
+    pool = max((p for n, p in pools if n is first), key=lambda pool: pool.page_bytes)
+    count = pool.total + -(-lacking // pool.page_bytes)
+    place = f"{_NODES}/node{first.number}/hugepages/hugepages-{pool.page_bytes // 1024}kB"
     return (
-        f"reserve more, e.g. {places[0]} beside those in use, and look how many came; or take "
-        "<hugepages> out"
-        if places
-        else "take <hugepages> out: this kernel has no pool of that size"
+        f"echo {count} > {place}/nr_hugepages, and look there how many came; or take <hugepages> "
+        "out"
     )
 
 

@@ -128,7 +128,10 @@ def display_without_graphics(situation: Situation) -> Iterator[Finding]:
                 "display-without-graphics",
                 "blocker",
                 f"{hostdev.name} has display='on', and the domain has no graphics",
-                (situation.cite(hostdev, "display='on'"), f"{situation.at(1)}: no <graphics>"),
+                (
+                    situation.cite(hostdev, "display='on'"),
+                    f"{situation.at(situation.domain.line('devices'))}: no <graphics>",
+                ),
                 "QEMU shows the device's picture through VNC or SPICE",
                 "write <graphics type='vnc'/> into <devices>, or display='off' in line "
                 f"{hostdev.line}",

@@ -201,7 +201,7 @@ CASES = [
                 memory="14",
             )
         ),
-        "echo 14 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages",
+        "echo 18 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages",
         "hugepages-1048576kB: 12 of 16 free",
         Side(xml(before=f"<memoryBacking><hugepages/></memoryBacking>{NUMA}", memory="12")),
     ),

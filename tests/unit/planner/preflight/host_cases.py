@@ -202,7 +202,9 @@ CASES = [
         "blocker",
         Side(
             xml(NIC_ELEMENT),
-            host(replace(NIC, header_type=1, class_code="060400", driver="pcieport")),
+            host(
+                replace(NIC, header_type=1, class_code="060400", driver="pcieport", reset_method=())
+            ),
         ),
         "the device behind it",
         "header type 1, class 060400",
