@@ -188,8 +188,7 @@ def companions_left_out(situation: Situation) -> Iterator[Finding]:
             (situation.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
             "a guest's driver may miss them: no sound over HDMI, no USB-C; and the device is reset "
             "as a whole",
-            f"add them: vfiomgr libvirt hostdev {device.address} prints the whole slot; missing "
-            f"are {addresses(others)}",
+            f"{situation.completion(device)}; it lacks {addresses(others)}",
         )
 
 
@@ -206,8 +205,7 @@ def companions_apart(situation: Situation) -> Iterator[Finding]:
             f"the guest gets the functions of {slot[0].device} as {len(places) + unplaced} devices",
             tuple(situation.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
             "on the host they are one, and some drivers look for the others beside function 0",
-            "give them one slot, function 0 with multifunction='on': "
-            f"vfiomgr libvirt hostdev {slot[0].device.address} prints them so",
+            f"{situation.completion(slot[0].device)}",
         )
 
 

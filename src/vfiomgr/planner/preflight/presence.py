@@ -34,8 +34,8 @@ def missing(situation: Situation) -> Iterator[Finding]:
             (situation.cite(hostdev), f"{PCI_DEVICES}/{hostdev.name} is not there"),
             "QEMU cannot open a device that the host does not have, and does not start without it",
             f"{_functions_to_make(situation, hostdev)}vfiomgr list --all shows the addresses of "
-            "this host, which may change with the cards in it; write the right one, or take the "
-            "element out",
+            "this host, which may change with the cards in it; write the right one, or take it "
+            f"out: {situation.removal(hostdev)}",
         )
 
 

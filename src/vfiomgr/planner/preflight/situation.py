@@ -193,6 +193,26 @@ class Situation:
         """The element with who is to bind the device."""
         return self.cite(hostdev, MANAGED if hostdev.managed else UNMANAGED)
 
+    def removal(self, hostdev: DomainHostdev) -> str:
+        """The command that takes a device out of the domain."""
+        if self._is_known:
+            return f"vfiomgr libvirt detach {self.domain.name} {hostdev.name} --config"
+        return f"vfiomgr libvirt edit {self.domain.source} --remove {hostdev.name}"
+
+    def completion(self, device: PciDevice) -> str:
+        """The commands that give the domain all functions of a slot, as one device."""
+        address, name = device.address, self.domain.name
+        if self._is_known:
+            again = f"vfiomgr libvirt attach {name} {address} --config"
+            return f"vfiomgr libvirt detach {name} {address} --config, then {again}"
+        return f"vfiomgr libvirt edit {self.domain.source} --remove {address} --add {address}"
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether it is as libvirt has it, and no file."""
+        known = self.itself
+        return known is not None and self.domain in (known.defined, known.running)
+
     def _is_itself(self, other: KnownDomain) -> bool:
         """By UUID where both have one: a file may be the next definition of a domain."""
         if self.domain.uuid is not None and other.uuid:

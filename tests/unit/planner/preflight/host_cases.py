@@ -91,7 +91,7 @@ CASES = [
         "device-missing",
         "blocker",
         Side(xml(BOTH + pci_element("0000:77:00.0"))),
-        "vfiomgr list --all",
+        "take it out: vfiomgr libvirt edit gpu.xml --remove 0000:77:00.0",
         "/sys/bus/pci/devices/0000:77:00.0 is not there",
     ),
     Case(

@@ -30,6 +30,7 @@ from tests.unit.planner.preflight.situations import (
     known,
     libvirt,
     of,
+    pci_element,
     troubles,
     xml,
 )
@@ -40,6 +41,7 @@ from vfiomgr.model.snapshot import DeviceUser
 if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
 
+WHOLE = "vfiomgr libvirt edit gpu.xml --remove 0000:01:00.0 --add 0000:01:00.0"
 ORIGIN = Origin(GPU.identity, DriverState("nvidia", None), "nvidia", "boot")
 APART = BOTH.replace(
     "bus='0x01' slot='0x00' function='0x1'/>\n    </h", "bus='0x02' slot='0x00'/>\n    </h"
@@ -97,8 +99,18 @@ def test_devices_of_other_hypervisors_are_not_judged() -> None:
             None,
             "write multifunction='on' in the address of line 13",
         ),
-        ("companion-left-out", xml(GPU_ELEMENT), None, "missing are 0000:01:00.1"),
-        ("companions-apart", xml(APART), None, "vfiomgr libvirt hostdev 0000:01:00.0"),
+        (
+            "companion-left-out",
+            xml(GPU_ELEMENT),
+            None,
+            f"{WHOLE}; it lacks 0000:01:00.1",
+        ),
+        (
+            "companions-apart",
+            xml(APART),
+            None,
+            WHOLE,
+        ),
         (
             "no-free-port",
             xml(
@@ -176,6 +188,25 @@ def test_harmless_drivers_of_bridges_do_not_spoil_a_group() -> None:
         "0000:00:01.0", class_code="060400", header_type=1, driver="pcieport", iommu_group=1
     )
     assert troubles(judge(snapshot=host(port))) == []
+
+
+def test_of_a_domain_of_libvirt_the_remedy_is_a_change_of_its_definition() -> None:
+    itself = known(xml(pci_element("0000:77:00.0"), name="win"))
+    assert itself.defined is not None
+    finding = good.found(of(itself.defined, host(), libvirt(itself)), "device-missing")
+    assert finding is not None
+    assert finding.remedy.endswith(": vfiomgr libvirt detach win 0000:77:00.0 --config")
+    part = known(xml(GPU_ELEMENT, name="win"))
+    assert part.defined is not None
+    told = good.found(of(part.defined, host(), libvirt(part)), "companion-left-out")
+    assert told is not None
+    assert "then vfiomgr libvirt attach win 0000:01:00.0 --config" in told.remedy
+
+
+def test_a_bridge_is_no_device_to_reset() -> None:
+    port = replace(NIC, header_type=1, class_code="060400", driver="pcieport", reset_method=())
+    behind = function("0000:02:01.0", driver="e1000", iommu_group=21)
+    assert troubles(judge(xml(NIC_ELEMENT), host(port, behind))) == ["bridge"]
 
 
 def test_a_virtual_function_without_companions_is_whole() -> None:
