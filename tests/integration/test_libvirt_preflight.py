@@ -13,6 +13,7 @@ import pytest
 from benchmarks.domains import COUNT, make_node
 from benchmarks.trees import make_tree
 from tests.unit.planner.preflight.situations import pci_element, xml
+from vfiomgr.adapters.libvirt.connection import connect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +94,14 @@ def test_what_is_not_there_is_told(directory: Path, arguments: tuple[str, ...], 
     assert words in answer.stderr
     assert "remedy:" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_domains_that_start_with_the_host_are_known() -> None:
+    with connect("test:///default") as connection:
+        handle = connection._handle.lookupByName("test")
+        assert [d.autostarts for d in connection.hypervisor().domains] == [False]
+        handle.setAutostart(1)
+        assert [d.autostarts for d in connection.hypervisor().domains] == [True]
 
 
 def test_a_libvirt_elsewhere_needs_a_snapshot_of_its_host(directory: Path) -> None:

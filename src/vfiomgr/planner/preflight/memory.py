@@ -166,14 +166,15 @@ def too_little(situation: Situation) -> Iterator[Finding]:
     names = ", ".join(f"node{node.number}" for node in nodes)
     yield Finding(
         "memory-too-little",
-        "blocker" if is_fatal else "warning",
+        "blocker" if is_fatal else "info",
         f"the domain locks {shown_size(memory.total_bytes)}, and {names} have "
         f"{shown_size(total if is_fatal else free)}{'' if is_fatal else ' free now'}",
         (
             situation.cite_memory(),
             *(f"{_NODES}/node{n.number}/meminfo: {shown_size(n.memory_bytes)}" for n in nodes),
         ),
-        "with a device of the host all of a guest's memory is taken and locked as it starts",
+        "with a device of the host all of a guest's memory is taken and locked as it starts"
+        + ("" if is_fatal else ", and the kernel has to give up its cache for it first"),
         "give the domain less memory, end another guest"
         + (", or bind its memory to more nodes" if memory.host_nodes else ""),
     )

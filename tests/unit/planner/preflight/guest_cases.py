@@ -214,13 +214,6 @@ CASES = [
         Side(xml(memory="64", before=NUMA.replace("'0'", "'0-1'"))),
     ),
     Case(
-        "memory-too-little",
-        "warning",
-        Side(xml(memory="56")),
-        "end another guest",
-        "56 GiB of memory",
-    ),
-    Case(
         "numa-node-missing",
         "blocker",
         Side(xml(before=NUMA.replace("'0'", "'0,7'"))),

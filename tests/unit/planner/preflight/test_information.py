@@ -124,6 +124,7 @@ def test_devices_of_other_hypervisors_are_not_judged() -> None:
             None,
             "model='pcie-root-port'/>",
         ),
+        ("memory-too-little", xml(memory="56"), None, "end another guest"),
         ("numa-unbound", xml(before=""), None, "nodeset='0'"),
         (
             "fabric-partition",
@@ -174,7 +175,8 @@ def test_a_running_domain_has_its_memory_and_huge_pages_already() -> None:
     itself = known(text, running=True)
     assert troubles(judge(text)) == ["hugepages-too-few"]
     assert troubles(judge(text, hypervisor=libvirt(itself))) == []
-    assert troubles(judge(xml(memory="56"), hypervisor=libvirt(known(xml(), running=True)))) == []
+    running = judge(xml(memory="56"), hypervisor=libvirt(known(xml(), running=True)))
+    assert good.found(running, "memory-too-little") is None
 
 
 def test_members_of_the_group_that_libvirt_will_bind_are_no_obstacle() -> None:
