@@ -195,29 +195,31 @@ def _wider(situation: Situation, needed: int) -> str:
 
 
 def emulated_bits(situation: Situation) -> Iterator[Finding]:
-    """KVM translates no wider address than the CPU does."""
+    """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
     bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
-    if bits is None or width is None or bits <= width or situation.domain.kind != "kvm":
+    if bits is None or width is None or bits <= width:
         return
     line = situation.domain.line("cpu/maxphysaddr")
     yield Finding(
         "address-bits-beyond-host",
-        "warning",
-        f"the guest is told of {bits} address bits, and the host's CPU has {width}",
+        "blocker",
+        f"the guest is to have {bits} address bits, and the host's CPU has {width}",
         (
             f"{situation.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
             f"/proc/cpuinfo: {width} bits physical",
         ),
-        "an address that the guest believes in and the CPU does not have ends in a fault",
+        "libvirt does not start it: an address that the CPU does not have ends in a fault",
         f"write <maxphysaddr mode='passthrough'/> in line {line}",
     )
 
 
 def software_bits(situation: Situation) -> Iterator[Finding]:
     """QEMU: "TCG only supports phys-bits=40" (x86_cpu_realizefn in target/i386/cpu.c)."""
-    bits = situation.domain.cpu.physical_bits
-    if situation.domain.kind != _SOFTWARE or bits in (None, _USUAL_BITS):
+    bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
+    if situation.domain.kind != _SOFTWARE or bits is None or bits == _USUAL_BITS:
         return
+    if width is not None and bits > width:
+        return  # told above: libvirt looks first
     line = situation.domain.line("cpu/maxphysaddr")
     yield Finding(
         "address-bits-of-software",

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 _ELEMENT = "devices/iommu"
 _INTEL = "intel"
+_CONVENTIONAL = ("pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge")
+"""Controllers below which all functions have one requester: the bridge."""
 
 
 def group_apart(situation: Situation) -> Iterator[Finding]:
-    """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio)."""
+    """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
+
+    A function of PCI Express has a space of its own, also in one slot with others; all that is
+    behind a bridge to conventional PCI has one (pci_device_iommu_address_space in hw/pci/pci.c).
+    """
     if situation.domain.iommu is None:
         return
     groups: dict[int, list[Taken]] = defaultdict(list)
@@ -26,30 +32,37 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
         if taken.device.iommu_group is not None:
             groups[taken.device.iommu_group].append(taken)
     for number, members in groups.items():
-        if _count_places(members) < 2:  # noqa: PLR2004 - several places
+        spaces = _count_spaces(situation, members)
+        if spaces == 1:
             continue
+        line = situation.domain.line(_ELEMENT)
         yield Finding(
             "viommu-group-apart",
             "blocker",
-            f"the guest has an IOMMU, and gets IOMMU group {number} in {_count_places(members)} "
-            "slots",
+            f"the guest has an IOMMU, and gets IOMMU group {number} as {spaces} functions",
             (
-                f"{situation.at(situation.domain.line(_ELEMENT))}: <iommu>",
+                f"{situation.at(line)}: <iommu>",
                 *(situation.cite(taken.hostdev) for taken in members),
                 *(f"{IOMMU_GROUPS}/{number}/devices/{t.device.address}" for t in members),
             ),
-            'each slot is an address space of its own then: QEMU ends with "group used in multiple '
-            'address spaces"',
-            "give them one slot of the guest, function 0 with multifunction='on': vfiomgr libvirt "
-            f"hostdev {members[0].device.address} prints the functions of a slot so; or take "
-            f"<iommu> out of line {situation.domain.line(_ELEMENT)}: only a guest that hands "
-            "devices on needs one",
+            "each function of PCI Express is an address space of its own then, and a group has "
+            'one: QEMU ends with "group used in multiple address spaces"',
+            f"take <iommu> out of line {line}: only a guest that hands devices on needs one; or "
+            "put all of the group on the bus of one <controller type='pci' "
+            "model='pcie-to-pci-bridge'/>",
         )
 
 
-def _count_places(members: Sequence[Taken]) -> int:
-    placed = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in members if t.hostdev.guest}
-    return len(placed) + sum(t.hostdev.guest is None for t in members)
+def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
+    """How many address spaces the functions of a group are in; libvirt places some alone."""
+    placed = {
+        guest.bus
+        if situation.model_at(guest.bus) in _CONVENTIONAL
+        else (guest.bus, guest.slot, guest.function)
+        for guest in (taken.hostdev.guest for taken in members)
+        if guest is not None
+    }
+    return len(placed) + sum(taken.hostdev.guest is None for taken in members)
 
 
 def caching_mode(situation: Situation) -> Iterator[Finding]:

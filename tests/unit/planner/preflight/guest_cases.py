@@ -10,6 +10,7 @@ from tests.unit.planner.preflight.situations import (
     GPU,
     GPU_ELEMENT,
     MDEV_ELEMENT,
+    NIC_ELEMENT,
     NUMA,
     PORTS,
     SOUND_ELEMENT,
@@ -38,6 +39,8 @@ CELL = (
     "<numa><cell id='0' cpus='0-3' memory='8' unit='GiB'/></numa></cpu>"
 )
 
+
+VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
 
 CASES = [
     Case(
@@ -149,26 +152,25 @@ CASES = [
     Case(
         "viommu-group-apart",
         "blocker",
-        Side(
-            xml(
-                BOTH.replace(
-                    "bus='0x01' slot='0x00' function='0x1'/>\n    </h",
-                    "bus='0x02' slot='0x00' function='0x0'/>\n    </h",
-                )
-                + "<iommu model='intel'><driver caching_mode='on'/></iommu>"
-            )
-        ),
-        "function 0 with multifunction='on'",
-        "<iommu>",
-        Side(xml(BOTH + "<iommu model='intel'><driver caching_mode='on'/></iommu>")),
+        Side(xml(BOTH + VIOMMU)),
+        "take <iommu> out of line 21",
+        "gpu.xml:21: <iommu>",
+    ),
+    Case(
+        "viommu-group-apart",
+        "blocker",
+        Side(xml(pci_element("0000:01:00.0") + pci_element("0000:01:00.1") + VIOMMU)),
+        "model='pcie-to-pci-bridge'/>",
+        "/sys/kernel/iommu_groups/1/devices/0000:01:00.1",
+        Side(xml(BOTH + VIOMMU, ports=PORTS.replace("-root-port", "-to-pci-bridge"))),
     ),
     Case(
         "viommu-caching-mode",
         "blocker",
-        Side(xml(BOTH + "<iommu model='intel'/>")),
+        Side(xml(NIC_ELEMENT + "<iommu model='intel'/>")),
         "caching_mode='on'",
         "<iommu model='intel'> without",
-        Side(xml(BOTH + "<iommu model='intel'><driver caching_mode='on'/></iommu>")),
+        Side(xml(NIC_ELEMENT + VIOMMU)),
     ),
     Case(
         "hard-limit-too-low",
@@ -183,7 +185,7 @@ CASES = [
         "blocker",
         Side(
             xml(
-                BOTH + "<iommu model='intel'><driver caching_mode='on'/></iommu>",
+                NIC_ELEMENT + MDEV_ELEMENT + VIOMMU,
                 before=f"{NUMA}<memtune><hard_limit unit='GiB'>9</hard_limit></memtune>",
             )
         ),
@@ -294,7 +296,7 @@ CASES = [
     ),
     Case(
         "address-bits-beyond-host",
-        "warning",
+        "blocker",
         Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='emulate' bits='52'/></cpu>")),
         "mode='passthrough'",
         "46 bits physical",
@@ -322,10 +324,10 @@ CASES = [
     Case(
         "iommu-model-unknown",
         "blocker",
-        Side(xml(BOTH + "<iommu model='amd'/>"), libvirt=libvirt(libvirt=Version(11, 3))),
+        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>"), libvirt=libvirt(libvirt=Version(11, 3))),
         "libvirt 11.5.0 or later",
         "<iommu model='amd'>",
-        Side(xml(BOTH + "<iommu model='amd'/>")),
+        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>")),
     ),
     Case(
         "old-backend",
