@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.domains import COUNT, make_node
 from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.measure import medians, seconds
 from benchmarks.table import Row, render
@@ -29,7 +30,8 @@ _HANDED_OVER = tuple(f"0000:02:01.{n}" for n in range(8)) + tuple(
     f"0000:02:02.{n}" for n in range(8)
 )
 """Virtual functions of a made tree, which are told to be ready for guests."""
-
+_PREFLIGHT_BUDGET = 2.0
+"""Seconds for all domains of a libvirt on a host of as many functions as the middle tree."""
 _LAYOUT_GPUS = (8, 32, 64)
 _LAYOUT_BUDGET = 1.5
 _LAYOUT = """\
@@ -87,7 +89,9 @@ def _native(rounds: int, place: str | None) -> list[Row]:
             file.write(_LAYOUT)
         for gpus in _LAYOUT_GPUS:
             make_vgpu_tree(f"{directory}/{gpus} GPUs", gpus=gpus, vfs=32, types=20)
-        commands = {
+        middle = _SIZES[1]
+        node = make_node(f"{directory}/node.xml", middle // BLOCK)
+        commands: dict[str, tuple[str, ...]] = {
             "click": (sys.executable, "-c", "import click"),
             "version": (VFIOMGR, "--version"),
             **{
@@ -112,6 +116,10 @@ def _native(rounds: int, place: str | None) -> list[Row]:
                 f"plan {gpus}": (VFIOMGR, "--root", f"{directory}/{gpus} GPUs", "plan", layout)
                 for gpus in _LAYOUT_GPUS
             },
+            "preflight": (
+                *(VFIOMGR, "--root", f"{directory}/{middle}", "libvirt", "preflight"),
+                *("--all", "--connect", node),
+            ),
         }
         runs = {name: partial(seconds, command) for name, command in commands.items()}
         times = medians(runs, rounds)
@@ -129,8 +137,15 @@ def _native(rounds: int, place: str | None) -> list[Row]:
     lists = _scaling("list --all", "list", times)
     what = f"libvirt hostdev, {len(_HANDED_OVER)} of {BLOCK} functions"
     hostdev = Row(what, times["hostdev"], "list --all", times["list bound"], 1.5)
+    preflight = Row(
+        f"libvirt preflight of {COUNT} domains, {middle} functions",
+        times["preflight"],
+        "at most",
+        _PREFLIGHT_BUDGET,
+        1.0,
+    )
     groups = _scaling("groups", "groups", times)
-    return [start, *lists, *groups, *types, *_plans(times), hostdev]
+    return [start, *lists, *groups, *types, *_plans(times), hostdev, preflight]
 
 
 def _plans(times: dict[str, float]) -> list[Row]:

@@ -27,13 +27,13 @@ from vfiomgr.model.path import BOOT_ID, MACHINE_ID
 from vfiomgr.planner import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.executor.journal import CutOff
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
-    from vfiomgr.model.domain import Domain
+    from vfiomgr.model.domain import Domain, Hypervisor
     from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.pci import PciAddress
@@ -51,6 +51,7 @@ __all__ = [
     "check",
     "layout_intent",
     "plan",
+    "preflight",
     "prepare_guest",
     "recover",
     "release_guest",
@@ -94,6 +95,22 @@ def check(host: HostSnapshot) -> Report:
     from vfiomgr.planner.readiness import check as judge  # noqa: PLC0415 - few callers need it
 
     return judge(host)
+
+
+def preflight(
+    host: HostSnapshot,
+    domains: Iterable[Domain],
+    hypervisor: Hypervisor | None = None,
+    files: Mapping[str, bool] | None = None,
+) -> tuple[Report, ...]:
+    """What would break the next start of each domain of libvirt on a host.
+
+    The scan should be one `with_users` and `with_readiness`; what is missing of it, or of what
+    libvirt tells, is not checked. `files` says which of the ROMs that domains name are there.
+    """
+    from vfiomgr.planner.preflight import preflight as judge  # noqa: PLC0415 - as `check`
+
+    return judge(host, domains, hypervisor, files)
 
 
 def apply(

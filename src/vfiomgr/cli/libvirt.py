@@ -11,6 +11,7 @@ _COMMANDS = {
     "hostdev": ("vfiomgr.cli.libvirt_hostdev", "hostdev"),
     "domain": ("vfiomgr.cli.libvirt_domain", "domain"),
     "edit": ("vfiomgr.cli.libvirt_edit", "edit"),
+    "preflight": ("vfiomgr.cli.libvirt_preflight", "preflight"),
     "define": ("vfiomgr.cli.libvirt_define", "define"),
     "attach": ("vfiomgr.cli.libvirt_attach", "attach"),
     "detach": ("vfiomgr.cli.libvirt_attach", "detach"),

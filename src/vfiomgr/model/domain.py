@@ -77,6 +77,8 @@ class DomainCpu:
     physical_bits: int | None = None
     """`<maxphysaddr mode='emulate' bits>`; None where it is left to QEMU or passed through."""
     passes_physical_bits: bool = False
+    physical_bits_limit: int | None = None
+    """`<maxphysaddr mode='passthrough' limit>`."""
     pins: tuple[tuple[int, frozenset[int]], ...] = ()
     """Of virtual CPUs to those of the host."""
     cells: tuple[NumaCell, ...] = ()
@@ -120,6 +122,13 @@ class Domain:
     """Whether `<os>` has `<boot dev>`."""
     qemu_arguments: tuple[str, ...] = ()
     has_iommufd: bool = False
+    lines: tuple[tuple[str, int], ...] = ()
+    """Where elements stand that are there once, by path: `memtune/hard_limit`."""
+
+    def line(self, path: str) -> int:
+        """The line of an element; of one that is not there, that of the domain."""
+        known = dict(self.lines)
+        return known.get(path, known.get("domain", 1))
 
     def hostdev(self, name: str) -> DomainHostdev | None:
         """The device with this address or UUID."""
@@ -135,6 +144,8 @@ class KnownDomain:
     is_active: bool
     running: Domain | None
     defined: Domain | None
+    autostarts: bool = False
+    """Whether it starts with the host."""
 
 
 @dataclass(frozen=True, slots=True)

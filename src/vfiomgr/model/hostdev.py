@@ -49,6 +49,8 @@ class DomainHostdev:
     ramfb: bool = False
     boot_order: int | None = None
     rom_file: str | None = None
+    has_acpi_nodes: bool = False
+    """Whether `<acpi nodeset>` gives it NUMA nodes of its own."""
     has_rom: bool = True
     """Whether the guest sees its option ROM; not with `<rom bar='off'>` or `enabled='no'`."""
 

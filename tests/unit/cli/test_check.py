@@ -165,7 +165,7 @@ def test_a_snapshot_of_no_host_is_refused(run: Run, kernel: FakeKernel, tmp_path
 def test_a_terminal_gets_wrapped_lines_and_colour_unless_declined(
     run: Run, monkeypatch: pytest.MonkeyPatch, declined: str, *, is_painted: bool
 ) -> None:
-    monkeypatch.setattr("vfiomgr.cli.check.sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("vfiomgr.cli.findings.sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("NO_COLOR", declined)

@@ -393,6 +393,7 @@ class Connection:
             is_active=bool(is_active),
             running=_read(handle.XMLDesc(0), name) if is_active else None,
             defined=_read(handle.XMLDesc(inactive), name) if is_persistent else None,
+            autostarts=bool(is_persistent and handle.autostart()),
         )
 
     def _qemu_version(self) -> Version | None:

@@ -26,6 +26,20 @@ _UNLIMITED = 9_007_199_254_740_991 * 1024
 """VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, in KiB: virsh dumpxml never prints it, but may be given it."""
 _BINDING_MODES = frozenset({"", "strict", "interleave", "restrictive"})
 """Of numatune: `preferred` only asks."""
+_LOCATED = (
+    "memory",
+    "memtune/hard_limit",
+    "memoryBacking/hugepages",
+    "numatune/memory",
+    "cpu",
+    "cpu/maxphysaddr",
+    "cputune",
+    "os/boot",
+    "iommufd",
+    "devices",
+    "devices/iommu",
+)
+"""Elements whose places messages tell."""
 _MOST_CPUS = 16_384
 _MOST_BITS = 128
 
@@ -72,7 +86,16 @@ def domain_of(root: Element) -> Domain:
             for argument in line.all("arg", QEMU_NAMESPACE)
         ),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
+        lines=tuple(_lines(root)),
     )
+
+
+def _lines(root: Element) -> Iterator[tuple[str, int]]:
+    yield root.name, root.line
+    for path in _LOCATED:
+        found = root.find(path)
+        if found is not None:
+            yield path, found.line
 
 
 def _name(root: Element) -> str:
@@ -129,6 +152,9 @@ def _cpu(root: Element) -> DomainCpu:
         mode=None if cpu is None else cpu.get("mode") or None,
         physical_bits=number_of(width, "bits", _MOST_BITS) if width and is_emulated else None,
         passes_physical_bits=width is not None and width.get("mode") == "passthrough",
+        physical_bits_limit=(
+            number_of(width, "limit", _MOST_BITS) if width and "limit" in width.attributes else None
+        ),
         pins=tuple(
             (number_of(pin, "vcpu", _MOST_CPUS), set_of(pin, pin.get("cpuset")))
             for pin in root.each("cputune/vcpupin")

@@ -110,6 +110,7 @@ def _hostdev(element: Element) -> DomainHostdev:
         ramfb=is_on(element, "ramfb"),
         boot_order=None if boot is None else number_of(boot, "order", _MOST_ORDER),
         rom_file=rom.get("file") or None if rom is not None else None,
+        has_acpi_nodes=element.find("acpi") is not None,
     )
 
 

@@ -1,0 +1,76 @@
+"""Findings as people and programs read them: of `vfiomgr check` and of a preflight."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.model.readiness import SEVERITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.readiness import Finding, Report, Severity
+
+_COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}
+
+
+def report_document(report: Report) -> dict[str, object]:
+    """A report in the JSON contract."""
+    return {
+        "items": report.findings,
+        "not_checked": report.not_checked,
+        "summary": {severity: report.count(severity) for severity in SEVERITIES},
+    }
+
+
+def print_findings(report: Report, *, every: bool) -> None:
+    """Each finding with evidence, why it matters and its remedy; what is fine where `every`."""
+    for finding in report.findings:
+        if every or finding.severity != "ok":
+            click.echo(f"{_painted(finding.severity)}: {finding.title}")
+            for label, text in _lines(finding):
+                _print_line(label, text)
+
+
+def counted(report: Report, severity: Severity) -> str:
+    """`2 blockers`."""
+    count = report.count(severity)
+    return f"{count} {severity}{'' if count == 1 else 's'}"
+
+
+def _painted(severity: Severity) -> str:
+    """In colour on a terminal that has not declined it (no-color.org); click knows a pipe."""
+    if os.environ.get("NO_COLOR"):
+        return severity
+    return click.style(severity, fg=_COLOURS[severity], bold=True)
+
+
+def _lines(finding: Finding) -> Iterator[tuple[str, str]]:
+    yield from (("evidence", text) for text in finding.evidence)
+    yield "why", finding.why
+    if finding.remedy:
+        yield "remedy", finding.remedy
+
+
+def _print_line(label: str, text: str) -> None:
+    """Wrapped to a terminal; in a pipe one line each, for grep."""
+    head = f"  {label.ljust(8)}  "
+    if not sys.stdout.isatty():
+        click.echo(head + text)
+        return
+    click.echo(
+        textwrap.fill(
+            text,
+            width=max(shutil.get_terminal_size().columns, len(head) * 3),
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )

@@ -1,0 +1,221 @@
+"""Rules about who binds: devices on the wrong driver, and those that libvirt must not take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
+from vfiomgr.model.readiness import Finding
+from vfiomgr.planner import guards
+from vfiomgr.planner.preflight.situation import driver_of, sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.model.readiness import Severity
+    from vfiomgr.planner.guards import Objection
+    from vfiomgr.planner.preflight.situation import Situation, Taken
+
+_PLAIN = "vfio-pci"
+_NO_SCREEN = (
+    "at the start libvirt takes the console's display from its driver: the host has no screen any "
+    "more, and some drivers do not give it back"
+)
+_WAITS = (
+    "at the start libvirt unbinds the driver, which waits for its users, perhaps for ever, and "
+    "libvirtd with it"
+)
+_HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
+    "boot-display": ("managed-boot-display", "warning", _NO_SCREEN),
+    "mounted-disk": (
+        "managed-in-use",
+        "blocker",
+        "at the start libvirt takes the disk from under the host's file systems",
+    ),
+    "default-route": (
+        "managed-in-use",
+        "blocker",
+        "at the start libvirt takes the interface, and the host is cut off from its network",
+    ),
+    "in-use": ("managed-in-use", "blocker", _WAITS),
+    None: ("managed-in-use", "blocker", "libvirt cannot take it from its driver so"),
+}
+_LOOKS = (
+    guards.boot_display,
+    guards.active_virtual_functions,
+    guards.carries_vgpus,
+    guards.host_use,
+    guards.open_nodes,
+)
+
+
+def on_host_driver(situation: Situation) -> Iterator[Finding]:
+    """libvirt: "Unmanaged PCI device … must be manually detached from the host"."""
+    slots: dict[object, list[Taken]] = defaultdict(list)
+    for taken in situation.waiting:
+        device = taken.device
+        if not taken.hostdev.managed and device.stuck is None:
+            slots[device.address if device.physical_function else device.address.slot].append(taken)
+    for functions in slots.values():
+        names = ", ".join(str(taken.device) for taken in functions)
+        verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
+        yield Finding(
+            "on-host-driver",
+            "blocker",
+            f"{names} {verb} on no driver of VFIO, and managed='no' has libvirt leave {them} so",
+            tuple(
+                line
+                for taken in functions
+                for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
+            ),
+            "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
+            "before the start",
+            f"vfiomgr bind {functions[0].device.address}",
+        )
+
+
+def managed_in_use(situation: Situation) -> Iterator[Finding]:
+    """What libvirt does not look at before it unbinds (virPCIDeviceDetach)."""
+    for taken in situation.waiting:
+        if not taken.hostdev.managed or taken.device.stuck is not None:
+            continue
+        objections = [o for look in _LOOKS for o in look(situation.host, taken.device)]
+        for objection in _by_kind(objections):
+            rule, severity, why = _HOW_BAD[objection.allowance]
+            yield Finding(
+                rule,
+                severity,
+                objection.reason,
+                (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+                why,
+                _release(taken, objection),
+            )
+
+
+def _by_kind(objections: Iterable[Objection]) -> tuple[Objection, ...]:
+    """The first of each text: a device may be the same obstacle in two ways."""
+    return tuple({objection.reason: objection for objection in objections}.values())
+
+
+def _release(taken: Taken, objection: Objection) -> str:
+    """What to do first: the words of a guard, without the flags of `vfiomgr bind`."""
+    address = taken.device.address
+    match objection.allowance:
+        case "boot-display":
+            return (
+                "make another display the primary one in the firmware; or, where the host is "
+                f"reached over the network, bind it before the start, vfiomgr bind {address} "
+                "--allow boot-display, and write managed='no'"
+            )
+        case "mounted-disk":
+            return "unmount it (vfiomgr show lists what is on it), or give another device"
+        case "default-route":
+            return "move the route to another interface, or give another device"
+        case "in-use":
+            first = objection.remedy.partition(", or pass --allow")[0]
+            return (
+                f"{first}; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
+                "has libvirt leave it so"
+            )
+    return objection.remedy
+
+
+def managed_vendor_function(situation: Situation) -> Iterator[Finding]:
+    """A vGPU in the vendor's own interface is one only while its vendor's driver has it."""
+    for taken in situation.functions:
+        if taken.hostdev.managed and situation.is_vendor_function(taken):
+            yield Finding(
+                "managed-vendor-function",
+                "blocker",
+                f"{taken.device} is a vGPU of its driver {taken.device.driver}, and managed='yes' "
+                "has libvirt unbind it",
+                (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+                "it goes to guests from its own driver; unbound, it is lost until all virtual "
+                "functions are made anew",
+                f"write managed='no' in line {taken.hostdev.line}",
+            )
+
+
+def vendor_function(situation: Situation) -> Iterator[Finding]:
+    """Since 9.7 libvirt looks for `vfio-dev/` instead of a driver's name."""
+    version = situation.libvirt
+    if version is None or VENDOR_FUNCTION.is_in(version):
+        return
+    for taken in situation.functions:
+        if not situation.is_vendor_function(taken):
+            continue
+        yield Finding(
+            "vendor-function-old-libvirt",
+            "blocker",
+            f"libvirt {version} cannot give {taken.device} to a guest from its own driver",
+            (situation.cite(taken.hostdev), driver_of(taken.device), _version(situation)),
+            "it knows vfio-pci alone, and says that the device must be detached from the host",
+            f"install libvirt {VENDOR_FUNCTION.since} or later",
+        )
+
+
+def variant(situation: Situation) -> Iterator[Finding]:
+    """Before 9.7 libvirt compares the driver's name with vfio-pci."""
+    version = situation.libvirt
+    if version is None or VENDOR_FUNCTION.is_in(version):
+        return
+    for taken in situation.functions:
+        if not taken.is_bound or taken.device.driver == _PLAIN:
+            continue
+        address = taken.device.address
+        yield Finding(
+            "variant-old-libvirt",
+            "warning" if taken.hostdev.managed else "blocker",
+            f"{taken.device} is on {taken.device.driver}, and libvirt {version} knows vfio-pci "
+            "alone",
+            (situation.cite_managed(taken.hostdev), driver_of(taken.device), _version(situation)),
+            "with managed='no' libvirt takes the variant for a host driver and does not start; "
+            "with managed='yes' it puts the device on vfio-pci, without what the variant is for",
+            f"vfiomgr unbind {address}, then vfiomgr bind {address} --driver {_PLAIN}; or install "
+            f"libvirt {VENDOR_FUNCTION.since} or later",
+        )
+
+
+def _version(situation: Situation) -> str:
+    return (
+        f"{situation.hypervisor.uri if situation.hypervisor else ''}: libvirt {situation.libvirt}"
+    )
+
+
+def managed_and_bound(situation: Situation) -> Iterator[Finding]:
+    """Whoever binds, owns: libvirt leaves such a device as it found it, today."""
+    for taken in situation.functions:
+        if not (taken.hostdev.managed and taken.is_bound):
+            continue
+        if situation.host.origin(taken.device) is None and (
+            situation.host.binding(taken.device.address) is None
+        ):
+            continue
+        yield Finding(
+            "managed-and-bound",
+            "info",
+            f"vfiomgr bound {taken.device}, and managed='yes' says that libvirt does",
+            (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+            "libvirt leaves a device that it finds bound; after an unbind it would take it from "
+            "its host driver itself, without a look at who uses it",
+            f"write managed='no' in line {taken.hostdev.line}: who binds, owns",
+        )
+
+
+def not_kept(situation: Situation) -> Iterator[Finding]:
+    """What vfiomgr bound without --persist is on its host driver after a reboot."""
+    for taken in situation.functions:
+        device = taken.device
+        if taken.hostdev.managed or not taken.is_bound or situation.host.origin(device) is None:
+            continue
+        if situation.host.binding(device.address) is not None or device.physical_function:
+            continue
+        yield Finding(
+            "binding-not-kept",
+            "info",
+            f"{device} is bound until the next reboot",
+            (situation.cite_managed(taken.hostdev), f"{sysfs(device)}: no rule of vfiomgr persist"),
+            "with managed='no' nobody binds it after a reboot, and the domain does not start then",
+            f"vfiomgr bind {device.address} --persist",
+        )

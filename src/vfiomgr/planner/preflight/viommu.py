@@ -1,0 +1,81 @@
+"""Rules about a guest with an IOMMU of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.path import IOMMU_GROUPS
+from vfiomgr.model.readiness import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.planner.preflight.situation import Situation, Taken
+
+_ELEMENT = "devices/iommu"
+_INTEL = "intel"
+_CONVENTIONAL = ("pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge")
+"""Controllers below which all functions have one requester: the bridge."""
+
+
+def group_apart(situation: Situation) -> Iterator[Finding]:
+    """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
+
+    A function of PCI Express has a space of its own, also in one slot with others; all that is
+    behind a bridge to conventional PCI has one (pci_device_iommu_address_space in hw/pci/pci.c).
+    """
+    if situation.domain.iommu is None:
+        return
+    groups: dict[int, list[Taken]] = defaultdict(list)
+    for taken in situation.functions:
+        if taken.device.iommu_group is not None:
+            groups[taken.device.iommu_group].append(taken)
+    for number, members in groups.items():
+        spaces = _count_spaces(situation, members)
+        if spaces == 1:
+            continue
+        line = situation.domain.line(_ELEMENT)
+        yield Finding(
+            "viommu-group-apart",
+            "blocker",
+            f"the guest has an IOMMU, and gets IOMMU group {number} as {spaces} functions",
+            (
+                f"{situation.at(line)}: <iommu>",
+                *(situation.cite(taken.hostdev) for taken in members),
+                *(f"{IOMMU_GROUPS}/{number}/devices/{t.device.address}" for t in members),
+            ),
+            "each function of PCI Express is an address space of its own then, and a group has "
+            'one: QEMU ends with "group used in multiple address spaces"',
+            f"take <iommu> out of line {line}: only a guest that hands devices on needs one; or "
+            "put all of the group on the bus of one <controller type='pci' "
+            "model='pcie-to-pci-bridge'/>",
+        )
+
+
+def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
+    """How many address spaces the functions of a group are in; libvirt places some alone."""
+    placed = {
+        guest.bus
+        if situation.model_at(guest.bus) in _CONVENTIONAL
+        else (guest.bus, guest.slot, guest.function)
+        for guest in (taken.hostdev.guest for taken in members)
+        if guest is not None
+    }
+    return len(placed) + sum(taken.hostdev.guest is None for taken in members)
+
+
+def caching_mode(situation: Situation) -> Iterator[Finding]:
+    """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
+    iommu = situation.domain.iommu
+    if iommu is None or iommu.model != _INTEL or iommu.has_caching_mode or not situation.hostdevs:
+        return
+    line = situation.domain.line(_ELEMENT)
+    yield Finding(
+        "viommu-caching-mode",
+        "blocker",
+        "the guest's IOMMU has no caching mode, which devices of the host need",
+        (f"{situation.at(line)}: <iommu model='{_INTEL}'> without caching_mode='on'",),
+        "without it QEMU does not learn what the guest maps, and ends",
+        f"write <driver intremap='on' caching_mode='on'/> into the <iommu> of line {line}",
+    )

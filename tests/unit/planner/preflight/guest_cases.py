@@ -1,0 +1,392 @@
+"""Situations in which the domain itself is written wrong, or asks for too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.unit.planner.preflight.cases import Case, Side
+from tests.unit.planner.preflight.situations import (
+    BOTH,
+    GPU,
+    GPU_ELEMENT,
+    MDEV_ELEMENT,
+    NIC_ELEMENT,
+    NUMA,
+    PORTS,
+    SOUND_ELEMENT,
+    bar,
+    host,
+    libvirt,
+    pci_element,
+    xml,
+)
+from tests.unit.planner.test_readiness import facts
+from vfiomgr.model.libvirt_feature import Version
+
+EXPANDERS = """\
+    <controller type='pci' index='0' model='pcie-root'/>
+    <controller type='pci' index='4' model='pcie-expander-bus'>
+      <target busNr='128'><node>{node}</node></target>
+    </controller>
+    <controller type='pci' index='5' model='pcie-expander-bus'><target busNr='{bus}'/></controller>
+    <controller type='pci' index='1' model='pcie-root-port'>
+      <address type='pci' bus='0x04' slot='0x00' function='0x0'/>
+    </controller>
+    <controller type='pci' index='6' model='pcie-root-port'/>
+"""
+CELL = (
+    "<cpu mode='host-passthrough'>"
+    "<numa><cell id='0' cpus='0-3' memory='8' unit='GiB'/></numa></cpu>"
+)
+
+
+VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
+
+CASES = [
+    Case(
+        "display-without-graphics",
+        "blocker",
+        Side(xml(MDEV_ELEMENT.replace("'off'", "'on'"))),
+        "<graphics type='vnc'/>",
+        "display='on'",
+        Side(xml(MDEV_ELEMENT.replace("'off'", "'on'") + "<graphics type='vnc'/>")),
+    ),
+    Case(
+        "several-ramfb",
+        "blocker",
+        Side(
+            xml(
+                MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'")
+                + pci_element("0000:02:00.0").replace("managed", "display='on' ramfb='on' managed")
+                + "<graphics type='vnc'/>"
+            )
+        ),
+        "leave ramfb='on' in line 13 alone",
+        "ramfb='on'",
+        Side(xml(MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'") + "<graphics type='vnc'/>")),
+    ),
+    Case(
+        "vgpu-boot-order",
+        "blocker",
+        Side(
+            xml(
+                MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'").replace(
+                    "<source>", "<boot order='2'/><source>"
+                )
+                + "<graphics type='vnc'/>"
+            )
+        ),
+        "take <boot order='2'/> out",
+        "<boot order='2'>",
+        Side(xml(MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'") + "<graphics type='vnc'/>")),
+    ),
+    Case(
+        "same-place",
+        "blocker",
+        Side(xml(BOTH.replace("function='0x1'/>\n    </h", "function='0x0'/>\n    </h"))),
+        "another address in line 13",
+        "function 0x0",
+    ),
+    Case(
+        "slot-not-zero",
+        "blocker",
+        Side(
+            xml(
+                GPU_ELEMENT.replace(
+                    "bus='0x01' slot='0x00' function='0x0' m",
+                    "bus='0x01' slot='0x02' function='0x0' m",
+                )
+            )
+        ),
+        "write slot='0x00' in line 13",
+        "gpu.xml:10: controller 1 is a pcie-root-port",
+        Side(xml(GPU_ELEMENT)),
+    ),
+    Case(
+        "device-on-expander",
+        "blocker",
+        Side(
+            xml(
+                GPU_ELEMENT.replace(
+                    "type='pci' bus='0x01' slot='0x00'", "type='pci' bus='0x04' slot='0x01'"
+                ),
+                ports=EXPANDERS.format(node=0, bus=200),
+                cpu=CELL,
+            )
+        ),
+        "model='pcie-root-port'>",
+        "controller 4 is a pcie-expander-bus",
+        Side(xml(GPU_ELEMENT, ports=EXPANDERS.format(node=0, bus=200), cpu=CELL)),
+    ),
+    Case(
+        "expander-node",
+        "blocker",
+        Side(xml(ports=EXPANDERS.format(node=1, bus=200), cpu=CELL)),
+        "<cell id='1'>",
+        "<node>1</node>; cells of the guest: 0",
+        Side(xml(ports=EXPANDERS.format(node=0, bus=200), cpu=CELL)),
+    ),
+    Case(
+        "expander-buses",
+        "warning",
+        Side(xml(ports=EXPANDERS.format(node=0, bus=129), cpu=CELL)),
+        "write busNr='130' or more",
+        "busNr='129'",
+        Side(xml(ports=EXPANDERS.format(node=0, bus=130), cpu=CELL)),
+    ),
+    Case(
+        "expander-buses",
+        "blocker",
+        Side(xml(ports=EXPANDERS.format(node=0, bus=128), cpu=CELL)),
+        "write busNr='130' or more",
+        "busNr='128'",
+        Side(xml(ports=EXPANDERS.format(node=0, bus=130), cpu=CELL)),
+    ),
+    Case(
+        "function-without-zero",
+        "warning",
+        Side(xml(SOUND_ELEMENT)),
+        "write function='0x0'",
+        "function 0x1",
+    ),
+    Case(
+        "viommu-group-apart",
+        "blocker",
+        Side(xml(BOTH + VIOMMU)),
+        "take <iommu> out of line 21",
+        "gpu.xml:21: <iommu>",
+    ),
+    Case(
+        "viommu-group-apart",
+        "blocker",
+        Side(xml(pci_element("0000:01:00.0") + pci_element("0000:01:00.1") + VIOMMU)),
+        "model='pcie-to-pci-bridge'/>",
+        "/sys/kernel/iommu_groups/1/devices/0000:01:00.1",
+        Side(xml(BOTH + VIOMMU, ports=PORTS.replace("-root-port", "-to-pci-bridge"))),
+    ),
+    Case(
+        "viommu-caching-mode",
+        "blocker",
+        Side(xml(NIC_ELEMENT + "<iommu model='intel'/>")),
+        "caching_mode='on'",
+        "<iommu model='intel'> without",
+        Side(xml(NIC_ELEMENT + VIOMMU)),
+    ),
+    Case(
+        "hard-limit-too-low",
+        "blocker",
+        Side(xml(before=f"{NUMA}<memtune><hard_limit unit='GiB'>4</hard_limit></memtune>")),
+        "<hard_limit unit='KiB'>9437184</hard_limit>",
+        "gpu.xml:4: <hard_limit> of 4 GiB",
+        Side(xml(before=f"{NUMA}<memtune><hard_limit unit='KiB'>9437184</hard_limit></memtune>")),
+    ),
+    Case(
+        "hard-limit-too-low",
+        "blocker",
+        Side(
+            xml(
+                NIC_ELEMENT + MDEV_ELEMENT + VIOMMU,
+                before=f"{NUMA}<memtune><hard_limit unit='GiB'>9</hard_limit></memtune>",
+            )
+        ),
+        "<hard_limit unit='KiB'>17825792</hard_limit>",
+        "for each of 2 devices",
+        Side(xml(before=f"{NUMA}<memtune><hard_limit unit='GiB'>17</hard_limit></memtune>")),
+    ),
+    Case(
+        "hugepages-too-few",
+        "blocker",
+        Side(
+            xml(
+                before=f"<memoryBacking><hugepages><page size='1' unit='GiB'/></hugepages>"
+                f"</memoryBacking>{NUMA}",
+                memory="14",
+            )
+        ),
+        "echo 18 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages",
+        "hugepages-1048576kB: 12 of 16 free",
+        Side(xml(before=f"<memoryBacking><hugepages/></memoryBacking>{NUMA}", memory="12")),
+    ),
+    Case(
+        "memory-too-little",
+        "blocker",
+        Side(xml(memory="64")),
+        "bind its memory to more nodes",
+        "node0/meminfo: 64 GiB",
+        Side(xml(memory="64", before=NUMA.replace("'0'", "'0-1'"))),
+    ),
+    Case(
+        "numa-node-missing",
+        "blocker",
+        Side(xml(before=NUMA.replace("'0'", "'0,7'"))),
+        "a node of this host",
+        "node0-1",
+    ),
+    Case(
+        "far-memory",
+        "warning",
+        Side(xml(before=NUMA.replace("'0'", "'1'"))),
+        "nodeset='0'",
+        "/sys/bus/pci/devices/0000:01:00.0/numa_node: 0",
+    ),
+    Case(
+        "far-cpus",
+        "warning",
+        Side(xml(before=f"{NUMA}<cputune><vcpupin vcpu='0' cpuset='8-11'/></cputune>")),
+        "0-7",
+        "numa_node: 0",
+        Side(xml(before=f"{NUMA}<cputune><vcpupin vcpu='0' cpuset='3'/></cputune>")),
+    ),
+    Case(
+        "aperture-too-small",
+        "warning",
+        Side(xml(firmware=" firmware='efi'"), host(replace(GPU, bars=bar(128)))),
+        "<maxphysaddr mode='passthrough'/>",
+        "128 GiB of 64-bit BARs",
+        Side(
+            xml(
+                firmware=" firmware='efi'",
+                cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
+            ),
+            host(replace(GPU, bars=bar(128))),
+        ),
+    ),
+    Case(
+        "aperture-too-small",
+        "warning",
+        Side(
+            xml(firmware=" firmware='efi'"),
+            host(replace(GPU, bars=bar(128)), cpu_address_bits=39),
+        ),
+        "name=opt/ovmf/X-PciMmio64Mb,string=262144",
+        "OVMF takes an eighth",
+        Side(
+            xml(firmware=" firmware='efi'").replace(
+                "</domain>",
+                "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'>"
+                "<q:arg value='-fw_cfg'/>"
+                "<q:arg value='name=opt/ovmf/X-PciMmio64Mb,string=262144'/></q:commandline>"
+                "</domain>",
+            ),
+            host(replace(GPU, bars=bar(128)), cpu_address_bits=39),
+        ),
+    ),
+    Case(
+        "address-space-too-small",
+        "blocker",
+        Side(
+            xml(
+                ports=PORTS.replace(
+                    "model='pcie-root'/>",
+                    "model='pcie-root'><pcihole64 unit='GiB'>1024</pcihole64></controller>",
+                )
+            )
+        ),
+        "<maxphysaddr mode='passthrough'/>",
+        "QEMU's 40 bits",
+        Side(
+            xml(
+                ports=PORTS.replace(
+                    "model='pcie-root'/>",
+                    "model='pcie-root'><pcihole64 unit='GiB'>1024</pcihole64></controller>",
+                ),
+                cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
+            )
+        ),
+    ),
+    Case(
+        "address-bits-beyond-host",
+        "blocker",
+        Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='emulate' bits='52'/></cpu>")),
+        "mode='passthrough'",
+        "46 bits physical",
+        Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='emulate' bits='46'/></cpu>")),
+    ),
+    Case(
+        "address-bits-of-software",
+        "blocker",
+        Side(xml(cpu="<cpu><maxphysaddr mode='emulate' bits='42'/></cpu>", kind="qemu")),
+        "take <maxphysaddr> out of line 7",
+        "bits='42'",
+        Side(xml(cpu="<cpu><maxphysaddr mode='emulate' bits='42'/></cpu>")),
+    ),
+    Case(
+        "element-dropped",
+        "warning",
+        Side(
+            xml(pci_element("0000:02:00.0", rest="<driver name='vfio' iommufd='yes'/>")),
+            libvirt=libvirt(libvirt=Version(11, 3)),
+        ),
+        "libvirt 12.1.0 or later",
+        "<driver iommufd> of 0000:02:00.0",
+        Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio' iommufd='yes'/>"))),
+    ),
+    Case(
+        "iommu-model-unknown",
+        "blocker",
+        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>"), libvirt=libvirt(libvirt=Version(11, 3))),
+        "libvirt 11.5.0 or later",
+        "<iommu model='amd'>",
+        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>")),
+    ),
+    Case(
+        "old-backend",
+        "blocker",
+        Side(xml(pci_element("0000:02:00.0", rest="<driver name='kvm'/>"))),
+        "<driver name='vfio'/>",
+        "<driver name='kvm'>",
+        Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio'/>"))),
+    ),
+    Case(
+        "iommufd-missing",
+        "blocker",
+        Side(
+            xml(pci_element("0000:02:00.0", rest="<driver name='vfio' iommufd='yes'/>")),
+            host(readiness=facts(has_dev=True)),
+            libvirt(qemu=Version(8, 1)),
+        ),
+        "CONFIG_IOMMUFD",
+        "/dev/iommu is not there",
+        Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio'/>"))),
+    ),
+    Case(
+        "driver-model-missing",
+        "blocker",
+        Side(xml(pci_element("0000:02:00.0", managed="yes", rest="<driver model='xe-vfio-pci'/>"))),
+        "leave model out",
+        "vfio_pci, mlx5_vfio_pci",
+        Side(
+            xml(pci_element("0000:02:00.0", managed="yes", rest="<driver model='mlx5-vfio-pci'/>"))
+        ),
+    ),
+    Case(
+        "boot-order-twice",
+        "blocker",
+        Side(xml(pci_element("0000:02:00.0", rest="<boot order='1'/>"), system="<boot dev='hd'/>")),
+        "take <boot dev> out of line 6",
+        "gpu.xml:6: <boot dev>",
+        Side(xml(pci_element("0000:02:00.0", rest="<boot order='1'/>"))),
+    ),
+    Case(
+        "rom-relative",
+        "warning",
+        Side(xml(pci_element("0000:02:00.0", rest="<rom file='gpu.rom'/>"))),
+        "from / in line 13",
+        "<rom file='gpu.rom'>",
+        Side(xml(pci_element("0000:02:00.0", rest="<rom file='/gpu.rom'/>"))),
+    ),
+    Case(
+        "rom-missing",
+        "blocker",
+        Side(
+            xml(pci_element("0000:02:00.0", rest="<rom file='/gpu.rom'/>")),
+            files={"/gpu.rom": False},
+        ),
+        "take <rom file> out of line 13",
+        "/gpu.rom is no file",
+        Side(
+            xml(pci_element("0000:02:00.0", rest="<rom file='/gpu.rom'/>")),
+            files={"/gpu.rom": True},
+        ),
+    ),
+]

@@ -1,0 +1,302 @@
+"""What is told without being a mistake, and where rules must be silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of
+from tests.unit.planner.preflight import situations as good
+from tests.unit.planner.preflight.situations import (
+    BOTH,
+    GIB,
+    GPU,
+    GPU_ELEMENT,
+    MDEV_ELEMENT,
+    NIC,
+    NIC_ELEMENT,
+    NUMA,
+    PORTS,
+    SOUND,
+    UUID,
+    VF_ELEMENT,
+    bar,
+    domain,
+    function,
+    host,
+    judge,
+    known,
+    libvirt,
+    of,
+    pci_element,
+    troubles,
+    xml,
+)
+from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.snapshot import DeviceUser
+
+if TYPE_CHECKING:
+    from vfiomgr.model.snapshot import HostSnapshot
+
+WHOLE = "vfiomgr libvirt edit gpu.xml --remove 0000:01:00.0 --add 0000:01:00.0"
+ORIGIN = Origin(GPU.identity, DriverState("nvidia", None), "nvidia", "boot")
+APART = BOTH.replace(
+    "bus='0x01' slot='0x00' function='0x1'/>\n    </h", "bus='0x02' slot='0x00'/>\n    </h"
+)
+OLD = function(
+    "0000:05:00.0", name="NVIDIA Corporation GF114 [GeForce GTX 560 Ti]", class_code="030000"
+)
+OLD_ELEMENT = NIC_ELEMENT.replace("bus='0x02'", "bus='0x05'")
+SWITCH = function("0000:08:00.0", class_code="068000", name="NVIDIA GA100 [A100 NVSwitch]")
+
+
+def information(text: str, snapshot: HostSnapshot | None = None) -> dict[str, str]:
+    """The remedies of what is merely told, by rule."""
+    report = judge(text, snapshot)
+    assert troubles(report) == []
+    return {f.id: f.remedy for f in report.findings if good.found(report, f.id)}
+
+
+def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
+    assert judge().findings == ()
+    assert judge().not_checked == (
+        "modules, interrupts, limits: the snapshot was made without them",
+    )
+
+
+def test_a_vendor_function_with_a_type_is_ready_for_guests() -> None:
+    assert troubles(judge(xml(VF_ELEMENT))) == []
+
+
+def test_a_domain_without_devices_of_the_host_is_none_of_our_business() -> None:
+    report = judge(xml(""))
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_devices_of_other_hypervisors_are_not_judged() -> None:
+    report = judge(xml(kind="xen"))
+    assert report.findings == ()
+    assert report.not_checked == ("a domain of type xen: its devices do not go through VFIO",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "snapshot", "remedy"),
+    [
+        (
+            "managed-and-bound",
+            xml(BOTH.replace("managed='no'", "managed='yes'", 1)),
+            host(origins=(ORIGIN,)),
+            "write managed='no' in line 13",
+        ),
+        ("binding-not-kept", xml(), host(origins=(ORIGIN,)), "bind 0000:01:00.0 --persist"),
+        ("vgpu-not-kept", xml(MDEV_ELEMENT), None, f"vgpu define --uuid {UUID} --auto"),
+        (
+            "multifunction-missing",
+            xml(BOTH.replace(" multifunction='on'", "")),
+            None,
+            "write multifunction='on' in the address of line 13",
+        ),
+        (
+            "companion-left-out",
+            xml(GPU_ELEMENT),
+            None,
+            f"{WHOLE}; it lacks 0000:01:00.1",
+        ),
+        (
+            "companions-apart",
+            xml(APART),
+            None,
+            WHOLE,
+        ),
+        (
+            "no-free-port",
+            xml(
+                ports=PORTS.replace("index='2'", "index='4'")
+                .replace(
+                    "index='1' model='pcie-root-port'/>", "index='1' model='pcie-root-port'/>", 1
+                )
+                .replace("    <controller type='pci' index='4' model='pcie-root-port'/>\n", "")
+                .replace("    <controller type='pci' index='3' model='pcie-root-port'/>\n", "")
+            ),
+            None,
+            "model='pcie-root-port'/>",
+        ),
+        ("memory-too-little", xml(memory="56"), None, "end another guest"),
+        ("numa-unbound", xml(before=""), None, "nodeset='0'"),
+        (
+            "fabric-partition",
+            xml(BOTH + OLD_ELEMENT.replace("0x05", "0x06")),
+            host(SWITCH, function("0000:06:00.0", numa_node=0)),
+            "fmpm",
+        ),
+        ("code-43", xml(OLD_ELEMENT), host(OLD), "<hidden state='on'/>"),
+    ],
+)
+def test_what_is_worth_knowing_is_told(
+    rule: str, text: str, snapshot: HostSnapshot | None, remedy: str
+) -> None:
+    assert remedy in information(text, snapshot)[rule]
+
+
+def test_code_43_is_told_of_old_cards_alone_that_see_kvm() -> None:
+    hidden = "<features><kvm><hidden state='on'/></kvm></features>"
+    assert "code-43" not in information(
+        xml(OLD_ELEMENT, system="").replace("<cpu", hidden + "<cpu"), host(OLD)
+    )
+    assert "code-43" not in information(xml())
+
+
+def test_a_running_domain_does_not_hold_its_own_devices_against_itself() -> None:
+    own = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "win")
+    itself = known(xml(), running=True)
+    assert troubles(judge(snapshot=host(users=(own,)), hypervisor=libvirt(itself))) == []
+    assert of(domain(), host(users=(own,))).count("blocker") == 0
+
+
+def test_a_guest_of_the_same_name_that_libvirt_does_not_know_is_another() -> None:
+    foreign = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "win")
+    assert "held-by-process" in troubles(judge(snapshot=host(users=(foreign,))))
+
+
+def test_a_running_domain_is_told_once_not_by_its_process_too() -> None:
+    other = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "other")
+    report = judge(
+        snapshot=host(users=(other,)),
+        hypervisor=libvirt(known(xml(name="other"), running=True)),
+    )
+    assert set(troubles(report)) == {"held-by-domain"}
+
+
+def test_a_running_domain_has_its_memory_and_huge_pages_already() -> None:
+    text = xml(before=f"<memoryBacking><hugepages/></memoryBacking>{NUMA}", memory="14")
+    itself = known(text, running=True)
+    assert troubles(judge(text)) == ["hugepages-too-few"]
+    assert troubles(judge(text, hypervisor=libvirt(itself))) == []
+    running = judge(xml(memory="56"), hypervisor=libvirt(known(xml(), running=True)))
+    assert good.found(running, "memory-too-little") is None
+
+
+def test_members_of_the_group_that_libvirt_will_bind_are_no_obstacle() -> None:
+    text = xml(BOTH.replace("managed='no'", "managed='yes'"))
+    snapshot = host(replace(GPU, driver="nvidia"), replace(SOUND, driver="snd_hda_intel"))
+    assert troubles(judge(text, snapshot)) == []
+
+
+def test_harmless_drivers_of_bridges_do_not_spoil_a_group() -> None:
+    port = function(
+        "0000:00:01.0", class_code="060400", header_type=1, driver="pcieport", iommu_group=1
+    )
+    assert troubles(judge(snapshot=host(port))) == []
+
+
+def test_of_a_domain_of_libvirt_the_remedy_is_a_change_of_its_definition() -> None:
+    itself = known(xml(pci_element("0000:77:00.0"), name="win"))
+    assert itself.defined is not None
+    finding = good.found(of(itself.defined, host(), libvirt(itself)), "device-missing")
+    assert finding is not None
+    assert finding.remedy.endswith(": vfiomgr libvirt detach win 0000:77:00.0 --config")
+    part = known(xml(GPU_ELEMENT, name="win"))
+    assert part.defined is not None
+    told = good.found(of(part.defined, host(), libvirt(part)), "companion-left-out")
+    assert told is not None
+    assert "then vfiomgr libvirt attach win 0000:01:00.0 --config" in told.remedy
+
+
+def test_a_bridge_is_no_device_to_reset() -> None:
+    port = replace(NIC, header_type=1, class_code="060400", driver="pcieport", reset_method=())
+    behind = function("0000:02:01.0", driver="e1000", iommu_group=21)
+    assert troubles(judge(xml(NIC_ELEMENT), host(port, behind))) == ["bridge"]
+
+
+def test_a_virtual_function_without_companions_is_whole() -> None:
+    virtual = replace(NIC, physical_function=GPU.address)
+    assert "companion-left-out" not in information(xml(NIC_ELEMENT), host(virtual))
+
+
+def test_missing_functions_of_an_adapter_are_told_with_what_makes_them() -> None:
+    adapter = replace(NIC, sriov_totalvfs=8)
+    element = NIC_ELEMENT.replace("function='0x0'", "function='0x3'")
+    found = good.found(judge(xml(element), host(adapter)), "device-missing")
+    assert found is not None
+    assert "vfiomgr sriov set 0000:02:00.0 COUNT" in found.remedy
+
+
+def test_the_limit_of_a_vgpu_alone_is_no_blocker() -> None:
+    """A vendor's driver locks what the guest uses for it, not all."""
+    limits = f"{NUMA}<memtune><hard_limit unit='GiB'>4</hard_limit></memtune>"
+    found = good.found(judge(xml(MDEV_ELEMENT, before=limits)), "hard-limit-too-low")
+    assert found is not None
+    assert found.severity == "warning"
+    above = limits.replace("'GiB'>4<", "'MiB'>8200<")
+    tight = good.found(judge(xml(before=above)), "hard-limit-too-low")
+    assert tight is not None
+    assert tight.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"machine": "pc-q35-rhel9.4.0"}, []),
+        ({"machine": "pc-q35-noble-hpb"}, []),
+        ({"architecture": "aarch64"}, []),
+        ({}, ["aperture-too-small"]),
+    ],
+)
+def test_machines_that_have_the_hosts_width_have_its_window(
+    changes: dict[str, Any], rules: list[str]
+) -> None:
+    plain = replace(domain(xml(firmware=" firmware='efi'")), **changes)
+    report = of(plain, host(replace(GPU, bars=bar(128))), libvirt())
+    assert troubles(report) == rules
+
+
+def test_seabios_takes_what_lies_above_the_memory() -> None:
+    def judged(gibibytes: int) -> list[str]:
+        return troubles(judge(snapshot=host(replace(GPU, bars=bar(gibibytes)))))
+
+    assert judged(512) == []
+    assert judged(1024) == ["aperture-too-small"]
+
+
+@pytest.mark.parametrize(("memory", "is_wrong"), [(988, False), (992, True)])
+def test_memory_and_hole_of_an_amd_host_stay_below_its_reserved_range(
+    memory: int, *, is_wrong: bool
+) -> None:
+    plain = domain(xml())
+    large = replace(plain, memory=replace(plain.memory, total_bytes=memory * GIB))
+
+    def found(vendor: str, *version: int) -> list[str]:
+        snapshot = host(cpu_vendor=vendor, topology=None)
+        return troubles(of(large, snapshot, libvirt(qemu=Version(*version))))
+
+    assert found("GenuineIntel", 11, 0) == (["address-space-too-small"] if is_wrong else [])
+    assert found("AuthenticAMD", 11, 0) == ["address-space-too-small"]
+    assert found("AuthenticAMD", 7, 0) == []
+
+
+def test_nothing_is_said_of_versions_where_libvirt_was_not_asked() -> None:
+    text = xml(
+        NIC_ELEMENT.replace("<source>", "<driver model='mlx5_vfio_pci' iommufd='yes'/><source>")
+    )
+    report = of(domain(text), host())
+    assert troubles(report) == []
+    assert "libvirt was not asked" in report.not_checked[0]
+
+
+def test_what_could_not_be_looked_at_is_told() -> None:
+    text = xml(
+        NIC_ELEMENT.replace("<source>", "<rom file='/x.rom'/><source>"),
+        cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
+    )
+    blind = replace(host_of(NIC), users=None, host_uses=None, topology=None, cpu_address_bits=None)
+    told = " ".join(of(domain(text), blind).not_checked)
+    for words in ("other domains", "modules", "processes", "routes", "NUMA", "BARs", "ROM"):
+        assert words in told
+
+
+def test_an_unknown_node_of_a_device_is_no_distance() -> None:
+    snapshot = host(replace(GPU, numa_node=-1), replace(SOUND, numa_node=None))
+    assert troubles(judge(xml(before=NUMA.replace("'0'", "'1'")), snapshot)) == []
