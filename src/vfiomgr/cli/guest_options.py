@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from vfiomgr.cli.usage import forbid_alone
 from vfiomgr.errors import UsageError
 from vfiomgr.model.guest import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
@@ -73,8 +74,7 @@ def parse_direct_boot(
         return DirectBoot(os.path.abspath(kernel), place, arguments)
     for option, value in (("--initrd", initrd), ("--kernel-arguments", arguments)):
         if value is not None:
-            message = f"{option} is for a kernel, and there is none"
-            raise UsageError(message, "pass --kernel FILE too")
+            forbid_alone(option, "--kernel", "boot loaders have their own")
     return None
 
 

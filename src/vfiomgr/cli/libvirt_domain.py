@@ -171,10 +171,12 @@ def domain(
     \b
     Examples:
       vfiomgr libvirt domain win --memory 16G --vcpus 8 --disk /vm/win.qcow2 --device 04:00.0
-      vfiomgr libvirt domain ml --memory 256G --vcpus 64 --hugepages 1G --device 0000:17:00.0 \\
-          --device 0000:ca:00.0 --disk /dev/vg/ml --network default --explain
-      vfiomgr libvirt domain desk --memory 8G --vcpus 4 --disk /vm/desk.qcow2 \\
-          --device f715f63c-0d00-4007-9c5a-b07b0c6c05de,display,ramfb
+      vfiomgr libvirt domain os --memory 8G --vcpus 4 --cdrom /os.iso --network default --boot cdrom
+      vfiomgr libvirt domain desk --memory 8G --vcpus 4 --device 04:00.0,rom=/gpu.rom --explain
+      vfiomgr libvirt domain ml --memory 256G --vcpus 64 --hugepages 1G --device 0000:17:00.0
+      vfiomgr libvirt domain nest --memory 8G --vcpus 4 --device 04:00.0 --viommu intel
+      vfiomgr libvirt domain tight --memory 8G --vcpus 4 --device 04:00.0 --hard-limit 12G
+      vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd
     """
     wish = DomainWish(
         name=name,
