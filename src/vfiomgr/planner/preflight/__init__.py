@@ -81,7 +81,6 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     aperture.space_too_small,
     aperture.bars_too_large,
     aperture.emulated_bits,
-    aperture.software_bits,
     memory.hard_limit,
     memory.session,
     memory.session_managed,

@@ -39,7 +39,7 @@ _CHECKED_SINCE = Version(7, 1)
 _X86 = (None, "x86_64", "i686")
 _WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
 _SOFTWARE = "qemu"
-"""The type of domains without KVM, whose CPU has no other width whatever is written."""
+"""The type of domains without KVM, to whose CPU nothing of the host's is passed."""
 
 
 def space_too_small(situation: Situation) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _guest_bits(situation: Situation) -> tuple[int | None, str]:
         bits = domain.cpu.physical_bits
         return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
     passes = domain.cpu.passes_physical_bits
-    if domain.kind == _SOFTWARE:
+    if passes and domain.kind == _SOFTWARE:
         return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
     if passes or any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
         width = host.cpu_address_bits
@@ -210,22 +210,4 @@ def emulated_bits(situation: Situation) -> Iterator[Finding]:
         ),
         "libvirt does not start it: an address that the CPU does not have ends in a fault",
         f"write <maxphysaddr mode='passthrough'/> in line {line}",
-    )
-
-
-def software_bits(situation: Situation) -> Iterator[Finding]:
-    """QEMU: "TCG only supports phys-bits=40" (x86_cpu_realizefn in target/i386/cpu.c)."""
-    bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
-    if situation.domain.kind != _SOFTWARE or bits is None or bits == _USUAL_BITS:
-        return
-    if width is not None and bits > width:
-        return  # told above: libvirt looks first
-    line = situation.domain.line("cpu/maxphysaddr")
-    yield Finding(
-        "address-bits-of-software",
-        "blocker",
-        f"the guest is to have {bits} address bits, and a CPU in software has {_USUAL_BITS}",
-        (f"{situation.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",),
-        f'QEMU ends with "TCG only supports phys-bits={_USUAL_BITS}"',
-        f"take <maxphysaddr> out of line {line}, or write <domain type='kvm'>",
     )

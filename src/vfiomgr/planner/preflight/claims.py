@@ -52,7 +52,7 @@ def by_defined_domain(situation: Situation) -> Iterator[Finding]:
             ),
             "whichever starts first has it, and the other one does not start",
             "keep them from running at once, or give them different devices"
-            + (f": virsh autostart --disable {starting[0]}" if starting else ""),
+            + (f"; virsh autostart --disable {starting[0]} for one of them" if starting else ""),
         )
 
 

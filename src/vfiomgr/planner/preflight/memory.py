@@ -164,10 +164,11 @@ def too_little(situation: Situation) -> Iterator[Finding]:
     if not is_fatal and (memory.total_bytes <= free or _runs(situation)):
         return
     names = ", ".join(f"node{node.number}" for node in nodes)
+    verb = "has" if len(nodes) == 1 else "have"
     yield Finding(
         "memory-too-little",
         "blocker" if is_fatal else "info",
-        f"the domain locks {shown_size(memory.total_bytes)}, and {names} have "
+        f"the domain locks {shown_size(memory.total_bytes)}, and {names} {verb} "
         f"{shown_size(total if is_fatal else free)}{'' if is_fatal else ' free now'}",
         (
             situation.cite_memory(),
@@ -175,7 +176,7 @@ def too_little(situation: Situation) -> Iterator[Finding]:
         ),
         "with a device of the host all of a guest's memory is taken and locked as it starts"
         + ("" if is_fatal else ", and the kernel has to give up its cache for it first"),
-        "give the domain less memory, end another guest"
+        "give the domain less memory, or end another guest"
         + (", or bind its memory to more nodes" if memory.host_nodes else ""),
     )
 

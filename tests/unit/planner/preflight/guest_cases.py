@@ -303,14 +303,6 @@ CASES = [
         Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='emulate' bits='46'/></cpu>")),
     ),
     Case(
-        "address-bits-of-software",
-        "blocker",
-        Side(xml(cpu="<cpu><maxphysaddr mode='emulate' bits='42'/></cpu>", kind="qemu")),
-        "take <maxphysaddr> out of line 7",
-        "bits='42'",
-        Side(xml(cpu="<cpu><maxphysaddr mode='emulate' bits='42'/></cpu>")),
-    ),
-    Case(
         "element-dropped",
         "warning",
         Side(
