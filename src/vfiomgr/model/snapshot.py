@@ -175,6 +175,13 @@ class HostSnapshot:
         """Files that should define vGPUs, and do not."""
         return self.defined.problems
 
+    def in_persistence_mode(self, address: PciAddress) -> bool | None:
+        """Whether NVIDIA's driver keeps a GPU initialised; None where nobody asked it."""
+        uses = self.host_uses or ()
+        if any((use.address, use.kind) == (address, "persistence-mode") for use in uses):
+            return True
+        return None if self.host_uses is None or self.users is None else False
+
     def binding(self, address: PciAddress) -> PersistedBinding | None:
         """What vfiomgr's rule says about an address."""
         return next((b for b in self.persisted if b.address == address), None)

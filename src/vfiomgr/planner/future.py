@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.snapshot import HostUse
 from vfiomgr.model.vgpu import GpuMode
 from vfiomgr.model.vgpu_mark import mark_file
+from vfiomgr.planner.sriov_manage import makes_by_program
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -58,6 +60,8 @@ def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSna
     gone = set(device.virtual_functions)
     names = {str(address) for address in gone}
     host = with_mode(host, replace(_mode(host, device), heterogeneous=False))
+    if makes_by_program(host, device):
+        host = _with_persistence(host, device)
     return replace(
         with_devices(host, [replace(device, virtual_functions=(), sriov_numvfs=count)], gone),
         vgpu_parents=tuple(p for p in host.vgpu_parents if p.name not in names),
@@ -96,6 +100,14 @@ def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
         if (use.address, use.kind) != (device.address, "persistence-mode")
     )
     return replace(host, host_uses=tuple(staying))
+
+
+def _with_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
+    """Once a GPU's driver is kept initialised."""
+    if host.in_persistence_mode(device.address):
+        return host
+    use = HostUse(device.address, "persistence-mode", "sriov-manage enables it")
+    return replace(host, host_uses=(*(host.host_uses or ()), use))
 
 
 def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot:

@@ -117,8 +117,7 @@ def _is_divided(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether it has virtual functions or vGPUs, or is kept by what made these."""
     if device.physical_function is not None or device.is_bridge or device.is_on_vfio:
         return False
-    uses = host.host_uses or ()
-    is_kept = any((u.address, u.kind) == (device.address, "persistence-mode") for u in uses)
+    is_kept = host.in_persistence_mode(device.address) is True
     return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address))) or is_kept
 
 

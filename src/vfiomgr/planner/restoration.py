@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.model.intent import SetGpuMode, SetVirtualFunctions
 from vfiomgr.model.plan import Plan
-from vfiomgr.planner import gpu_instances, gpu_mode, guards, sriov
+from vfiomgr.planner import gpu_instances, gpu_mode, guards, sriov, sriov_manage
 from vfiomgr.planner.definitions import canonical, parent_named
 from vfiomgr.planner.future import with_functions
 from vfiomgr.planner.gpu_mode import gpu_locks
@@ -115,7 +115,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
         message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
         raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
     count = definition.virtual_functions
-    if sriov.makes_by_program(host, device):  # it makes all, and those defined are among them
+    if sriov_manage.makes_by_program(host, device):  # all, and those defined are among them
         count = device.sriov_totalvfs or count
     change = _change_of_modes(host, definition, count)
     if change is not None and change.mig:

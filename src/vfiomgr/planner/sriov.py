@@ -17,6 +17,7 @@ from vfiomgr.planner.future import without_instances
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.locks import device_lock
 from vfiomgr.planner.quotas import Provision
+from vfiomgr.planner.sriov_manage import DRIVER, makes_by_program, persistence_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.step import Step
 
 _CLASS_NETWORK = "02"
-_NVIDIA = "nvidia"
-"""Whose virtual functions a program of the vendor makes, since it also sets them up."""
 
 
 def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
@@ -102,11 +101,6 @@ def _settled_by_program(
     return intent
 
 
-def makes_by_program(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether NVIDIA's sriov-manage makes the virtual functions of a device."""
-    return device.driver == _NVIDIA and host.has_sriov_manage
-
-
 def _is_heterogeneous(host: HostSnapshot, device: PciDevice) -> bool:
     mode = host.gpu_mode(device)
     return mode is not None and mode.heterogeneous is True
@@ -124,7 +118,7 @@ def _departures(
 
     sriov-manage puts all on NVIDIA's driver; those that were there need nothing.
     """
-    comes_by_itself = _NVIDIA if makes_by_program(host, physical) else None
+    comes_by_itself = DRIVER if makes_by_program(host, physical) else None
     for device in present:
         if device.driver not in (None, comes_by_itself):
             before = DriverState(device.driver, device.driver_override, device.power_control)
@@ -146,6 +140,8 @@ def _changes_by_program(
 ) -> Iterator[Step]:
     """sriov-manage, and what it clears without a word: heterogeneous mode, and GPU instances."""
     identity, present = device.identity, device.sriov_numvfs or 0
+    if present != intent.count:
+        yield from persistence_before(host, device)
     here = gpu_instances.places(host, device)
     instances = here if intent.instances_after is None else intent.instances_after
     if present != intent.count and here:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
-from vfiomgr.model.gpu_step import RunSriovManage, SetPersistence
+from vfiomgr.model.gpu_step import SetPersistence
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.intent import (
     Bind,
@@ -213,9 +213,7 @@ def _set_functions(course: _Course, count: int) -> None:
 def _end_persistence(course: _Course) -> None:
     """NVIDIA's driver keeps a GPU that is in persistence mode, which sriov-manage switches on."""
     device = course.device
-    uses = course.host.host_uses or ()
-    is_on = any((u.address, u.kind) == (device.address, "persistence-mode") for u in uses)
-    if is_on or any(isinstance(step, RunSriovManage) for step in course.steps):
+    if course.host.in_persistence_mode(device.address):
         step = SetPersistence(device.identity, before=True, after=False)
         course.add(Plan("", (step,)), future.without_persistence(course.host, device))
 

@@ -105,6 +105,8 @@ class NvidiaDriver:
         gpu = self.gpus.known.get(address)
         if driver.name != DRIVER or gpu is None:
             return None
+        if self.gpus.is_persistent(gpu):
+            return "it is in persistence mode, which keeps a use count of it"
         open_ones = self.open_vgpus(gpu)
         return f"a guest has its vGPU {open_ones[0]} open" if open_ones else None
 

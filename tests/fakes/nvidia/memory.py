@@ -23,10 +23,17 @@ class GpuMemory:
     def reboot(self) -> None:
         """Only MIG outlasts it."""
         for name in os.listdir(self._directory):
-            self.reload(name)
+            self._forget(name)
 
     def reload(self, address: str) -> None:
-        """The driver lets go of a GPU: only MIG is still there when it comes back."""
+        """The driver lets go of a GPU: only MIG is still there when it comes back.
+
+        Nor is it in persistence mode then, as it may be from the boot on.
+        """
+        self._forget(address)
+        self.set_persistent(address, is_on=False)
+
+    def _forget(self, address: str) -> None:
         is_mig = self.modes(address).is_mig
         with suppress(FileNotFoundError):
             os.unlink(self._file(address))

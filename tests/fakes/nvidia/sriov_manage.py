@@ -86,9 +86,14 @@ class SriovManage:
         return self._cycle(gpu, f"Disabling VFs on {gpu.address}\n", 0)
 
     def _cycle(self, gpu: Gpu, output: str, number: int) -> Said:
-        """Unbind, which takes the functions away, make others, bind; the error of a bind stays."""
-        if self._drivers.driver_of(gpu.address) == DRIVER and self._is_used(gpu):
-            return Said(1, output, f"Cannot obtain unbindLock for {gpu.address}\n")
+        """Unbind, which takes the functions away, make others, bind; the error of a bind stays.
+
+        With the unbindLock persistence mode keeps the GPU no longer.
+        """
+        if self._drivers.driver_of(gpu.address) == DRIVER:
+            if self._is_used(gpu):
+                return Said(1, output, f"Cannot obtain unbindLock for {gpu.address}\n")
+            self._gpus.memory.set_persistent(gpu.address, is_on=False)
         self._drivers.detach(gpu.address)
         directory = PCI_DEVICES / gpu.address
         made = self._sriov.make(directory, number) if number else []

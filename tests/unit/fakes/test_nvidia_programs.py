@@ -167,6 +167,34 @@ def test_wedged_functions_are_well_again_after_a_cycle(kernel: FakeKernel) -> No
     assert set_type(kernel, ONE, 1148) == 0
 
 
+# ---- persistence mode
+
+
+def test_a_gpu_in_persistence_mode_is_never_let_go(tmp_path: Path) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
+    with pytest.raises(WouldBlockForEver, match="persistence mode"):
+        kernel.write(PCI_DRIVERS / "nvidia/unbind", GPU)
+
+
+def test_a_gpu_that_is_bound_anew_is_not_in_persistence_mode(tmp_path: Path) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
+    kernel.call("nvidia-smi", "-pm", "0", "-i", GPU)
+    for name in ("unbind", "bind", "unbind", "bind"):
+        kernel.write(PCI_DRIVERS / "nvidia" / name, GPU)
+    assert shown(kernel, "Persistence Mode") == "Disabled"
+
+
+@pytest.mark.parametrize("option", ["-e", "-d"])
+def test_the_program_takes_a_gpu_out_of_it_and_leaves_it_in_it(tmp_path: Path, option: str) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=option == "-d")
+    for before in ("Enabled", "Disabled"):
+        assert shown(kernel, "Persistence Mode") == before
+        kernel.call(SRIOV_MANAGE, option, GPU)
+        assert shown(kernel, "Persistence Mode") == "Enabled"
+        kernel.call(SRIOV_MANAGE, {"-e": "-d", "-d": "-e"}[option], GPU)
+        kernel.call("nvidia-smi", "-pm", "0", "-i", GPU)
+
+
 # ---- heterogeneous mode
 
 
@@ -406,6 +434,7 @@ def test_one_that_is_not_there_is_6(kernel: FakeKernel) -> None:
 
 def test_a_gpu_on_vfio_is_invisible(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
+    kernel.call("nvidia-smi", "-pm", "0")
     kernel.write(PCI_DEVICES / GPU / "driver_override", "vfio-pci")
     kernel.write(PCI_DRIVERS / "nvidia/unbind", GPU)
     kernel.write(PCI_DRIVERS / "vfio-pci/bind", GPU)

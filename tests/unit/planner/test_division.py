@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.devices import host_of
 from tests.unit.partitions import instance, partition
-from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, VFS, run
+from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, KEPT, VFS, run
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.definition_facts import DefinitionFacts
 from vfiomgr.model.gpu_definition import (
@@ -71,6 +71,7 @@ def host(
     return replace(
         host_of(DIVIDED, *VFS),
         has_sriov_manage=True,
+        host_uses=KEPT,
         gpu_modes=(MIG,),
         gpu_partitions=(partition(*instances),),
         vgpu_parents=parents,
@@ -264,7 +265,7 @@ def test_virtual_functions_are_made_around_the_instances() -> None:
     assert back == away.inverse()
     assert any("made again where they were: 1g.5gb" in note for note in made.notes)
     wish = settled(there, SetVirtualFunctions(GPU.address, 0))
-    gone = replace(host_of(GPU), has_sriov_manage=True, gpu_modes=(MIG,))
+    gone = replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(MIG,))
     later = plan(replace(gone, gpu_partitions=(partition(),)), wish)
     assert later.steps == (back,)
     busy = host(instance("1g.5gb", 6, 13, processes=("python3 (PID 4711)",)))
@@ -283,6 +284,7 @@ def test_a_gpu_that_leaves_its_driver_gives_its_instances_up_first() -> None:
     bare = replace(
         host_of(GPU),
         has_sriov_manage=True,
+        host_uses=KEPT,
         gpu_modes=(MIG,),
         gpu_partitions=(partition(instance("1g.5gb", 6)),),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.devices import host_of
-from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, ON, VFS, run
+from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, KEPT, ON, VFS, run
 from vfiomgr.errors import Refusal
 from vfiomgr.model.gpu_step import SetMig
 from vfiomgr.model.intent import SetGpuMode
@@ -25,11 +25,11 @@ VGPU = Vgpu(None, "vendor-vfio", str(VFS[0].address), "1148", None, "nvidia", 7,
 
 def divided(mode: GpuMode | None = PLAIN) -> HostSnapshot:
     modes = (mode,) if mode else ()
-    return replace(host_of(DIVIDED, *VFS), has_sriov_manage=True, gpu_modes=modes)
+    return replace(host_of(DIVIDED, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=modes)
 
 
 def whole(mode: GpuMode = PLAIN) -> HostSnapshot:
-    return replace(host_of(GPU), has_sriov_manage=True, gpu_modes=(mode,))
+    return replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mode,))
 
 
 def test_heterogeneous_mode_is_set_and_taken_back() -> None:

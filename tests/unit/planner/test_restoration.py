@@ -20,6 +20,7 @@ from tests.unit.defined_vgpus import (
     vendor_host,
     with_active,
 )
+from tests.unit.planner.test_sriov_manage import KEPT
 from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.definition_facts import VgpuAttribute
 from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetMig
@@ -125,7 +126,7 @@ def test_virtual_functions_come_first_and_their_vgpus_follow() -> None:
 
 def test_the_vendors_program_makes_its_functions_and_their_mode() -> None:
     mixed = replace(AUTOMATIC, heterogeneous=True)
-    host = replace(without_functions(mixed, driver="nvidia"), has_sriov_manage=True)
+    host = replace(without_functions(mixed, driver="nvidia"), has_sriov_manage=True, host_uses=KEPT)
     made = plan(host, RESTORE)
     assert [type(step) for step in made.steps] == [RunSriovManage, SetHeterogeneous]
 
@@ -145,7 +146,7 @@ def idle_host(
     host = vendor_host(document(definition), mode=mode)
     gpu, *functions = (replace(device, driver="nvidia") for device in host.devices)
     devices = (replace(gpu, sriov_numvfs=gpu.sriov_totalvfs), *functions)
-    return replace(host, devices=devices, vgpus=(), has_sriov_manage=True)
+    return replace(host, devices=devices, vgpus=(), has_sriov_manage=True, host_uses=KEPT)
 
 
 MIXED = replace(AUTOMATIC, heterogeneous=True)

@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
-from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous
-from vfiomgr.model.intent import SetVirtualFunctions
+from vfiomgr.model.gpu_step import RunSriovManage, SetHeterogeneous, SetPersistence
+from vfiomgr.model.intent import SetGpuMode, SetVirtualFunctions
 from vfiomgr.model.origin import DriverState, Origin
-from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetAutoprobe, SetVfCount
 from vfiomgr.model.vgpu import GpuMode
 from vfiomgr.planner import plan, settled
@@ -31,11 +31,14 @@ VFS = tuple(
 DIVIDED = replace(GPU, virtual_functions=tuple(vf.address for vf in VFS), sriov_numvfs=2)
 MIXED = GpuMode("0000:41:00.0", heterogeneous=True, mig=None, framebuffer=None)
 ON = SetHeterogeneous(GPU.identity, before=False, after=True)
+KEPT = (HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it as enabled"),)
+"""What sriov-manage leaves behind, and most hosts of vGPUs have from their boot on."""
+OFF = SetPersistence(GPU.identity, before=False, after=False)
 
 
 def host(*devices: object, mode: GpuMode | None = None) -> HostSnapshot:
     made = host_of(*devices)  # type: ignore[arg-type]
-    return replace(made, has_sriov_manage=True, gpu_modes=(mode,) if mode else ())
+    return replace(made, has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mode,) if mode else ())
 
 
 def run(before: int, after: int) -> RunSriovManage:
@@ -113,3 +116,42 @@ def test_a_function_that_a_guest_has_stays() -> None:
     vf = replace(VFS[0], vfio_device="vfio0")
     with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
         plan(replace(host(DIVIDED, vf, VFS[1]), users=(user,)), SetVirtualFunctions(GPU.address, 0))
+
+
+# ---- persistence mode, which the program switches on
+
+
+def test_persistence_mode_that_is_off_is_so_again_once_all_is_undone() -> None:
+    quiet = replace(host(GPU), host_uses=())
+    made = plan(quiet, SetVirtualFunctions(GPU.address, 2))
+    assert made.steps == (OFF, run(0, 2))
+    assert OFF.inverse() == OFF
+    assert OFF.describe() == "0000:41:00.0: persistence mode off"
+
+
+def test_it_is_stated_once_though_the_program_runs_twice() -> None:
+    one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
+    quiet = replace(host(one, VFS[0]), host_uses=())
+    grown = plan(quiet, SetVirtualFunctions(GPU.address, 2))
+    assert grown.steps == (OFF, run(1, 0), run(0, 2))
+    mode = GpuMode("0000:41:00.0", heterogeneous=None, mig=False, framebuffer=None)
+    mig = SetGpuMode(GPU.address, mig=True)
+    made = plan(replace(host(DIVIDED, *VFS, mode=mode), host_uses=()), mig)
+    assert [step.kind for step in made.steps] == [
+        "set-persistence",
+        "run-sriov-manage",
+        "set-mig",
+        "run-sriov-manage",
+    ]
+
+
+@pytest.mark.parametrize("unseen", [{"users": None}, {"host_uses": None}])
+def test_where_nobody_asked_nothing_is_claimed(unseen: dict[str, None]) -> None:
+    asked = replace(replace(host(GPU), host_uses=()), **unseen)  # type: ignore[arg-type]
+    assert plan(asked, SetVirtualFunctions(GPU.address, 2)).steps == (run(0, 2),)
+
+
+def test_functions_that_the_kernel_makes_need_no_word_of_it() -> None:
+    bare = replace(host(GPU), has_sriov_manage=False, host_uses=())
+    kinds = [type(step) for step in plan(bare, SetVirtualFunctions(GPU.address, 2)).steps]
+    assert SetPersistence not in kinds

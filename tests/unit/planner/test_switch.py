@@ -9,14 +9,14 @@ import pytest
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.planner.test_gpu_mode import PLAIN, VGPU, divided, whole
-from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, ON, VFS, run
+from tests.unit.planner.test_sriov_manage import DIVIDED, GPU, KEPT, OFF, ON, VFS, run
 from vfiomgr.errors import Refusal
 from vfiomgr.model.gpu_step import SetPersistence
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.intent import GpuUse, SwitchGpu
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.persistence import TextFile
-from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
 from vfiomgr.model.step import (
     AwaitVfioNode,
     ChangeDriver,
@@ -71,7 +71,9 @@ def test_from_vgpus_to_a_guest() -> None:
 
 
 def test_the_whole_slot_goes_and_comes() -> None:
-    host = replace(host_of(DIVIDED, AUDIO, *VFS), has_sriov_manage=True, gpu_modes=(PLAIN,))
+    host = replace(
+        host_of(DIVIDED, AUDIO, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(PLAIN,)
+    )
     moved = [s for s in switch(host, "passthrough").steps if isinstance(s, ChangeDriver)]
     assert [step.device.address for step in moved] == [GPU.address, AUDIO.address]
 
@@ -79,7 +81,7 @@ def test_the_whole_slot_goes_and_comes() -> None:
 def test_from_a_guest_to_vgpus_of_several_sizes() -> None:
     made = switch(bound(), "vgpu", heterogeneous=True)
     assert kinds(made)[:2] == [ChangeDriver, ForgetOrigin]
-    assert made.steps[2:] == (run(0, 2), ON)
+    assert made.steps[2:] == (OFF, run(0, 2), ON), "undone, it leaves its driver again"
 
 
 def test_to_the_host_from_either() -> None:
@@ -144,16 +146,23 @@ def test_a_vgpu_in_use_stays() -> None:
 
 def test_what_bind_would_refuse_in_the_end_is_refused_before_anything() -> None:
     desktop = replace(DIVIDED, is_boot_display=True, display_signs=("boot_vga",))
-    host = replace(host_of(desktop, *VFS), has_sriov_manage=True, gpu_modes=(PLAIN,))
+    host = replace(
+        host_of(desktop, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(PLAIN,)
+    )
     with pytest.raises(Refusal, match="console's display"):
         switch(host, "passthrough")
     assert switch(host, "passthrough", allow=frozenset({"boot-display"})).steps[0] == run(2, 0)
 
 
 def test_persistence_mode_is_ended_and_no_obstacle() -> None:
-    use = HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it as enabled")
-    made = switch(replace(whole(), host_uses=(use,)), "passthrough")
-    assert made.steps[0] == QUIET
+    assert switch(whole(), "passthrough").steps[0] == QUIET
+    never_on = switch(replace(whole(), host_uses=()), "passthrough")
+    assert QUIET not in never_on.steps
+
+
+def test_persistence_mode_that_was_off_is_ended_after_the_program_all_the_same() -> None:
+    made = switch(replace(carrying(), host_uses=()), "passthrough")
+    assert made.steps[2:5] == (OFF, run(2, 0), QUIET)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +204,7 @@ def test_a_run_that_was_cut_off_remembers_what_it_was_to_remove() -> None:
 def test_a_run_that_was_cut_off_remembers_how_it_was_to_divide() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
     mixed = replace(PLAIN, heterogeneous=True)
-    host = replace(host_of(one, VFS[0]), has_sriov_manage=True, gpu_modes=(mixed,))
+    host = replace(host_of(one, VFS[0]), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mixed,))
     wish = settled(host, SwitchGpu(GPU.address, "vgpu"))
     assert plan(whole(), wish).steps == (run(0, 2), ON)
     assert plan(divided(), wish).steps == (ON,)
