@@ -37,6 +37,13 @@ __all__ = ["choose_layout", "find_flaws", "read_layouts", "render_layouts"]
 _HINT = "docs/layout.md explains the format, and vfiomgr layout schema gives it to editors"
 _TOLD_ELSEWHERE = ("uuids are the same", "are to have the UUID")
 """What the model says of UUIDs; `repeated_uuids` tells which, and where."""
+_OTHER_KINDS = {
+    "HostSnapshot": "pass it with --snapshot FILE",
+    "LayoutPlan": "vfiomgr apply FILE carries it out",
+}
+"""Documents of vfiomgr that are no layouts, and what they are for."""
+_MOST_LINES = 40
+"""Of flaws that are told at once."""
 _DEVICES = 4
 """So long is the path of a rule: layouts, a name, devices, a number."""
 
@@ -51,11 +58,13 @@ def read_layouts(text: str, source: str) -> LayoutFile:
     read, flaws = find_flaws(text)
     if read is not None:
         return read
-    lines = tuple(f"{source}:{flaw}" for flaw in flaws)
+    lines = [f"{source}:{flaw}" for flaw in flaws[:_MOST_LINES]]
     if len(lines) == 1:
         raise InvalidDocument(lines[0], _HINT)
-    message = f"{source}: {len(lines)} things are wrong"
-    raise InvalidDocument(message, _HINT, lines)
+    if len(flaws) > _MOST_LINES:
+        lines.append(f"and {len(flaws) - _MOST_LINES} more")
+    message = f"{source}: {len(flaws)} things are wrong"
+    raise InvalidDocument(message, _HINT, tuple(lines))
 
 
 def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
@@ -91,6 +100,10 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Flaw, ...]]:
         remedy = f"begin with version: {VERSION}, and layouts by name below layouts"
         what = f"a layout file is a mapping, and this is {shown(document)}"
         return None, (Flaw(document.place, "", what, remedy),)
+    kind = document.members.get("kind")
+    if kind is not None and "layouts" not in document.members:
+        remedy = _OTHER_KINDS.get(kind.text, f"a layout begins with version: {VERSION}")
+        return None, (Flaw(kind.place, "", f"this is a {kind.text}, and no layout", remedy),)
     checker = _Checker(document)
     found = tuple(sorted({*flaws, *checker.flaws()}))
     return (None, found) if found else (checker.read, ())

@@ -124,7 +124,7 @@ def plan_install(host: HostSnapshot, intent: InstallHook) -> Plan:
     """
     if intent.program is None:
         message = "vfiomgr is no installed command here, so that no script can run it"
-        raise Refusal(message, "install vfiomgr, e.g. with pipx, and run that command")
+        raise Refusal(message, "install vfiomgr as its README says, and run that command")
     wanted = render_script(intent.program)
     there = host.file(SCRIPT)
     if there == wanted:

@@ -211,7 +211,7 @@ def _services(host: HostSnapshot, intent: InstallLayout) -> dict[str, str | None
         return dict.fromkeys(SERVICES)
     if intent.program is None:
         message = "vfiomgr is no installed command here, so that no service can run it at boot"
-        raise Refusal(message, "install vfiomgr, e.g. with pipx, and run that command")
+        raise Refusal(message, "install vfiomgr as its README says, and run that command")
     name, allow = intent.wish.name, _kept_allowances(intent)
     return {
         BOOT: render_boot(intent.program, name, allow),

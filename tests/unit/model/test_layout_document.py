@@ -220,3 +220,28 @@ def test_the_documentation_has_every_key() -> None:
 def test_the_file_that_the_documentation_begins_with_is_good() -> None:
     first = _DOCUMENTATION.read_text().split("```yaml\n")[1].partition("```")[0]
     assert list(read_layouts(first, "x").layouts) == ["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("HostSnapshot", "pass it with --snapshot FILE"),
+        ("LayoutPlan", "vfiomgr apply FILE carries it out"),
+        ("Pod", "a layout begins with version: vfiomgr/v1"),
+    ],
+)
+def test_another_document_is_called_by_its_name(kind: str, remedy: str) -> None:
+    text = json.dumps({"api_version": "vfiomgr/v1", "kind": kind, "devices": [{}] * 50})
+    with pytest.raises(InvalidDocument) as caught:
+        read_layouts(text, "x.json")
+    assert f"this is a {kind}, and no layout; {remedy}" in caught.value.message
+    assert caught.value.details == ()
+
+
+def test_of_very_many_flaws_the_first_are_told() -> None:
+    rules = "".join(f"      - {{select: {{id: x{number}}}, state: host}}\n" for number in range(99))
+    text = f"version: vfiomgr/v1\nlayouts:\n  a:\n    devices:\n{rules}"
+    with pytest.raises(InvalidDocument, match="99 things are wrong") as caught:
+        read_layouts(text, "host.yaml")
+    assert caught.value.details[-1] == "and 59 more"
+    assert len(caught.value.details) == 41

@@ -281,6 +281,7 @@ def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: s
     ("identifier", "tool", "release", "command"),
     [
         ("debian", "apt-get", "6.1.0-18-cloud-amd64", "apt-get install linux-image-amd64"),
+        ("debian", "apt-get", "6.18.44-local-v509", None),
         ("debian", "apt-get", "6.8.12-4-pve", "apt-get install proxmox-default-kernel"),
         ("ubuntu", "apt-get", "6.8.0-31-x", "apt-get install linux-modules-extra-6.8.0-31-x"),
         ("fedora", "dnf", "6.8.5.fc40.x86_64", "dnf install kernel-modules-6.8.5.fc40.x86_64"),

@@ -7,6 +7,7 @@ Where a method raises an error of libvirt, it is one of vfiomgr's by then:
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext
@@ -507,8 +508,8 @@ def _library() -> Any:  # noqa: ANN401
     except ImportError as error:
         message = f"this needs libvirt-python, which is not there: {error}"
         hint = (
-            "pip install 'vfiomgr[libvirt]', in the environment that vfiomgr runs in (it needs "
-            "libvirt's headers: libvirt-dev), or the distribution's python3-libvirt"
+            f"{sys.executable} -m pip install libvirt-python (it is built with gcc, pkg-config, "
+            "python3-dev and libvirt-dev)"
         )
         raise HostError(message, hint) from None
     libvirt.registerErrorHandler(_be_silent, None)

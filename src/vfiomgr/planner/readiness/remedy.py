@@ -43,6 +43,10 @@ _PACKAGES = {
 
 The flavour is the last part of a release: 6.1.0-18-cloud-amd64, 6.4.0-150600.21-default.
 """
+_DEBIAN_FLAVOURS = frozenset(
+    {"686", "amd64", "arm64", "armmp", "loong64", "powerpc64le", "riscv64", "s390x"}
+)
+"""Of Debian's own kernels; another release tells of no package."""
 _PROXMOX_RELEASE = "-pve"
 _PROXMOX_PACKAGE = "apt-get install proxmox-default-kernel"
 _PROXMOX = {"proxmox-boot-tool", "/etc/kernel/cmdline"}
@@ -82,11 +86,12 @@ def _package(distribution: Distribution | None, release: str) -> str | None:
     if distribution is None or not release:
         return None
     command = _PACKAGES.get(distribution.id, "")
-    if distribution.id == "debian" and release.endswith(_PROXMOX_RELEASE):
-        command = _PROXMOX_PACKAGE
+    flavour = release.rpartition("-")[2]
+    if distribution.id == "debian" and flavour not in _DEBIAN_FLAVOURS:
+        command = _PROXMOX_PACKAGE if release.endswith(_PROXMOX_RELEASE) else ""
     if command.partition(" ")[0] not in distribution.tools:
         return None
-    return command.format(release=release, flavour=release.rpartition("-")[2])
+    return command.format(release=release, flavour=flavour)
 
 
 def _first(table: dict[str, str], distribution: Distribution) -> str | None:
