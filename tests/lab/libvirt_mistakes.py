@@ -69,6 +69,11 @@ ONE_SLOT = pair("twin")
 CARD = pci("nic", managed="yes")
 VIOMMU = "<iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu>"
 SPLIT = "<features><ioapic driver='qemu'/></features>"
+BRIDGE = """
+<controller type='pci' index='2' model='pcie-to-pci-bridge'>
+  <address type='pci' bus='0x01' slot='0x00' function='0x0'/>
+</controller>"""
+BEHIND_BRIDGE = ONE_SLOT.replace("bus='1' slot='0'", "bus='2' slot='1'")
 WIDTH = "<cpu mode='maximum'><maxphysaddr mode='emulate' bits='{}'/></cpu>"
 
 
@@ -93,7 +98,7 @@ MISTAKES = [
     Mistake(
         "viommu-group-apart",
         domain(ROOT + PORT + ONE_SLOT + VIOMMU, SPLIT),
-        domain(ROOT + PORT + ONE_SLOT),
+        domain(ROOT + PORT + BRIDGE + BEHIND_BRIDGE + VIOMMU, SPLIT),
         ("multiple address spaces",),
     ),
     Mistake(
