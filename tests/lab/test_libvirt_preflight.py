@@ -1,0 +1,274 @@
+"""Broken domains on a real libvirtd: found before, failing as told, and starting when mended."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+import uuid as uuids
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import libvirt
+import pytest
+
+from tests.lab import libvirtd as daemon
+from tests.lab.command import vfiomgr
+from tests.lab.libvirt_mistakes import (
+    ADDRESSES,
+    MISTAKES,
+    NAME,
+    PORT,
+    ROOT,
+    TWIN,
+    VNC,
+    Mistake,
+    domain,
+    mdev,
+    pair,
+    pci,
+)
+from tests.lab.nested import call
+from vfiomgr import api
+from vfiomgr.adapters.libvirt.connection import connect
+from vfiomgr.adapters.libvirt.read import read_domain
+from vfiomgr.host.tree import HostTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.lab.topology import Topology
+
+FILE = Path("/run/lab/preflight.xml")
+pytestmark = [pytest.mark.topology("workstation"), pytest.mark.usefixtures("libvirtd", "bound")]
+
+
+@pytest.fixture(scope="module")
+def bound(topology: Topology) -> Iterator[None]:
+    """The twin on vfio-pci, and nothing else of what can be bound."""
+    vfiomgr("bind", topology.addresses["twin"])
+    yield
+    vfiomgr("unbind", topology.addresses["twin"])
+
+
+@pytest.fixture(autouse=True)
+def cleared() -> Iterator[None]:
+    """What a test defined is gone after it."""
+    yield
+    with libvirt.open(daemon.URI) as connection:
+        for found in connection.listAllDomains():
+            if found.isActive():
+                found.destroy()
+            if found.isPersistent():
+                found.undefine()
+
+
+@pytest.fixture
+def released() -> Iterator[None]:
+    """What a test bound is on its host drivers after it."""
+    yield
+    vfiomgr("unbind", ADDRESSES["gpu"], ADDRESSES["nic"])
+
+
+def troubles(text: str) -> dict[str, str]:
+    """The remedies of blockers and warnings, by rule, as the command finds them."""
+    host = api.scan(HostTree("/"), with_users=True, with_readiness=True)
+    read = read_domain(text.encode(), "guest.xml")
+    files = {d.rom_file: Path(d.rom_file).is_file() for d in read.hostdevs if d.rom_file}
+    with connect(daemon.URI) as connection:
+        (report,) = api.preflight(host, [read], connection.hypervisor(), files)
+    return {f.id: f.remedy for f in report.findings if f.severity in ("blocker", "warning")}
+
+
+def why_not(text: str) -> str:
+    """What libvirt says when the domain is defined and started; nothing where it runs."""
+    with libvirt.open(daemon.URI) as connection:
+        try:
+            started = connection.defineXML(text)
+            started.create()
+        except libvirt.libvirtError as error:
+            return str(error)
+        started.destroy()
+    return ""
+
+
+def breaks(text: str, rule: str, *said: str) -> str:
+    """The remedy of the one thing that is found; libvirt or QEMU fail on it, with these words."""
+    found = troubles(text)
+    assert set(found) == {rule}
+    why = why_not(text)
+    assert why, "it started"
+    assert any(words in why for words in said), why
+    return found[rule]
+
+
+def starts(text: str) -> None:
+    """Nothing is found, and it starts."""
+    assert troubles(text) == {}
+    assert why_not(text) == ""
+
+
+def follow(remedy: str, start: str) -> None:
+    """Run the command that a remedy begins with."""
+    command = shlex.split(remedy.partition(";")[0].partition(" (")[0].partition(",")[0])
+    assert remedy.startswith(start)
+    vfiomgr(*command[1:])
+
+
+@pytest.mark.usefixtures("released")
+def test_a_device_on_its_host_driver() -> None:
+    text = domain(ROOT + PORT + pair("gpu"))
+    remedy = breaks(text, "on-host-driver", "must be manually detached from the host")
+    follow(remedy, f"vfiomgr bind {ADDRESSES['gpu']}")
+    starts(text)
+
+
+@pytest.mark.usefixtures("released")
+def test_a_group_of_which_a_part_stays() -> None:
+    text = domain(pci("gpu", managed="yes"))
+    remedy = breaks(text, "group-not-viable", "not viable", "is not available")
+    follow(remedy, f"vfiomgr bind {ADDRESSES['gpu_audio']}")
+    starts(text)
+
+
+def test_a_device_that_the_host_lacks() -> None:
+    text = domain(TWIN + pci("0000:77:00.0"))
+    remedy = breaks(text, "device-missing", "0000:77:00.0", "the cause is unknown")
+    assert remedy.endswith(": vfiomgr libvirt edit guest.xml --remove 0000:77:00.0")
+    FILE.write_text(text)
+    vfiomgr("libvirt", "edit", str(FILE), "--remove", "0000:77:00.0")
+    starts(FILE.read_text())
+
+
+def test_a_device_named_twice() -> None:
+    breaks(domain(TWIN + pci("twin")), "device-twice", "already", "in use", "Duplicate")
+    starts(domain(TWIN))
+
+
+def test_a_bridge() -> None:
+    breaks(domain(pci("0000:00:02.0")), "bridge", "Non-endpoint", "manually detached")
+
+
+@pytest.mark.usefixtures("released")
+def test_a_network_card_as_an_interface() -> None:
+    card = pci("nic", managed="yes")
+    element = card.replace("<hostdev mode='subsystem' type='pci'", "<interface type='hostdev'")
+    element = element.replace("<address ", "<address type='pci' ")
+    element = element.replace("</hostdev", "</interface")
+    breaks(domain(element), "interface-not-vf", "Virtual Functions only", "SR-IOV")
+    starts(domain(card))
+
+
+def test_a_device_of_a_running_domain() -> None:
+    with libvirt.open(daemon.URI) as connection:
+        connection.createXML(domain(TWIN, name="other"))
+    found = troubles(domain(TWIN))
+    assert set(found) == {"held-by-domain"}
+    assert found["held-by-domain"].startswith("virsh shutdown other")
+    assert "in use by driver QEMU, domain other" in why_not(domain(TWIN))
+    assert call("virsh", "destroy", "other").returncode == 0
+    starts(domain(TWIN))
+
+
+def test_a_device_that_a_qemu_of_nobody_has() -> None:
+    text = domain(TWIN)
+    with foreign_guest(ADDRESSES["twin"]):
+        breaks(text, "held-by-process", "busy", "Permission denied")
+    starts(text)
+
+
+@contextmanager
+def foreign_guest(address: str) -> Iterator[None]:
+    """A QEMU with a device that libvirt does not know."""
+    qemu = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-m", "64"]
+    process = subprocess.Popen([*qemu, "-device", f"vfio-pci,host={address}"])
+    node = Path("/sys/bus/pci/devices", address, "iommu_group").resolve().name
+    while not any(Path(link).name == node for link in open_nodes(process.pid)):
+        assert process.poll() is None
+        time.sleep(0.2)
+    yield
+    process.kill()
+    process.wait()
+
+
+def open_nodes(pid: int) -> Iterator[str]:
+    """What a process has open below /dev/vfio."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:
+            continue
+        if target.startswith("/dev/vfio/"):
+            yield target
+
+
+def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
+    uuid = str(uuids.uuid4())
+    text = domain(mdev(uuid))
+    remedy = breaks(text, "vgpu-missing", "not found", uuid)
+    assert remedy.startswith(f"vfiomgr vgpu create --type TYPE --uuid {uuid} ")
+    vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
+    starts(text)
+    vfiomgr("vgpu", "define", "--uuid", uuid)
+    vfiomgr("vgpu", "stop", uuid)
+    follow(breaks(text, "vgpu-inactive", "not found", uuid), f"vfiomgr vgpu start {uuid}")
+    starts(text)
+    vfiomgr("vgpu", "stop", uuid)
+    vfiomgr("vgpu", "undefine", uuid)
+
+
+@pytest.fixture
+def vgpus() -> Iterator[tuple[str, str]]:
+    """Two small vGPUs with displays."""
+    made = (str(uuids.uuid4()), str(uuids.uuid4()))
+    for uuid in made:
+        vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", "mdpy-vga", "--uuid", uuid)
+    yield made
+    vfiomgr("vgpu", "remove", *made)
+
+
+def test_displays_of_vgpus(vgpus: tuple[str, str]) -> None:
+    one, other = vgpus
+    shown, drawn = " display='on'", " display='on' ramfb='on'"
+    breaks(domain(mdev(one, shown)), "display-without-graphics", "graphics")
+    starts(domain(mdev(one, shown) + VNC))
+    breaks(domain(mdev(one, drawn) + mdev(other, drawn) + VNC), "several-ramfb", "ramfb")
+    starts(domain(mdev(one, drawn) + mdev(other, shown) + VNC))
+    breaks(domain(mdev(one, model="vfio-ccw")), "vgpu-model", "CCW")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.rule)
+def test_a_domain_that_is_written_wrong(mistake: Mistake) -> None:
+    breaks(mistake.broken, mistake.rule, *mistake.said)
+    starts(mistake.mended)
+
+
+def test_too_few_huge_pages() -> None:
+    text = domain(
+        TWIN,
+        "<memoryBacking><hugepages><page size='2' unit='MiB'/></hugepages></memoryBacking>",
+    )
+    remedy = breaks(text, "hugepages-too-few", "hugetlbfs", "allocate memory", "huge")
+    subprocess.run(["sh", "-c", remedy.partition(",")[0]], check=True)
+    assert troubles(text) == {}
+
+
+def test_what_an_old_libvirt_drops() -> None:
+    """It says nothing, and the domain has it no longer."""
+    element = pci("twin", "<driver name='vfio' model='vfio-pci'/>")
+    text = domain(element + pci("twin_audio"))
+    assert set(troubles(text)) == {"element-dropped"}
+    assert why_not(text) == ""
+    assert "model='vfio-pci'" not in call("virsh", "dumpxml", "--inactive", NAME).stdout
+
+
+@pytest.mark.usefixtures("released")
+def test_domains_that_libvirt_knows_are_judged_by_name() -> None:
+    with libvirt.open(daemon.URI) as connection:
+        connection.defineXML(domain(ROOT + PORT + pair("gpu")))
+    answer = vfiomgr("libvirt", "preflight", NAME, status=1).stdout
+    assert f"{NAME}: not ready: 1 blocker, 0 warnings" in answer
+    vfiomgr("bind", ADDRESSES["gpu"])
+    answer = vfiomgr("libvirt", "preflight", "--all").stdout
+    assert f"{NAME}: nothing blocks its start" in answer
