@@ -32,12 +32,11 @@ def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
     numbers = range(len(intent.steps))
     undoing = recovery.plan_undo(host, intent.steps, numbers, intent.allow, is_of_this_boot=True)
     kept = [intent.steps[number] for number in sorted(undoing.steps, reverse=True)]
-    steps = tuple(step for done in kept if (step := done.inverse()) is not None)
-    steps = tuple(_letting_go(host, steps))
+    back = [step for done in kept if (step := done.inverse()) is not None]
     names = tuple(dict.fromkeys(filter(None, map(subject, intent.steps))))
     return Plan(
         summary=f"revert the layout {intent.name}",
-        steps=steps,
+        steps=tuple(_letting_go(host, back)),
         locks=tuple(sorted({*intent.locks, *_locks(host, names)})),
         notes=undoing.notes,
         settles=names,

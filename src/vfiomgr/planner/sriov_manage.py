@@ -51,5 +51,3 @@ def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[Cha
                 if is_on.get(address, host.in_persistence_mode(address)):
                     yield step
                 is_on[address] = False
-            case _:
-                pass
