@@ -12,7 +12,7 @@ from vfiomgr.executor.lock import hold
 from vfiomgr.executor.run import undo as undo_steps
 from vfiomgr.model.intent import ApplyLayout
 from vfiomgr.model.step import subject
-from vfiomgr.planner.recovery import plan_undo, refuse_other_devices
+from vfiomgr.planner.recovery import plan_undo, refuse_other_devices, refuse_what_is_kept
 
 if TYPE_CHECKING:
     from vfiomgr.executor.change import Work
@@ -72,6 +72,7 @@ def _plan_undo(run: CutOff, work: Work, allow: frozenset[Allowance]) -> tuple[Un
     host = work.scan(left.intent)
     is_of_this_boot = run.is_of_this_boot
     undoing = plan_undo(host, left.steps, left.begun, allow, is_of_this_boot=is_of_this_boot)
+    refuse_what_is_kept(host, left.steps, undoing, allow)
     return left, undoing
 
 

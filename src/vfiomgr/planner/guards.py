@@ -168,7 +168,7 @@ def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
-    """Mounted disks and the interface of the default route."""
+    """Mounted disks, the interface of the default route, and GPUs that their driver keeps."""
     for use in host.host_uses or ():
         if use.address != device.address:
             continue
@@ -265,6 +265,11 @@ def host_data(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
         if objection.allowance != "in-use":
             remedy = objection.remedy.replace(_LEAVING_OUT, "")
             yield replace(objection, remedy=remedy)
+
+
+def kept_initialised(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Persistence mode alone, of which a use count is left that no open file shows."""
+    yield from (one for one in host_use(host, device) if one.allowance == "in-use")
 
 
 UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes, host_data)

@@ -20,6 +20,7 @@ from vfiomgr.model.step import (
 from vfiomgr.model.vgpu_step import CreateMdev, SetVgpuType
 from vfiomgr.planner import guards
 from vfiomgr.planner.guards import Objection
+from vfiomgr.planner.sriov_manage import kept_from_leaving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -134,6 +135,24 @@ def _virtual_functions(
     physical = host.device_named(str(step.device.address))
     names = map(str, physical.virtual_functions if physical is not None else ())
     return [device for name in names if (device := host.device_named(name)) is not None]
+
+
+def refuse_what_is_kept(
+    host: HostSnapshot, steps: Sequence[Step], undoing: Undoing, allow: frozenset[Allowance]
+) -> None:
+    """Make sure that no GPU would have to leave NVIDIA's driver in persistence mode.
+
+    Whoever can still add a step that ends the mode has no need of this.
+
+    Raises:
+        Refusal: a GPU came into the mode since, and nothing of the run ends it.
+
+    """
+    numbers = sorted(undoing.steps, reverse=True)
+    inverses = [back for n in numbers if (back := steps[n].inverse()) is not None]
+    leaving = [host.device(step.device.address) for step in kept_from_leaving(host, inverses)]
+    objections = (objection for gpu in leaving for objection in guards.kept_initialised(host, gpu))
+    guards.refuse_if_any(objections, allow)
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:

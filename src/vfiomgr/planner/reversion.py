@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.gpu_step import RunSriovManage, SetPersistence
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.plan import Plan
 from vfiomgr.model.quota_step import SetQuotas
-from vfiomgr.model.step import subject
+from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetVfCount, subject
 from vfiomgr.planner import recovery
 from vfiomgr.planner.locks import device_lock
+from vfiomgr.planner.sriov_manage import kept_from_leaving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.intent import RevertLayout
     from vfiomgr.model.snapshot import HostSnapshot
@@ -30,11 +32,11 @@ def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
     numbers = range(len(intent.steps))
     undoing = recovery.plan_undo(host, intent.steps, numbers, intent.allow, is_of_this_boot=True)
     kept = [intent.steps[number] for number in sorted(undoing.steps, reverse=True)]
-    steps = tuple(step for done in kept if (step := done.inverse()) is not None)
+    back = [step for done in kept if (step := done.inverse()) is not None]
     names = tuple(dict.fromkeys(filter(None, map(subject, intent.steps))))
     return Plan(
         summary=f"revert the layout {intent.name}",
-        steps=steps,
+        steps=tuple(_letting_go(host, back)),
         locks=tuple(sorted({*intent.locks, *_locks(host, names)})),
         notes=undoing.notes,
         settles=names,
@@ -49,11 +51,23 @@ def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
     """
     found: list[Step] = []
     changed: set[tuple[object, ...]] = set()
-    for run in runs:
-        new = [step for step in run if _topic(step) not in changed]
+    makers: set[str | None] = set()
+    for run in map(tuple, runs):
+        not_ours = _ways_to_guests(run, makers)
+        new = [step for step in run if _topic(step) not in changed and step not in not_ours]
         changed.update(_topic(step) for step in new if step.inverse() is not None)
+        makers.update(subject(s) for s in new if isinstance(s, RunSriovManage | SetVfCount))
         found += new
     return tuple(found)
+
+
+def _letting_go(host: HostSnapshot, steps: Sequence[Step]) -> Iterator[Step]:
+    """Persistence mode, which may have come since by other means, ends before it would matter."""
+    held = list(kept_from_leaving(host, steps))
+    for step in steps:
+        if step in held:
+            yield SetPersistence(held.pop(held.index(step)).device, before=True, after=False)
+        yield step
 
 
 def _topic(step: Step) -> tuple[object, ...]:
@@ -68,6 +82,17 @@ def _topic(step: Step) -> tuple[object, ...]:
             return step.kind, step.path
         case _:
             return step.kind, subject(step)
+
+
+def _ways_to_guests(run: Sequence[Step], makers: set[str | None]) -> list[Step]:
+    """How a run took functions back from guests that had made virtual ones before.
+
+    Only a host driver makes those, so the function had one then, and has it again. Somebody took
+    it to a guest between the two runs, and undoing the second one would lead there.
+    """
+    back = {subject(step) for step in run if isinstance(step, ForgetOrigin)} & makers
+    moves = ForgetOrigin | ChangeDriver
+    return [step for step in run if isinstance(step, moves) and subject(step) in back]
 
 
 def _locks(host: HostSnapshot, names: Iterable[str]) -> Iterable[str]:

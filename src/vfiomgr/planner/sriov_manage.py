@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.gpu_step import SetPersistence
+from vfiomgr.model.gpu_step import RunSriovManage, SetPersistence
+from vfiomgr.model.step import ChangeDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.step import Step
 
 DRIVER = "nvidia"
 """Whose virtual functions a program of the vendor makes, since it also sets them up."""
@@ -33,3 +35,19 @@ def persistence_before(host: HostSnapshot, device: PciDevice) -> Iterator[SetPer
     """
     if host.in_persistence_mode(device.address) is False:
         yield SetPersistence(device.identity, before=False, after=False)
+
+
+def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ChangeDriver]:
+    """The steps that would take a GPU from its driver while that never lets it go."""
+    is_on: dict[PciAddress, bool | None] = {}
+    for step in steps:
+        match step:
+            case RunSriovManage():
+                is_on[step.device.address] = True
+            case SetPersistence():
+                is_on[step.device.address] = step.after
+            case ChangeDriver() if step.after.driver != DRIVER:
+                address = step.device.address
+                if is_on.get(address, host.in_persistence_mode(address)):
+                    yield step
+                is_on[address] = False

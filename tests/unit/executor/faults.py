@@ -33,6 +33,8 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
     vgpus = {f"vGPU {vgpu.name}": f"{vgpu.parent} {vgpu.type}" for vgpu in host.vgpus}
     modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
     places = {f"instances of {p.gpu}": str(p.places) for p in host.gpu_partitions}
+    gpus = kernel.nvidia.gpus
+    modes |= {f"persistence of {g.address}": str(gpus.is_persistent(g)) for g in gpus.visible()}
     marks = {mark.path: mark.text for mark in host.vgpu_marks}
     own = {f"own {vgpu.name}": str(host.is_own(vgpu)) for vgpu in host.vgpus}
     origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.hosts import dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
-from tests.unit.executor.faults import Course, EveryFault, kept, named
+from tests.unit.executor.faults import Course, EveryFault, changes, kept, named
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack, StillDiffers
 from vfiomgr.executor import change
@@ -20,7 +20,15 @@ from vfiomgr.executor.lock import hold
 from vfiomgr.executor.run import run as run_plan
 from vfiomgr.host.pci import read_virtual_functions
 from vfiomgr.model.access import NodeAccess
-from vfiomgr.model.intent import Bind, CreateVgpu, RemoveVgpu, SetVirtualFunctions, Unbind
+from vfiomgr.model.intent import (
+    Bind,
+    CreateVgpu,
+    GpuUse,
+    RemoveVgpu,
+    SetVirtualFunctions,
+    SwitchGpu,
+    Unbind,
+)
 from vfiomgr.model.layout import Layout
 from vfiomgr.model.path import HostPath, pci_device
 from vfiomgr.model.pci import PciAddress
@@ -457,6 +465,50 @@ def test_a_revert_that_waited_is_refused_where_another_process_applied_a_layout(
     assert drivers(kernel, GPU) == ["vfio-pci"]
 
 
+# ---- a GPU that NVIDIA's driver lets go only out of persistence mode
+
+
+def idle_l40s(tmp_path: Path) -> FakeKernel:
+    """A GPU with no virtual function, and persistence mode off."""
+    kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
+    keep_initialised(kernel, is_on=False)
+    return kernel
+
+
+def keep_initialised(kernel: FakeKernel, *, is_on: bool) -> None:
+    kernel.call("nvidia-smi", "-pm", str(int(is_on)), "-i", GPUS[0])
+
+
+def of_l40s(state: str, name: str = "whole") -> ApplyLayout:
+    """What its rule says: for a guest, for the host, or with a vGPU."""
+    vgpus = {"heterogeneous": True, "vgpus": [{"type": "L40S-4Q", "count": 1}]}
+    return layout(rule(GPUS[0], state, **(vgpus if state == "vgpu" else {})), name=name)
+
+
+def test_a_gpu_that_is_kept_since_it_was_given_back_is_let_go_by_reverting(tmp_path: Path) -> None:
+    kernel = idle_l40s(tmp_path)
+    api.apply(Bind((PciAddress.parse(GPUS[0]),)), tree=kernel)
+    before = kept(kernel)
+    apply(kernel, of_l40s("host"))
+    keep_initialised(kernel, is_on=True)
+    api.revert(tree=kernel)
+    assert changes(before, kept(kernel)) == {}
+
+
+@pytest.mark.parametrize("first", ["host", "passthrough"])
+def test_a_layout_that_was_corrected_is_taken_back_without_waiting_for_ever(
+    tmp_path: Path, first: GpuUse
+) -> None:
+    kernel = idle_l40s(tmp_path)
+    apply(kernel, of_l40s(first, name="earlier"))
+    before = kept(kernel)
+    apply(kernel, of_l40s("vgpu"))
+    api.apply(SwitchGpu(PciAddress.parse(GPUS[0]), "passthrough"), tree=kernel)
+    apply(kernel, of_l40s("vgpu"))
+    api.revert(tree=kernel)
+    assert changes(before, kept(kernel)) == {}
+
+
 # ---- faults
 
 
@@ -493,7 +545,22 @@ def course(tmp_path: Path, name: str) -> Course:
     )
 
 
+GPU_COURSES = {"a guest's to vgpus": "passthrough", "vgpus to a guest": "vgpu"}
+
+
+def gpu_course(tmp_path: Path, name: str) -> Course:
+    """From one use, which an earlier layout brought about, to the other."""
+    first = GPU_COURSES[name]
+
+    def prepared(place: Path) -> tuple[FakeKernel, ApplyLayout]:
+        kernel = idle_l40s(place)
+        apply(kernel, of_l40s(first, name="earlier"))
+        return kernel, of_l40s("vgpu" if first == "passthrough" else "passthrough")
+
+    return Course(tmp_path, prepared, back=lambda kernel: api.revert(tree=kernel))
+
+
 class TestFaults(EveryFault):
     """A failure, and a death, at each operation."""
 
-    courses = named(course, COURSES)
+    courses = named(course, COURSES) | named(gpu_course, GPU_COURSES)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.faults import PowerCut
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host
 from tests.unit.executor.faults import Course, EveryFault, kept, named
 from vfiomgr import api
@@ -182,6 +183,30 @@ def test_a_vgpu_that_comes_meanwhile_is_told_by_the_program(tmp_path: Path) -> N
     with pytest.raises(RolledBack, match=r"carries a vGPU, or is in use: .* ended with 19") as why:
         apply(kernel, SetGpuMode(GPU, heterogeneous=True))
     assert "vfiomgr vgpu list" in why.value.hint
+
+
+def test_a_gpu_that_is_kept_since_a_run_was_cut_off_is_not_unbound_by_undoing(
+    tmp_path: Path,
+) -> None:
+    kernel = l40s(tmp_path, enabled=False)
+    quiet(kernel)
+    taken(kernel)
+    before = kept(kernel)
+    intent = SwitchGpu(GPU, "host")
+    for at in range(1, 20):  # until the GPU is on its driver, and the run is not at its end
+        kernel.kill(at=at)
+        with pytest.raises(PowerCut):
+            apply(kernel, intent)
+        kernel.revive()
+        if kernel.driver_of(str(GPU)) == "nvidia":
+            break
+        api.recover(tree=kernel)
+    kernel.call("nvidia-smi", "-pm", "1", "-i", str(GPU))
+    with pytest.raises(Refusal, match="persistence mode, so its driver would never let it go"):
+        api.recover(tree=kernel)
+    quiet(kernel)
+    assert api.recover(tree=kernel)
+    assert kept(kernel) == before
 
 
 def carrying(kernel: FakeKernel) -> None:

@@ -135,6 +135,7 @@ def test_virtual_functions_are_gone_after_a_reboot(kernel: FakeKernel) -> None:
 
 
 def test_they_go_with_the_driver_of_the_gpu(kernel: FakeKernel) -> None:
+    kernel.call("nvidia-smi", "-pm", "0", "-i", GPU)
     create(kernel, ONE, "nvidia-558", uuid(1))
     kernel.write(PCI_DRIVERS / "nvidia/unbind", GPU)
     assert kernel.children(MDEV_DEVICES) == []
@@ -144,9 +145,10 @@ def test_they_go_with_the_driver_of_the_gpu(kernel: FakeKernel) -> None:
 
 
 def test_the_gpu_cannot_go_under_a_guest(kernel: FakeKernel) -> None:
+    kernel.call("nvidia-smi", "-pm", "0", "-i", GPU)
     create(kernel, ONE, "nvidia-558", uuid(1))
     kernel.guest_opens(int(kernel.link_name(MDEV_DEVICES / uuid(1) / "iommu_group") or ""))
-    with pytest.raises(WouldBlockForEver):
+    with pytest.raises(WouldBlockForEver, match="a guest has"):
         kernel.write(PCI_DRIVERS / "nvidia/unbind", GPU)
 
 

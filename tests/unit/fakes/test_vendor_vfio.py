@@ -206,6 +206,7 @@ def test_types_and_functions_are_gone_after_a_reboot(kernel: FakeKernel) -> None
 
 
 def test_types_and_functions_are_gone_with_the_driver(kernel: FakeKernel) -> None:
+    kernel.call("nvidia-smi", "-pm", "0", "-i", GPU)
     set_type(kernel, ONE, "1148")
     kernel.write(PCI_DRIVERS / "nvidia/unbind", GPU)
     kernel.write(PCI_DRIVERS / "nvidia/bind", GPU)

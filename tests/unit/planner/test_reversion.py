@@ -9,12 +9,13 @@ import pytest
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
 from vfiomgr.model.attribute_step import SetVgpuAttribute
+from vfiomgr.model.gpu_step import RunSriovManage, SetPersistence
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.intent import Allowance, RevertLayout
-from vfiomgr.model.origin import DriverState
+from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.quota_step import QuotaChange, SetQuotas
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
-from vfiomgr.model.step import ChangeDriver, SetAutoprobe, SetVfCount, Step
+from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetAutoprobe, SetVfCount, Step
 from vfiomgr.planner.reversion import of_several, plan_revert
 
 GPU = pci_device().identity
@@ -47,6 +48,20 @@ def test_quotas_of_two_functions_and_two_quotas_of_one_are_undone_each() -> None
 def test_two_attributes_of_a_vgpu_are_undone_each() -> None:
     runs = [[attribute("a", "0", "1")], [attribute("b", "0", "1")]]
     assert of_several(runs) == tuple(step for run in runs for step in run)
+
+
+@pytest.mark.parametrize(
+    "made", [RunSriovManage(GPU, before=0, after=2), SetVfCount(GPU, before=0, after=2)]
+)
+def test_a_function_that_somebody_moved_between_two_runs_stays_where_the_first_found_it(
+    made: Step,
+) -> None:
+    back = ChangeDriver(GPU, DriverState("vfio-pci", "vfio-pci"), DriverState("nvidia", None))
+    forgotten = ForgetOrigin(Origin(GPU, DriverState("nvidia", None, "on"), "nvidia", "boot"))
+    assert of_several([[made], [back, forgotten, made]]) == (made,)
+    assert of_several([[back, forgotten, made], [back, forgotten, made]])[0] == back
+    taken = back.inverse()
+    assert of_several([[made], [taken]]) == (made, taken), "a run that was cut off, and its end"
 
 
 def test_a_step_that_changed_nothing_hides_no_later_one() -> None:
@@ -98,7 +113,35 @@ def test_a_function_that_the_host_uses_is_not_taken_from_it(
     assert plan_revert(host, allowed).steps == (step.inverse(),)
 
 
-def test_persistence_mode_is_no_use_of_the_host() -> None:
-    use = HostUse(VIRTUAL.address, "persistence-mode", "nvidia-smi shows it as enabled")
-    host = replace(HOST, host_uses=(use,))
-    assert plan_revert(host, RevertLayout("test", (GIVEN_BACK,), ())).steps
+# ---- persistence mode, in which NVIDIA's driver never lets a GPU go
+
+TO_HOST = ChangeDriver(GPU, DriverState("vfio-pci", "vfio-pci"), DriverState("nvidia", None))
+TO_GUEST = TO_HOST.inverse()
+MADE_BY_PROGRAM = RunSriovManage(GPU, before=0, after=2)
+OFF = SetPersistence(GPU, before=False, after=False)
+END = SetPersistence(GPU, before=True, after=False)
+KEPT = (HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it as enabled"),)
+
+
+def reverted(*steps: Step, uses: tuple[HostUse, ...] = ()) -> tuple[Step, ...]:
+    host = replace(host_of(pci_device()), host_uses=uses)
+    return plan_revert(host, RevertLayout("test", steps, ())).steps
+
+
+def test_persistence_mode_is_no_obstacle_and_is_ended() -> None:
+    assert reverted(TO_HOST, uses=KEPT) == (END, TO_GUEST)
+    assert reverted(TO_HOST) == (TO_GUEST,)
+
+
+def test_it_is_not_ended_twice() -> None:
+    back = reverted(TO_HOST, OFF, MADE_BY_PROGRAM, uses=KEPT)
+    assert back == (MADE_BY_PROGRAM.inverse(), OFF, TO_GUEST)
+
+
+def test_it_is_ended_where_the_program_has_run_meanwhile() -> None:
+    assert reverted(TO_HOST, MADE_BY_PROGRAM) == (MADE_BY_PROGRAM.inverse(), END, TO_GUEST)
+
+
+def test_a_gpu_that_stays_on_its_driver_stays_in_it() -> None:
+    assert reverted(MADE_BY_PROGRAM, uses=KEPT) == (MADE_BY_PROGRAM.inverse(),)
+    assert reverted(TO_GUEST, uses=KEPT) == (TO_HOST,)
