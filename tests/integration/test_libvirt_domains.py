@@ -227,7 +227,7 @@ def test_a_connection_for_reading_changes_nothing() -> None:
         connect("test:///default", read_only=True) as connection,
         pytest.raises(LibvirtFailed, match="for reading alone"),
     ):
-        connection.define(domain("win", kind="test").encode(), "win.xml")
+        connection.define(domain("reader", kind="test").encode(), "reader.xml")
 
 
 def test_a_libvirt_that_does_not_answer() -> None:
