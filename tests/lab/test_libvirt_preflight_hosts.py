@@ -28,6 +28,22 @@ def troubles(text: str) -> set[str]:
     return {finding.id for finding in found}
 
 
+@pytest.mark.topology("two-roots")
+def test_gpus_on_two_roots(topology: Topology) -> None:
+    names = ("gpu", "gpu_audio", "twin", "twin_audio")
+    addresses = [topology.addresses[name] for name in names]
+    near = "<numatune><memory mode='strict' nodeset='{}'/></numatune>"
+    both = domain("".join(map(pci, addresses)), near.format("0-1"))
+    assert troubles(both) == {"on-host-driver"}
+    for first in (addresses[0], addresses[2]):
+        vfiomgr("bind", first)
+    assert troubles(both) == set()
+    far = domain("".join(map(pci, addresses[2:])), near.format(0))
+    assert troubles(far) == {"far-memory"}
+    assert troubles(domain("".join(map(pci, addresses[2:])), near.format(1))) == set()
+    vfiomgr("unbind", addresses[0], addresses[2])
+
+
 @pytest.mark.topology("mixed")
 def test_a_gpu_a_virtual_function_and_a_vgpu(topology: Topology) -> None:
     adapter, uuid = topology.addresses["nvme"], str(uuids.uuid4())
