@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _MIB = 1 << 20
 _USUAL_BITS = 40
-"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also KVM's, where nobody asks for the host's."""
+"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also of a CPU model with KVM, where nobody asks more."""
+_LIKE_HOST = frozenset({"host-passthrough", "maximum"})
+"""Modes that are `-cpu host` and `-cpu max`, whose width is the host's with KVM."""
+_LIKE_HOST_SINCE = Version(6, 0)
+"""The QEMU that sets host-phys-bits for them (host_cpu_instance_init in target/i386/host-cpu.c)."""
 _WITH_HOST_BITS = ("rhel", "-hpb")
 """Machine types of distributions that ask for the host's: Red Hat's, some of Ubuntu's."""
 _OVMF_SHARE = 8
@@ -74,16 +78,28 @@ def _guest_bits(situation: Situation) -> tuple[int | None, str]:
     if domain.cpu.physical_bits is not None:
         bits = domain.cpu.physical_bits
         return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
-    passes = domain.cpu.passes_physical_bits
-    if passes and domain.kind == _SOFTWARE:
-        return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
-    if passes or any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
-        width = host.cpu_address_bits
-        if width is None:
-            return None, ""
-        limited = min(width, domain.cpu.physical_bits_limit or width)
-        return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
-    return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
+    if not has_host_bits(situation):
+        if domain.kind == _SOFTWARE:
+            return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
+        return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
+    width = host.cpu_address_bits
+    if width is None:
+        return None, ""
+    limited = min(width, domain.cpu.physical_bits_limit or width)
+    return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
+
+
+def has_host_bits(situation: Situation) -> bool:
+    """Whether the guest's addresses are as wide as the host's."""
+    domain, hypervisor = situation.domain, situation.hypervisor
+    if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
+        return False
+    if domain.cpu.passes_physical_bits:
+        return True
+    if any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
+        return True
+    qemu = hypervisor.qemu if hypervisor else None
+    return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
 
 
 def _highest_address(situation: Situation) -> int:
@@ -180,7 +196,7 @@ def _wider_window(situation: Situation, needed: int) -> str:
 def _wider(situation: Situation, needed: int) -> str:
     """Addresses as wide as the host's, where those suffice."""
     width = situation.host.cpu_address_bits
-    if situation.domain.cpu.passes_physical_bits or situation.domain.kind == _SOFTWARE:
+    if has_host_bits(situation) or situation.domain.kind == _SOFTWARE:
         return ""
     if width is not None and needed > 1 << width:
         return ""

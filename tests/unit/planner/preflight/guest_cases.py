@@ -240,7 +240,10 @@ CASES = [
     Case(
         "aperture-too-small",
         "warning",
-        Side(xml(firmware=" firmware='efi'"), host(replace(GPU, bars=bar(128)))),
+        Side(
+            xml(firmware=" firmware='efi'", cpu="<cpu mode='host-model'/>"),
+            host(replace(GPU, bars=bar(128))),
+        ),
         "<maxphysaddr mode='passthrough'/>",
         "128 GiB of 64-bit BARs",
         Side(
@@ -279,7 +282,8 @@ CASES = [
                 ports=PORTS.replace(
                     "model='pcie-root'/>",
                     "model='pcie-root'><pcihole64 unit='GiB'>1024</pcihole64></controller>",
-                )
+                ),
+                cpu="<cpu mode='host-model'/>",
             )
         ),
         "<maxphysaddr mode='passthrough'/>",
