@@ -53,8 +53,8 @@ def plan_guest(
     units, boot_orders = _with_boot_orders(host, wish, units)
     check(units, lambda: libvirt, lambda: qemu)
     nodes = lay_nodes(host, wish, units)
-    aperture = plan_aperture(host, wish, units, libvirt)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
+    aperture = plan_aperture(host, wish, units, libvirt, emulated)
     cells = [cell.host_node for cell in nodes.cells]
     is_local = wish.numa != "off"
     buses = lay_buses(units, emulated, wish.spare_ports, cells, is_local=is_local)
