@@ -299,6 +299,35 @@ CASES = [
         ),
     ),
     Case(
+        "too-many-cpus",
+        "blocker",
+        Side(xml(NIC_ELEMENT).replace("<vcpu>4<", "<vcpu>256<")),
+        "eim='on'",
+        "256 CPUs",
+        Side(
+            xml(
+                NIC_ELEMENT + "<iommu model='intel'>"
+                "<driver intremap='on' caching_mode='on' eim='on'/></iommu>"
+            ).replace("<vcpu>4<", "<vcpu>256<")
+        ),
+    ),
+    Case(
+        "too-many-cpus",
+        "blocker",
+        Side(xml().replace("<vcpu>4<", "<vcpu>289<")),
+        "288 or fewer in line 5",
+        "machine='pc-q35-7.2'",
+    ),
+    Case(
+        "too-many-cpus",
+        "blocker",
+        Side(
+            xml(ports="").replace("<vcpu>4<", "<vcpu>256<").replace("pc-q35-7.2", "pc-i440fx-7.2")
+        ),
+        "255 or fewer in line 5",
+        "machine='pc-i440fx-7.2'",
+    ),
+    Case(
         "address-bits-beyond-host",
         "blocker",
         Side(xml(cpu="<cpu mode='host-model'><maxphysaddr mode='emulate' bits='52'/></cpu>")),
