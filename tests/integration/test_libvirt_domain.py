@@ -253,6 +253,12 @@ def test_a_virtual_iommu_comes_with_what_vfio_needs_of_it(embed: Embed) -> None:
     assert "kernel_irqchip=split" in arguments
 
 
+def test_more_cpus_than_255_are_taken_by_libvirt(embed: Embed) -> None:
+    arguments = emulated(embed, GPU, viommu="intel", vcpus=256, numa="off")
+    (iommu,) = devices_of(arguments, "intel-iommu")
+    assert iommu["eim"] == "on"
+
+
 def test_a_node_without_memory_is_a_cell(embed: Embed) -> None:
     """As libvirt has it: the cell is empty, and nothing is bound for it."""
     xml = text_of(GPU, FAR, kind="qemu", firmware="bios", vcpus=1)

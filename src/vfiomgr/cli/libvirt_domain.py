@@ -23,6 +23,7 @@ from vfiomgr.cli.parameters import WholeNumber, mebibytes
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.model.guest import MIB, DomainWish
 from vfiomgr.planner.guest.domain import plan_guest
+from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,13 @@ def _of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--disk", "disks", multiple=True, metavar="FILE[,format=F]", help="An image or device."
         ),
-        click.option("--vcpus", type=WholeNumber(1, 4096), required=True, metavar="N"),
+        click.option(
+            "--vcpus",
+            type=WholeNumber(1, 4096),
+            required=True,
+            metavar="N",
+            help="More than 255 need --viommu intel.",
+        ),
         click.option("--memory", required=True, metavar="SIZE", help="16G or 16384M."),
     ):
         function = decorate(function)
@@ -204,7 +211,8 @@ def domain(
     )
     host = session.host()
     libvirt = libvirt_versions.libvirt_version(session, libvirt_version)()
-    qemu = libvirt_versions.qemu_version(session)() if iommufd else None
+    depends = iommufd or vcpus > MOST_WITHOUT_EIM
+    qemu = libvirt_versions.qemu_version(session)() if depends else None
     plan = plan_guest(host, wish, libvirt, qemu)
     refuse_to_hurt(session, host, plan.hostdevs)
     text = render.domain(plan, with_reasons=explain)

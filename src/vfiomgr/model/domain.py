@@ -92,6 +92,8 @@ class DomainIommu:
     model: str
     has_caching_mode: bool = False
     address_bits: int | None = None
+    has_eim: bool = False
+    """Extended interrupt mode: identities of CPUs that have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)

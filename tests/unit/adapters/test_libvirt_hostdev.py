@@ -164,7 +164,9 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
     ("name", "hand_over", "words"),
     [
         ("0000:04:00.0", HandOver(rom="gpu.rom"), "has no absolute path"),
-        (UUID, HandOver(ramfb=True, boot_order=1), "cannot boot from"),
+        ("0000:04:00.0", HandOver(ramfb=True, boot_order=1), "cannot boot from"),
+        (UUID, HandOver(boot_order=1), "libvirt has a boot order for PCI functions only"),
+        (UUID, HandOver(ramfb=True, boot_order=1), "a boot order for PCI functions only"),
         (UUID, HandOver(rom="/gpu.rom"), "libvirt has an option ROM for PCI functions only"),
         (UUID, HandOver(driver_model="x"), "libvirt has a driver model for PCI functions only"),
         (UUID, HandOver(has_iommufd=True), "libvirt has iommufd for PCI functions only"),

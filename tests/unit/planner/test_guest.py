@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
+from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.domain import EXPANDER, ROOT_PORT
 from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
@@ -120,6 +121,33 @@ def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
     assert planned(GPU, viommu="virtio").iommu is not None
     with pytest.raises(Refusal, match=r"<iommu model='amd'>, which libvirt has since 11\.5\.0"):
         planned(GPU, viommu="amd", libvirt=Version(11, 4))
+
+
+def test_more_than_255_cpus_need_extended_interrupt_mode() -> None:
+    many: dict[str, Any] = {"vcpus": 256, "numa": "off"}
+    with pytest.raises(Refusal, match="more than 255 need") as refused:
+        planned(GPU, **many)
+    assert "--viommu intel" in refused.value.hint
+    with pytest.raises(Refusal, match="more than 255 need"):
+        planned(GPU, **many, viommu="virtio")
+    plan = planned(GPU, **many, viommu="intel")
+    assert plan.iommu is not None
+    assert plan.iommu.has_eim
+    assert " eim='on' " in render.domain(plan)
+    few = planned(GPU, vcpus=255, numa="off", viommu="intel")
+    assert "eim" not in render.domain(few)
+
+
+@pytest.mark.parametrize(
+    ("qemu", "most"), [(Version(7, 2), 288), (Version(8, 1), 1024), (Version(9, 0), 4096)]
+)
+def test_a_machine_has_so_many_cpus(qemu: Version, most: int) -> None:
+    options: dict[str, Any] = {"numa": "off", "viommu": "intel"}
+    assert planned(GPU, vcpus=most, qemu=qemu, **options).wish.vcpus == most
+    if most < 4096:
+        with pytest.raises(Refusal, match=f"q35 has {most} at most with QEMU {qemu}"):
+            planned(GPU, vcpus=most + 1, qemu=qemu, **options)
+        assert planned(GPU, vcpus=most + 1, **options), "nobody knows which QEMU it will be"
 
 
 def test_what_is_locked_is_foretold() -> None:

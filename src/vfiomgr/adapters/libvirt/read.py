@@ -28,6 +28,8 @@ _BINDING_MODES = frozenset({"", "strict", "interleave", "restrictive"})
 """Of numatune: `preferred` only asks."""
 _LOCATED = (
     "memory",
+    "vcpu",
+    "os/type",
     "memtune/hard_limit",
     "memoryBacking/hugepages",
     "numatune/memory",
@@ -198,4 +200,5 @@ def _iommu(root: Element) -> DomainIommu | None:
         model=element.get("model"),
         has_caching_mode=is_on(driver, "caching_mode"),
         address_bits=bits or None,
+        has_eim=is_on(driver, "eim"),
     )

@@ -1,4 +1,8 @@
-"""Room for large BARs: the width of the guest's addresses and its 64-bit window."""
+"""Room for large BARs: the width of the guest's addresses and its 64-bit window.
+
+What domains get of it (`plan_aperture`) and what those that are there have (planner/preflight) is
+reckoned here.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from vfiomgr.model.libvirt_feature import MAXPHYSADDR
 from vfiomgr.planner.guest.nodes import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from vfiomgr.model.guest import DomainWish
     from vfiomgr.model.libvirt_feature import Version
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.guest.units import Unit
 
@@ -29,8 +34,14 @@ _OVMF_SHARE = 3
 _TRUSTED_BITS = 41
 """From here on it takes a width for true; below, what it knows of the vendor's CPUs."""
 _TRUSTED = {"GenuineIntel": (36, 39), "AuthenticAMD": (40,)}
-_BELOW_4G = 2 * GIB
-"""Of the guest's memory: what does not fit lies above 4 GiB (pc_q35_init in hw/i386/pc_q35.c)."""
+_BELOW_4G = {True: 2 * GIB, False: 3 * GIB}
+"""Of the memory, where there is so much, on q35 and on i440fx (pc_q35_init, pc_init1)."""
+_FITS_BELOW_4G = {True: 0xB0000000, False: 0xE0000000}
+_AMD_RESERVED = 0xFD_0000_0000
+"""AMD_HT_START (hw/i386/pc.c): memory whose window would reach it is moved to 1 TiB."""
+_TIB = 1 << 40
+_OF_EMULATED = MIB
+"""Of the window for an emulated device: virtio's BAR 4 in the least that a port passes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +55,18 @@ class Aperture:
     notes: tuple[str, ...]
 
 
-def bar_window(units: Iterable[Unit]) -> int:
-    """The 64-bit window that the units need, each behind a bridge, in whole GiB.
+def bar_window(slots: Iterable[Sequence[PciDevice]], emulated: int = 0) -> int:
+    """The 64-bit window for the functions of each slot behind a bridge, in whole GiB.
 
     64-bit prefetchable BARs alone go there. A virtual function has its share of the BARs of its
     physical one as its own; what that one has for its functions, QEMU shows to no guest, and a
-    resizable BAR goes as large as it is now (vfio_add_ext_cap in hw/vfio/pci.c).
+    resizable BAR goes as large as it is now (vfio_add_ext_cap in hw/vfio/pci.c). So many emulated
+    devices behind ports take some of it too, where the host's devices need one.
     """
     end = 0
-    for sizes in sorted(map(_large, units), key=_largest, reverse=True):
+    for sizes in sorted(map(_large, slots), key=_largest, reverse=True):
         end = _aligned(end, _largest(sizes) or 1) + sum(sizes)
-    return _aligned(end, GIB)
+    return _aligned(end + emulated * _OF_EMULATED, GIB) if end else 0
 
 
 def _largest(sizes: Sequence[int]) -> int:
@@ -62,13 +74,18 @@ def _largest(sizes: Sequence[int]) -> int:
     return max(sizes, default=0)
 
 
-def _large(unit: Unit) -> tuple[int, ...]:
+def _large(slot: Iterable[PciDevice]) -> tuple[int, ...]:
     return tuple(
         bar.size
-        for function in unit.functions
+        for function in slot
         for bar in function.bars
         if bar.is_memory and bar.is_64bit and bar.is_prefetchable
     )
+
+
+def large_bytes(slot: Iterable[PciDevice]) -> int:
+    """What the BARs of some functions take of the window, gaps apart."""
+    return sum(_large(slot))
 
 
 def _aligned(number: int, to: int) -> int:
@@ -81,8 +98,49 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def memory_end(memory: int, hole: int, *, is_q35: bool = True, is_amd: bool = False) -> int:
+    """Where memory ends and the 64-bit hole begins, as QEMU counts (pc_max_used_gpa).
+
+    `is_amd` is of a host's CPU that the guest gets with KVM.
+    """
+    above = memory - _BELOW_4G[is_q35] if memory >= _FITS_BELOW_4G[is_q35] else 0
+    end = _aligned(4 * GIB + above, GIB)
+    if is_amd and end + hole >= _AMD_RESERVED:
+        return _aligned(_TIB + above, GIB)
+    return end
+
+
+def fitting_window(needed: int, bits: int | None, end_of_memory: Callable[[int], int]) -> int:
+    """The window to write: a power of two where there is room for one, else what is needed.
+
+    `end_of_memory` tells where the memory ends before a window of some size.
+
+    Raises:
+        NoRoom: the addresses above the memory are too few.
+
+    """
+    sizes = (_power_of_two(needed), needed)
+    ends = [_aligned(end_of_memory(each), 1 << (each.bit_length() - 1)) + each for each in sizes]
+    for each, end in zip(sizes, ends, strict=True):
+        if bits is None or end <= 1 << bits:
+            return each
+    raise NoRoom(ends[-1])
+
+
+class NoRoom(Exception):  # noqa: N818 - an answer for callers here
+    """A window would end beyond the last address."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.end = end
+
+
 def plan_aperture(
-    host: HostSnapshot, wish: DomainWish, units: Sequence[Unit], libvirt: Version
+    host: HostSnapshot,
+    wish: DomainWish,
+    units: Sequence[Unit],
+    libvirt: Version,
+    emulated: int = 0,
 ) -> Aperture:
     """How the guest gets a window for its devices' BARs.
 
@@ -90,7 +148,7 @@ def plan_aperture(
         Refusal: its addresses are too narrow for it.
 
     """
-    window = bar_window(units)
+    window = bar_window([unit.functions for unit in units], emulated)
     bits = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
     passes = wish.kind == "kvm" and bool(units) and MAXPHYSADDR.is_in(libvirt)
     reasons = list(_why_bits(host, wish, passes=passes, is_asked=bool(units), libvirt=libvirt))
@@ -103,9 +161,10 @@ def plan_aperture(
     own = ovmf_window(bits, vendor) if is_efi else DEFAULT_WINDOW
     whose = "OVMF" if is_efi else "q35"
     written = None
+    _check_space(host, wish, bits)
     if wish.has_fixed_aperture or window > own:
         reach = min(bits, _OVMF_BITS) if bits is not None and is_efi else bits
-        written = _fitting(wish, max(window, DEFAULT_WINDOW), reach, told)
+        written = _fitting(host, wish, max(window, DEFAULT_WINDOW), reach, told)
         text = f"{told}; by itself {whose} would take {size(own)}"
         reasons.append(Reason("fw_cfg" if is_efi else "hole", text))
     elif window:
@@ -128,30 +187,52 @@ def ovmf_window(bits: int | None, vendor: str | None) -> int:
     return max(DEFAULT_WINDOW, 1 << (min(bits, _OVMF_BITS) - _OVMF_SHARE))
 
 
-def _fitting(wish: DomainWish, window: int, bits: int | None, told: str) -> int:
-    """The window to write: a power of two where there is room for one, else what is needed.
+def _end_of_memory(host: HostSnapshot, wish: DomainWish, window: int) -> int:
+    """Of a guest with such a window, which with OVMF is none of QEMU's."""
+    is_amd = wish.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
+    hole = window if wish.firmware == "bios" else DEFAULT_WINDOW
+    return memory_end(wish.memory_bytes, hole, is_amd=is_amd)
+
+
+def _check_space(host: HostSnapshot, wish: DomainWish, bits: int | None) -> None:
+    """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init).
+
+    Raises:
+        Refusal: the memory reaches too far.
+
+    """
+    end = _end_of_memory(host, wish, DEFAULT_WINDOW) + DEFAULT_WINDOW
+    if bits is not None and end > 1 << bits:
+        message = (
+            f"{size(wish.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} end "
+            f"at {size(end)}: the guest's addresses have {bits} bits ({size(1 << bits)})"
+        )
+        remedy = "give it less --memory"
+        raise Refusal(message, f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy)
+
+
+def _fitting(host: HostSnapshot, wish: DomainWish, window: int, bits: int | None, told: str) -> int:
+    """The window to write.
 
     Raises:
         Refusal: the addresses above the memory are too few.
 
     """
-    sizes = (_power_of_two(window), window)
-    top = 4 * GIB + max(0, wish.memory_bytes - _BELOW_4G)
-    ends = [_aligned(top, 1 << (each.bit_length() - 1)) + each for each in sizes]
-    if bits is None or ends[0] <= 1 << bits:
-        return sizes[0]
-    if ends[1] <= 1 << bits:
-        return sizes[1]
-    message = (
-        f"{told}, above {size(wish.memory_bytes)} of memory up to {size(ends[1])}: the guest's "
-        f"addresses have {bits} bits ({size(1 << bits)})"
-    )
-    remedy = "give it fewer of these devices, or less --memory"
-    raise Refusal(message, f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy)
+    try:
+        return fitting_window(window, bits, lambda each: _end_of_memory(host, wish, each))
+    except NoRoom as none:
+        message = (
+            f"{told}, above {size(wish.memory_bytes)} of memory up to {size(none.end)}: the "
+            f"guest's addresses have {bits} bits ({size(1 << (bits or 0))})"
+        )
+        remedy = "give it fewer of these devices, or less --memory"
+        hint = f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy
+        raise Refusal(message, hint) from None
 
 
 def _why_window(units: Sequence[Unit], window: int) -> str:
-    bars = ", ".join(f"{unit.name} {size(sum(_large(unit)))}" for unit in units if _large(unit))
+    shares = ((unit.name, large_bytes(unit.functions)) for unit in units)
+    bars = ", ".join(f"{name} {size(share)}" for name, share in shares if share)
     if not window:
         return "no device has a 64-bit prefetchable BAR"
     return f"64-bit prefetchable BARs ({bars}; resource in sysfs) need a window of {size(window)}"

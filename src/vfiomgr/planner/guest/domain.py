@@ -16,6 +16,7 @@ from vfiomgr.planner.guest.fabric import fabric_notes
 from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
 from vfiomgr.planner.guest.locking import plan_lock
 from vfiomgr.planner.guest.nodes import lay_nodes
+from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM, check_vcpus
 from vfiomgr.planner.guest.units import is_uuid, units_of
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ def plan_guest(
 
     """
     _check_wish(wish)
+    check_vcpus(wish, qemu)
     units = units_of(host, wish.devices, with_viommu=wish.viommu is not None)
     units, boot_orders = _with_boot_orders(host, wish, units)
     check(units, lambda: libvirt, lambda: qemu)
     nodes = lay_nodes(host, wish, units)
-    aperture = plan_aperture(host, wish, units, libvirt)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
+    aperture = plan_aperture(host, wish, units, libvirt, emulated)
     cells = [cell.host_node for cell in nodes.cells]
     is_local = wish.numa != "off"
     buses = lay_buses(units, emulated, wish.spare_ports, cells, is_local=is_local)
@@ -186,7 +188,11 @@ def _iommu(
     guest_bits = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
     bits = _SHORT_BITS if (guest_bits or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
     text = f"the guest's physical addresses have {guest_bits or 'an unknown number of'} bits"
-    return DomainIommu("intel", has_caching_mode=True, address_bits=bits), (Reason("iommu", text),)
+    has_eim = wish.vcpus > MOST_WITHOUT_EIM
+    if has_eim:
+        text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
+    iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
+    return iommu, (Reason("iommu", text),)
 
 
 def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:

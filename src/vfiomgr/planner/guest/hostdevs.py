@@ -115,7 +115,7 @@ def _check_options(unit: Unit) -> None:
         first = unit.functions[0]
         message = f"{first} is a vGPU of its driver {first.driver}, which libvirt must not unbind"
         raise Refusal(message, "leave out --managed")
-    if hand_over.ramfb and hand_over.boot_order is not None:
+    if unit.functions and hand_over.ramfb and hand_over.boot_order is not None:
         message = f"{unit.name} has ramfb, which the guest's firmware cannot boot from"
         raise UsageError(message, "leave out ramfb or the boot order")
     if hand_over.rom is not None and hand_over.rom != NO_ROM and not hand_over.rom.startswith("/"):
@@ -127,6 +127,7 @@ def _check_options(unit: Unit) -> None:
         "an option ROM": hand_over.rom,
         "a driver model": hand_over.driver_model,
         "iommufd": hand_over.has_iommufd,
+        "a boot order": hand_over.boot_order is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"{unit.name} is a mediated device, and libvirt has {what} for PCI functions only"

@@ -21,6 +21,7 @@ from vfiomgr.planner.preflight import (
     places,
     platform,
     presence,
+    processors,
     versions,
     vgpus,
     viommu,
@@ -81,6 +82,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     aperture.space_too_small,
     aperture.bars_too_large,
     aperture.emulated_bits,
+    processors.too_many,
     memory.hard_limit,
     memory.session,
     memory.session_managed,
@@ -150,5 +152,5 @@ def _not_checked(situation: Situation) -> Iterator[str]:
 def _unseen_addresses(situation: Situation) -> Iterator[str]:
     if situation.host.topology is None:
         yield "NUMA nodes and huge pages: the snapshot was made without them"
-    if situation.host.cpu_address_bits is None and situation.domain.cpu.passes_physical_bits:
+    if situation.host.cpu_address_bits is None and aperture.has_host_bits(situation):
         yield "whether the BARs fit: the host does not tell the width of its addresses"

@@ -1,43 +1,52 @@
 """Rules about addresses: whether the guest's physical space holds its memory and all BARs.
 
-OVMF since 2022.11 takes an eighth of the space for BARs of 64 bits (PlatformDynamicMmioWindow in
-OvmfPkg/Library/PlatformInitLib), SeaBIOS what lies above the memory.
+How large windows are, and what of them BARs take, is reckoned where domains are planned
+(planner/guest/aperture.py).
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.guest import GIB, MIB
 from vfiomgr.model.libvirt_feature import MAXPHYSADDR, Version
 from vfiomgr.model.readiness import Finding
-from vfiomgr.planner.preflight.situation import shown_size, sysfs
+from vfiomgr.planner.guest.aperture import (
+    DEFAULT_WINDOW,
+    TCG_BITS,
+    NoRoom,
+    bar_window,
+    fitting_window,
+    large_bytes,
+    memory_end,
+    ovmf_window,
+)
+from vfiomgr.planner.preflight.situation import place, shown_size, sysfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from vfiomgr.model.pci import Bar
+    from vfiomgr.model.pci import PciDevice
     from vfiomgr.planner.preflight.situation import Situation
 
-_GIB = 1 << 30
-_MIB = 1 << 20
-_USUAL_BITS = 40
-"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also KVM's, where nobody asks for the host's."""
+_USUAL_BITS = TCG_BITS
+"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also of a CPU model with KVM, where nobody asks more."""
+_LIKE_HOST = frozenset({"host-passthrough", "maximum"})
+"""Modes that are `-cpu host` and `-cpu max`, whose width is the host's with KVM."""
+_LIKE_HOST_SINCE = Version(6, 0)
+"""The QEMU that sets host-phys-bits for them (host_cpu_instance_init in target/i386/host-cpu.c)."""
 _WITH_HOST_BITS = ("rhel", "-hpb")
 """Machine types of distributions that ask for the host's: Red Hat's, some of Ubuntu's."""
-_OVMF_SHARE = 8
-_BELOW_4G = {True: 2 * _GIB, False: 3 * _GIB}
-"""Of the memory, where there is so much, on q35 and on i440fx (pc_q35_init, pc_init1)."""
-_FITS_BELOW_4G = {True: 0xB0000000, False: 0xE0000000}
-_HOLE = {True: 32 * _GIB, False: 2 * _GIB}
+_HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
 """pci-hole64-size, where nobody sets it."""
-_AMD_RESERVED = 0xFD_0000_0000
-"""AMD_HT_START (hw/i386/pc.c): memory that would reach it is moved to 1 TiB."""
-_TIB = 1 << 40
 _CHECKED_SINCE = Version(7, 1)
 """The QEMU that does not start where the space is too small (pc_memory_init)."""
 _X86 = (None, "x86_64", "i686")
 _WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
+_AMD = "AuthenticAMD"
+"""Also of the CPU that QEMU emulates by itself (qemu64)."""
 _SOFTWARE = "qemu"
 """The type of domains without KVM, to whose CPU nothing of the host's is passed."""
 
@@ -74,32 +83,40 @@ def _guest_bits(situation: Situation) -> tuple[int | None, str]:
     if domain.cpu.physical_bits is not None:
         bits = domain.cpu.physical_bits
         return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
-    passes = domain.cpu.passes_physical_bits
-    if passes and domain.kind == _SOFTWARE:
-        return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
-    if passes or any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
-        width = host.cpu_address_bits
-        if width is None:
-            return None, ""
-        limited = min(width, domain.cpu.physical_bits_limit or width)
-        return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
-    return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
+    if not has_host_bits(situation):
+        if domain.kind == _SOFTWARE:
+            return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
+        return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
+    width = host.cpu_address_bits
+    if width is None:
+        return None, ""
+    limited = min(width, domain.cpu.physical_bits_limit or width)
+    return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
+
+
+def has_host_bits(situation: Situation) -> bool:
+    """Whether the guest's addresses are as wide as the host's."""
+    domain, hypervisor = situation.domain, situation.hypervisor
+    if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
+        return False
+    if domain.cpu.passes_physical_bits:
+        return True
+    if any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
+        return True
+    qemu = hypervisor.qemu if hypervisor else None
+    return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
 
 
 def _highest_address(situation: Situation) -> int:
-    """Where the 64-bit hole ends, as QEMU counts (pc_max_used_gpa)."""
-    q35 = _is_q35(situation)
+    """Where the 64-bit hole ends."""
+    hole = _hole(situation)
+    return _end_of_memory(situation, hole) + hole
+
+
+def _end_of_memory(situation: Situation, hole: int) -> int:
+    is_amd = situation.host.cpu_vendor == _AMD and situation.domain.kind == "kvm"
     memory = situation.domain.memory.total_bytes
-    above = memory - _BELOW_4G[q35] if memory >= _FITS_BELOW_4G[q35] else 0
-    end = _aligned(4 * _GIB + above) + _hole(situation)
-    is_amd = situation.host.cpu_vendor == "AuthenticAMD" and situation.domain.kind == "kvm"
-    if is_amd and end >= _AMD_RESERVED:
-        return _aligned(_TIB + above) + _hole(situation)
-    return end
-
-
-def _aligned(address: int) -> int:
-    return -(-address // _GIB) * _GIB
+    return memory_end(memory, hole, is_q35=_is_q35(situation), is_amd=is_amd)
 
 
 def _is_q35(situation: Situation) -> bool:
@@ -116,17 +133,17 @@ def _hole(situation: Situation) -> int:
 def bars_too_large(situation: Situation) -> Iterator[Finding]:
     """A BAR that finds no place reads as 0, and the guest's driver gives up."""
     bits, source = _guest_bits(situation)
-    sizes = [(t, _wide_bars(t.device.bars)) for t in situation.functions]
-    needed = sum(size for _, size in sizes)
+    sizes = [(taken, large_bytes([taken.device])) for taken in situation.functions]
+    needed = bar_window(_slots(situation), _emulated(situation))
     if bits is None or not needed or _highest_address(situation) > 1 << bits:
         return
     window, shown = _window(situation, bits)
-    if needed < window:
+    if needed <= window:
         return
     yield Finding(
         "aperture-too-small",
         "warning",
-        f"the BARs of the devices take {shown_size(needed)}, and the guest has "
+        f"the BARs of the devices need a window of {shown_size(needed)}, and the guest has "
         f"{shown_size(window)} for them",
         (
             *(
@@ -139,40 +156,64 @@ def bars_too_large(situation: Situation) -> Iterator[Finding]:
         ),
         "the firmware finds no place for the last BARs: the guest starts, and its driver finds a "
         "device without memory (BAR0 is 0M)",
-        _wider_window(situation, needed),
+        _wider_window(situation, needed, bits),
     )
 
 
-def _wide_bars(bars: tuple[Bar, ...]) -> int:
-    """Bytes of the BARs that can lie above 4 GiB."""
-    return sum(bar.size for bar in bars if bar.is_memory and bar.is_64bit)
+def _slots(situation: Situation) -> Iterable[list[PciDevice]]:
+    """The functions of each slot of the guest; one without a place gets a port of its own."""
+    found: dict[object, list[PciDevice]] = defaultdict(list)
+    for taken in situation.functions:
+        guest = taken.hostdev.guest
+        key = (guest.bus, guest.slot) if guest else taken.device.address
+        found[key].append(taken.device)
+    return found.values()
+
+
+def _emulated(situation: Situation) -> int:
+    """How many other devices are behind ports, or will be."""
+    own = situation.domain.hostdevs
+    places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
+    others = (a for a in situation.domain.taken if place(a) not in places)
+    placed = sum(situation.is_single_slot(address.bus) for address in others)
+    return placed + max(0, situation.domain.unplaced - sum(h.guest is None for h in own))
 
 
 def _window(situation: Situation, bits: int) -> tuple[int, str]:
     """How much of the space the firmware uses for BARs, and what says so."""
-    for argument in situation.domain.qemu_arguments:
-        found = _WINDOW.search(argument)
-        if found:
-            return int(found[1]) * _MIB, f"<qemu:commandline>: {found[0]}"
-    if situation.domain.firmware == "efi":
-        return (1 << bits) // _OVMF_SHARE, "OVMF takes an eighth of the space (since 2022.11)"
+    domain, host = situation.domain, situation.host
+    if domain.firmware == "efi":
+        vendor = host.cpu_vendor if domain.kind != _SOFTWARE else _AMD
+        own = ovmf_window(bits, vendor)
+        shown = f"OVMF takes {shown_size(own)} by itself with {bits} bits (since 2022.11)"
+        written = max(_written(domain.qemu_arguments), default=(0, ""))
+        return max((own, shown), written)
     above = max((1 << bits) - _highest_address(situation) + _hole(situation), 0)
     return above, "SeaBIOS takes what is above the memory"
 
 
-def _wider_window(situation: Situation, needed: int) -> str:
+def _written(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The window that OVMF is told to take where it would take less, and what says so."""
+    for found in filter(None, map(_WINDOW.search, arguments)):
+        yield int(found[1]) * MIB, f"<qemu:commandline>: {found[0]}"
+
+
+def _wider_window(situation: Situation, needed: int, bits: int) -> str:
     """What makes the window large enough; addresses as wide as the host's come first."""
     if situation.domain.firmware != "efi":
         return _wider(situation, needed * 2) or "give the domain fewer of these devices"
-    width = situation.host.cpu_address_bits
-    if width is not None and needed < (1 << width) // _OVMF_SHARE:
+    width, vendor = situation.host.cpu_address_bits, situation.host.cpu_vendor
+    if width is not None and needed <= ovmf_window(width, vendor):
         wider = _wider(situation, needed)
         if wider:
             return wider
-    megabytes = (1 << needed.bit_length()) // _MIB
+    try:
+        fitting = fitting_window(needed, bits, lambda _: _end_of_memory(situation, DEFAULT_WINDOW))
+    except NoRoom:
+        return _wider(situation, needed * 2) or "give the domain fewer of these devices"
     window = (
         "<qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
-        f"value='name=opt/ovmf/X-PciMmio64Mb,string={megabytes}'/>"
+        f"value='name=opt/ovmf/X-PciMmio64Mb,string={fitting // MIB}'/>"
     )
     return f"write {window} (and xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0')"
 
@@ -180,7 +221,7 @@ def _wider_window(situation: Situation, needed: int) -> str:
 def _wider(situation: Situation, needed: int) -> str:
     """Addresses as wide as the host's, where those suffice."""
     width = situation.host.cpu_address_bits
-    if situation.domain.cpu.passes_physical_bits or situation.domain.kind == _SOFTWARE:
+    if has_host_bits(situation) or situation.domain.kind == _SOFTWARE:
         return ""
     if width is not None and needed > 1 << width:
         return ""

@@ -240,7 +240,10 @@ CASES = [
     Case(
         "aperture-too-small",
         "warning",
-        Side(xml(firmware=" firmware='efi'"), host(replace(GPU, bars=bar(128)))),
+        Side(
+            xml(firmware=" firmware='efi'", cpu="<cpu mode='host-model'/>"),
+            host(replace(GPU, bars=bar(128))),
+        ),
         "<maxphysaddr mode='passthrough'/>",
         "128 GiB of 64-bit BARs",
         Side(
@@ -258,14 +261,14 @@ CASES = [
             xml(firmware=" firmware='efi'"),
             host(replace(GPU, bars=bar(128)), cpu_address_bits=39),
         ),
-        "name=opt/ovmf/X-PciMmio64Mb,string=262144",
-        "OVMF takes an eighth",
+        "name=opt/ovmf/X-PciMmio64Mb,string=131072",
+        "OVMF takes 64 GiB by itself with 39 bits",
         Side(
             xml(firmware=" firmware='efi'").replace(
                 "</domain>",
                 "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'>"
                 "<q:arg value='-fw_cfg'/>"
-                "<q:arg value='name=opt/ovmf/X-PciMmio64Mb,string=262144'/></q:commandline>"
+                "<q:arg value='name=opt/ovmf/X-PciMmio64Mb,string=131072'/></q:commandline>"
                 "</domain>",
             ),
             host(replace(GPU, bars=bar(128)), cpu_address_bits=39),
@@ -279,7 +282,8 @@ CASES = [
                 ports=PORTS.replace(
                     "model='pcie-root'/>",
                     "model='pcie-root'><pcihole64 unit='GiB'>1024</pcihole64></controller>",
-                )
+                ),
+                cpu="<cpu mode='host-model'/>",
             )
         ),
         "<maxphysaddr mode='passthrough'/>",
@@ -293,6 +297,35 @@ CASES = [
                 cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
             )
         ),
+    ),
+    Case(
+        "too-many-cpus",
+        "blocker",
+        Side(xml(NIC_ELEMENT).replace("<vcpu>4<", "<vcpu>256<")),
+        "eim='on'",
+        "256 CPUs",
+        Side(
+            xml(
+                NIC_ELEMENT + "<iommu model='intel'>"
+                "<driver intremap='on' caching_mode='on' eim='on'/></iommu>"
+            ).replace("<vcpu>4<", "<vcpu>256<")
+        ),
+    ),
+    Case(
+        "too-many-cpus",
+        "blocker",
+        Side(xml().replace("<vcpu>4<", "<vcpu>289<")),
+        "288 or fewer in line 5",
+        "machine='pc-q35-7.2'",
+    ),
+    Case(
+        "too-many-cpus",
+        "blocker",
+        Side(
+            xml(ports="").replace("<vcpu>4<", "<vcpu>256<").replace("pc-q35-7.2", "pc-i440fx-7.2")
+        ),
+        "255 or fewer in line 5",
+        "machine='pc-i440fx-7.2'",
     ),
     Case(
         "address-bits-beyond-host",

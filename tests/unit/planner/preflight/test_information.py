@@ -248,14 +248,41 @@ def test_the_limit_of_a_vgpu_alone_is_no_blocker() -> None:
 def test_machines_that_have_the_hosts_width_have_its_window(
     changes: dict[str, Any], rules: list[str]
 ) -> None:
-    plain = replace(domain(xml(firmware=" firmware='efi'")), **changes)
+    text = xml(firmware=" firmware='efi'", cpu="<cpu mode='host-model'/>")
+    plain = replace(domain(text), **changes)
     report = of(plain, host(replace(GPU, bars=bar(128))), libvirt())
     assert troubles(report) == rules
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind", "qemu", "is_like_host"),
+    [
+        ("host-passthrough", "kvm", Version(7, 2), True),
+        ("maximum", "kvm", Version(6, 0), True),
+        ("host-passthrough", "kvm", None, True),
+        ("host-passthrough", "kvm", Version(5, 2), False),
+        ("host-model", "kvm", Version(7, 2), False),
+        ("custom", "kvm", Version(7, 2), False),
+        ("maximum", "qemu", Version(7, 2), False),
+    ],
+)
+def test_a_cpu_that_is_the_hosts_is_as_wide(
+    mode: str, kind: str, qemu: Version | None, *, is_like_host: bool
+) -> None:
+    """A guest of 1.5 TiB, which 40 bits cannot reach, on a host that has 46."""
+    text = xml(firmware=" firmware='efi'", cpu=f"<cpu mode='{mode}'/>", memory="1536", kind=kind)
+    snapshot = host(replace(GPU, bars=bar(128)), topology=None)
+    found = {f.id for f in of(domain(text), snapshot, libvirt(qemu=qemu)).findings}
+    is_silent = qemu is not None and qemu < Version(7, 1)
+    assert ("address-space-too-small" in found) == (not is_like_host and not is_silent)
+    if is_like_host:
+        assert "aperture-too-small" not in found
+
+
 def test_seabios_takes_what_lies_above_the_memory() -> None:
     def judged(gibibytes: int) -> list[str]:
-        return troubles(judge(snapshot=host(replace(GPU, bars=bar(gibibytes)))))
+        text = xml(cpu="<cpu mode='host-model'/>")
+        return troubles(judge(text, host(replace(GPU, bars=bar(gibibytes)))))
 
     assert judged(512) == []
     assert judged(1024) == ["aperture-too-small"]
@@ -265,7 +292,7 @@ def test_seabios_takes_what_lies_above_the_memory() -> None:
 def test_memory_and_hole_of_an_amd_host_stay_below_its_reserved_range(
     memory: int, *, is_wrong: bool
 ) -> None:
-    plain = domain(xml())
+    plain = domain(xml(cpu="<cpu mode='host-model'/>"))
     large = replace(plain, memory=replace(plain.memory, total_bytes=memory * GIB))
 
     def found(vendor: str, *version: int) -> list[str]:
