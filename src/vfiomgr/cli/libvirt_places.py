@@ -69,6 +69,7 @@ class FilePlace:
         if self.is_pipe:
             click.echo(after, nl=False)
         elif self.output is not None:
+            _refuse_own_file(self.output)
             rewrite(self.output, None, after)
         elif after != before:
             _refuse_own_file(self.path)

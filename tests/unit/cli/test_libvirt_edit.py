@@ -175,6 +175,20 @@ def test_files_of_libvirt_itself_are_left_to_it(run: Run, tmp_path: Path) -> Non
     assert run("--dry-run", "libvirt", "edit", str(own), "--add", "02:00.0").status == 0
 
 
+def test_files_of_libvirt_itself_are_no_output_either(run: Run, file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "etc/libvirt/qemu/win11.xml"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"libvirt's")
+    link = tmp_path / "link.xml"
+    link.symlink_to(own)
+    for output in (own, link, own.with_name("new.xml")):
+        answer = run("libvirt", "edit", str(file), "--add", "02:00.0", "--output", str(output))
+        assert answer.status == 2
+        assert "libvirt's own" in answer.stderr
+    assert own.read_bytes() == b"libvirt's"
+    assert [one.name for one in own.parent.iterdir()] == ["win11.xml"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
