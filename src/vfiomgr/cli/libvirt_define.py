@@ -21,11 +21,13 @@ def define(session: Session, *, file: str, uri: str) -> None:
 
     libvirt checks it against its schema. What it prints afterwards is compared with the file: where
     an element or an attribute is gone, the definition of before is put back, and each is named. A
-    running guest has its new definition once it is started anew.
+    running guest has its new definition once it is started anew. A file without a <uuid> is about
+    the domain of its name, where there is one.
 
     \b
     Examples:
       vfiomgr libvirt define guest.xml
+      vfiomgr libvirt define guest.xml --dry-run     whether there is one already
       vfiomgr libvirt domain … | vfiomgr libvirt define -
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """
@@ -34,7 +36,7 @@ def define(session: Session, *, file: str, uri: str) -> None:
 
     name = read_domain(xml, source).name
     if session.dry_run:
-        _tell(session, name, f"would define {name} from {source} at {uri}", is_changed=False)
+        _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
         return
     session.require_live("a snapshot has no libvirt", "leave out --snapshot")
     with connected(uri) as connection:
@@ -43,6 +45,19 @@ def define(session: Session, *, file: str, uri: str) -> None:
     later = ", for when it is started anew" if is_active and is_changed else ""
     text = f"defined: {name}{later}" if is_changed else f"{name} is defined so already"
     _tell(session, name, text, is_changed=is_changed)
+
+
+def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
+    """What a run would do; libvirt alone knows whether a definition that is there would change."""
+    from vfiomgr.adapters.libvirt.connection import DefineForecast  # noqa: PLC0415 - not for help
+
+    with connected(uri, read_only=True) as connection:
+        forecast = connection.would_define(xml, source)
+    return {
+        DefineForecast.NEW: f"would define {name} from {source} at {uri}",
+        DefineForecast.SAME: f"{name} is defined so already",
+        DefineForecast.ANOTHER: f"would define {name} anew from {source}: {uri} has it already",
+    }[forecast]
 
 
 def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:

@@ -83,7 +83,14 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         f"operation failed: domain 'win' already exists with uuid {UUID}",
         LibvirtFailed,
         f"a domain win already, with the UUID {UUID}",
-        f"<uuid>{UUID}</uuid>",
+        "leave <uuid> out of win",
+    ),
+    (
+        Code.OPERATION_FAILED,
+        f"operation failed: domain 'win' is already defined with uuid {UUID}",
+        LibvirtFailed,
+        f"the UUID {UUID} is that of the domain win",
+        "virsh domrename win NEW",
     ),
     (
         Code.XML_INVALID_SCHEMA,

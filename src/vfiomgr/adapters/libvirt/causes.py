@@ -134,9 +134,16 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         frozenset({Code.OPERATION_FAILED}),
-        r"domain '(?P<name>[^']*)' (?:already exists|is already defined) with uuid (?P<uuid>\S+)",
+        r"domain '(?P<name>[^']*)' already exists with uuid (?P<uuid>\S+)",
         "there is a domain {name} already, with the UUID {uuid}",
-        "to change it, put <uuid>{uuid}</uuid> into the file; else choose another name and UUID",
+        "to change it, leave <uuid> out of {subject}, or make it {uuid}; else choose another name",
+    ),
+    _Row(
+        frozenset({Code.OPERATION_FAILED}),
+        r"domain '(?P<name>[^']*)' is already defined with uuid (?P<uuid>\S+)",
+        "the UUID {uuid} is that of the domain {name}",
+        "for a domain of its own leave <uuid> out of {subject}; to give {name} another name: "
+        "virsh domrename {name} NEW",
     ),
     # documents
     _Row(

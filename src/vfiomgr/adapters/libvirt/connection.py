@@ -12,12 +12,14 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from vfiomgr.adapters.libvirt.capabilities import has_kvm, offers_vfio
 from vfiomgr.adapters.libvirt.causes import Code, explain
 from vfiomgr.adapters.libvirt.drops import find_drops
+from vfiomgr.adapters.libvirt.identity import with_identity
 from vfiomgr.adapters.libvirt.nodedev import MdevState, read_mdev
 from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import GuestKeepsDevice, HostError, InvalidDocument, LibvirtFailed, UsageError
@@ -52,6 +54,15 @@ class DomainState:
     uuid: str
     is_active: bool
     is_persistent: bool
+
+
+class DefineForecast(Enum):
+    """What a definition would be to libvirt."""
+
+    NEW = "new"
+    SAME = "same"
+    ANOTHER = "another"
+    """There is a domain of its name; libvirt alone knows whether it would be as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +177,16 @@ class Connection:
         """Define a domain, checked by libvirt's schema; whether its definition is another now.
 
         What libvirt prints afterwards must hold all that was written; else what was defined before
-        is put back.
+        is put back. XML without a UUID is about the domain of its name, where there is one, and
+        interfaces without a MAC address keep theirs.
 
         Raises:
             InvalidDocument: libvirt cannot read it, or would drop a part of it.
 
         """
-        text = _text(xml, source)
         wanted = read_domain(xml, source)
         previous = self._definition(wanted.uuid, wanted.name)
+        text = self._completed(xml, wanted, previous)
         handle = self._define(text, source, validate=True)
         printed = self.domain_xml(handle.name(), secure=True)
         drops = find_drops(xml, printed)
@@ -190,6 +202,36 @@ class Connection:
     def redefine(self, xml: bytes) -> None:
         """Put a definition back that libvirt printed itself, with its secrets."""
         self._define(xml.decode(), "the definition of before", validate=False)
+
+    def would_define(self, xml: bytes, source: str) -> DefineForecast:
+        """What `define` would come upon; libvirt is asked for nothing but what it has.
+
+        Raises:
+            InvalidDocument: it is no domain's XML.
+            LibvirtFailed: the name is that of a domain with another UUID, or the other way round.
+
+        """
+        wanted = read_domain(xml, source)
+        for key, taken in ((wanted.uuid, "is already defined"), (wanted.name, "already exists")):
+            handle = self._find(key) if key is not None else None
+            if handle is None:
+                continue
+            state = self.state(handle.UUIDString())
+            if state.name != wanted.name or wanted.uuid not in {None, state.uuid}:
+                text = f"domain '{state.name}' {taken} with uuid {state.uuid}"
+                raise explain(Code.OPERATION_FAILED, text, source)
+            if not state.is_persistent:
+                continue
+            printed = self.domain_xml(state.uuid)
+            is_same = self._completed(xml, wanted, printed) == printed.decode()
+            return DefineForecast.SAME if is_same else DefineForecast.ANOTHER
+        return DefineForecast.NEW
+
+    def _completed(self, xml: bytes, wanted: Domain, previous: bytes | None) -> str:
+        """As libvirt is to read it: of the domain of that name, where there is one."""
+        known = self._find(wanted.name) if wanted.name else None
+        uuid = None if known is None else known.UUIDString()
+        return _text(with_identity(xml, wanted.source, uuid, previous), wanted.source)
 
     def _define(self, text: str, source: str, *, validate: bool) -> Any:  # noqa: ANN401
         flags = _library().VIR_DOMAIN_DEFINE_VALIDATE if validate else 0
