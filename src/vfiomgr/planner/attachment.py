@@ -190,6 +190,7 @@ def _objections(
     items: Sequence[Attachment],
 ) -> Iterator[Objection]:
     for item in items:
+        yield from _part_objections(domain, item)
         yield from _vgpu_objections(domain, item)
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, wish, items)
@@ -198,6 +199,24 @@ def _objections(
     yield from _live_objections(hypervisor, domain, live, wish)
     for item in live:
         yield from _strangers(host, hypervisor, item)
+
+
+def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    """The functions of a device come at once: what is there of it has its place already."""
+    sides = (
+        ("--live", item.scope.live, domain.running),
+        ("--config", item.scope.config, domain.defined),
+    )
+    for option, is_meant, side in sides:
+        there = [name for name in item.names if side is not None and side.hostdev(name)]
+        missing = [name for name in item.names if name not in there]
+        if is_meant and there and missing:
+            yield Objection(
+                f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
+                f"slot ({'the running guest' if side is domain.running else 'its definition'})",
+                f"take it out first, to give all as one device: vfiomgr libvirt detach "
+                f"{domain.name} {there[0]} {option}; or name {missing[0]} with --only",
+            )
 
 
 def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:

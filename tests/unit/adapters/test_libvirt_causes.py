@@ -93,6 +93,13 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "virsh domrename win NEW",
     ),
     (
+        Code.CONFIG_UNSUPPORTED,
+        "unsupported configuration: non unique alias detected: ua-vfio-0000-01-00-0",
+        LibvirtFailed,
+        "win has a device with the alias ua-vfio-0000-01-00-0 already",
+        "detach that one first",
+    ),
+    (
         Code.XML_INVALID_SCHEMA,
         (
             "XML document failed to validate against schema: Unable to validate doc against "

@@ -239,6 +239,19 @@ def test_what_the_domain_has_is_left_alone() -> None:
     assert item.scope == CONFIG
 
 
+def test_a_device_that_is_there_in_part_does_not_come_a_second_time() -> None:
+    part = with_hostdevs(RUNNING, hostdev("0000:04:00.0", GuestAddress(1, 0, 0)))
+    told = refused("04:00.1", domain=known(None, part), scope=CONFIG)
+    assert "win has 0000:04:00.0, and not 0000:04:00.1 of the same slot" in told
+    assert "vfiomgr libvirt detach win 0000:04:00.0 --config; or name 0000:04:00.1" in told
+    (item,) = planned("04:00.1", domain=known(None, part), scope=CONFIG, only=True).items
+    assert item.names == ("0000:04:00.1",)
+    told = refused("04:00.1", domain=known(part, RUNNING))
+    assert "of the same slot (the running guest)" in told
+    assert "0000:04:00.0 --live" in told
+    assert planned("04:00.1", domain=known(part, RUNNING), scope=CONFIG).items
+
+
 def test_a_host_without_vfio_gives_a_running_guest_nothing() -> None:
     told = refused("41:00.4", libvirt=hypervisor(known(RUNNING, RUNNING), offers_vfio=False))
     assert "no VFIO" in told

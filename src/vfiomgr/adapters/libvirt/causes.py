@@ -230,6 +230,13 @@ _ROWS: tuple[_Row, ...] = (
         "vfiomgr libvirt list --domain NAME shows what it has",
     ),
     _Row(
+        _ANY,
+        r"non unique alias detected: (?P<alias>\S+)",
+        "{subject} has a device with the alias {alias} already",
+        "vfiomgr libvirt list --domain NAME shows its devices; detach that one first, or give "
+        "the <alias> of either another name",
+    ),
+    _Row(
         _STATE,
         r"domain (?:'[^']*' )?is not running",
         "{subject} is not running",
