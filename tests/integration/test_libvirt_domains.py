@@ -20,6 +20,7 @@ from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.intent import Bind, SetVirtualFunctions
 from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.libvirt_hook import NAMESPACE
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
@@ -352,3 +353,15 @@ def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
     assert read_guest(defined.xml("win"), "win") is not None
     assert defined.hook("disable", "win").stdout == "win: the hook is disabled\n"
     assert read_guest(defined.xml("win"), "win") is None
+
+
+def test_a_domain_that_says_no_to_the_hook_is_disabled_and_can_be_enabled(
+    embedded: Embedded, tmp_path: Path
+) -> None:
+    no = f"<metadata><v:devices xmlns:v='{NAMESPACE}' bind='no'/></metadata>"
+    file = tmp_path / "win.xml"
+    file.write_text(domain("win", rest=no))
+    assert embedded.run("define", str(file)).returncode == 0
+    assert embedded.hook("disable", "win").stdout == "win: the hook is disabled already\n"
+    assert embedded.hook("enable", "win").stdout == "win: the hook is enabled\n"
+    assert read_guest(embedded.xml("win"), "win") is not None
