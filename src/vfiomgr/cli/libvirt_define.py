@@ -6,9 +6,9 @@ import click
 
 from vfiomgr.cli.layout_files import source_of
 from vfiomgr.cli.libvirt_connection import connect_option, connected
+from vfiomgr.cli.libvirt_files import read_xml
 from vfiomgr.cli.output import print_document
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.errors import UsageError
 
 
 @click.command("define")
@@ -31,7 +31,7 @@ def define(session: Session, *, file: str, uri: str) -> None:
       vfiomgr libvirt domain … | vfiomgr libvirt define -
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """
-    xml, source = _read(file), source_of(file)
+    xml, source = read_xml(file), source_of(file)
     from vfiomgr.adapters.libvirt.read import read_domain  # noqa: PLC0415 - not for help
 
     name = read_domain(xml, source).name
@@ -66,19 +66,3 @@ def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
     else:
         body = {"domain": name, "changed": is_changed, "message": text}
         print_document("DefineOutcome", body, session.format)
-
-
-def _read(file: str) -> bytes:
-    """A file as it is, byte by byte.
-
-    Raises:
-        UsageError: it cannot be read.
-
-    """
-    try:
-        with click.open_file(file, "rb") as opened:
-            content: bytes = opened.read()
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise UsageError(message, "name a file with a domain's XML, or - for a pipe") from None
-    return content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import click
 from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_connection import DEFAULT_URI, connected
+from vfiomgr.cli.libvirt_files import read_xml
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.host.rewrite import rewrite
 
@@ -46,17 +46,7 @@ class FilePlace:
             InvalidDocument: it is no XML.
 
         """
-        try:
-            if self.path == STANDARD_INPUT:
-                text = sys.stdin.buffer.read()
-            else:
-                with open(self.path, "rb") as file:
-                    text = file.read()
-        except OSError as error:
-            message = f"cannot read the domain {self.path}: {error.strerror}"
-            remedy = "name a file that is there, or - for a pipe; virsh dumpxml makes one"
-            raise UsageError(message, remedy) from None
-        return read_document(text, source_of(self.path))
+        return read_document(read_xml(self.path), source_of(self.path))
 
     def write(self, before: bytes, after: bytes) -> None:
         """Put the text where it is to go; a file that is so already is left alone.

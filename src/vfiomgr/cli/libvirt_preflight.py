@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from vfiomgr import api
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
+from vfiomgr.cli.libvirt_files import read_xml
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
@@ -171,14 +171,8 @@ def _unreadable(domain: KnownDomain) -> str:
 def _read(path: str) -> Domain:
     from vfiomgr.adapters.libvirt.read import read_domain  # noqa: PLC0415 - as above
 
-    if path == STANDARD_INPUT:
-        return read_domain(sys.stdin.buffer.read(), source_of(path))
-    try:
-        with open(path, "rb") as file:
-            return read_domain(file.read(), path)
-    except OSError as error:
-        message = f"cannot read the domain {path}: {error.strerror}"
-        raise UsageError(message, "name a file that is there, or a domain of libvirt") from None
+    remedy = "name a file that is there, or a domain of libvirt"
+    return read_domain(read_xml(path, remedy), source_of(path))
 
 
 def _judge(

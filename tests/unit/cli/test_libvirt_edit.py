@@ -175,6 +175,22 @@ def test_files_of_libvirt_itself_are_left_to_it(run: Run, tmp_path: Path) -> Non
     assert run("--dry-run", "libvirt", "edit", str(own), "--add", "02:00.0").status == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("define", "{}"), ("edit", "{}", "--remove", "02:00.0"), ("preflight", "{}")],
+)
+@pytest.mark.parametrize("pipe", [False, True])
+def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], *, pipe: bool
+) -> None:
+    with open("/dev/zero", encoding="utf-8") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        name = "-" if pipe else "/dev/zero"
+        answer = run("libvirt", *(part.format(name) for part in command))
+    assert answer.status == 65
+    assert "more than 10 MiB" in answer.stderr
+
+
 def test_files_of_libvirt_itself_are_no_output_either(run: Run, file: Path, tmp_path: Path) -> None:
     own = tmp_path / "etc/libvirt/qemu/win11.xml"
     own.parent.mkdir(parents=True)
