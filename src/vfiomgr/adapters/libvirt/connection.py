@@ -7,6 +7,7 @@ Where a method raises an error of libvirt, it is one of vfiomgr's by then:
 from __future__ import annotations
 
 import functools
+import shlex
 import sys
 import threading
 import time
@@ -22,7 +23,14 @@ from vfiomgr.adapters.libvirt.drops import find_drops
 from vfiomgr.adapters.libvirt.identity import with_identity
 from vfiomgr.adapters.libvirt.nodedev import MdevState, read_mdev
 from vfiomgr.adapters.libvirt.read import read_domain
-from vfiomgr.errors import GuestKeepsDevice, HostError, InvalidDocument, LibvirtFailed, UsageError
+from vfiomgr.errors import (
+    GuestKeepsDevice,
+    HostError,
+    InvalidDocument,
+    LibvirtFailed,
+    UsageError,
+    VfiomgrError,
+)
 from vfiomgr.model.domain import Hypervisor, KnownDomain
 from vfiomgr.model.libvirt_feature import Version
 
@@ -192,11 +200,9 @@ class Connection:
         drops = find_drops(xml, printed)
         if not drops:
             return printed != previous
-        self._put_back(handle, previous)
         message = f"libvirt {self.version()} at {self.uri} would drop parts of {source}"
-        hint = "leave them out, or use a libvirt that reads them; " + (
-            "the definition of before stands" if previous else "nothing is defined"
-        )
+        left = self._put_back(handle, previous)
+        hint = f"leave them out, or use a libvirt that reads them; {left}"
         raise InvalidDocument(message, hint, tuple(f"{source}: dropped: {drop}" for drop in drops))
 
     def redefine(self, xml: bytes) -> None:
@@ -247,12 +253,24 @@ class Connection:
                 return self.domain_xml(handle.UUIDString(), secure=True) if is_defined else None
         return None
 
-    def _put_back(self, handle: Any, previous: bytes | None) -> None:  # noqa: ANN401
-        if previous is not None:
-            self.redefine(previous)
-            return
-        with _explaining(handle.name()):
-            handle.undefine()
+    def _put_back(self, handle: Any, previous: bytes | None) -> str:  # noqa: ANN401
+        """Undo a definition, and say what is defined now; what was dropped is told in any case."""
+        try:
+            if previous is not None:
+                self.redefine(previous)
+                return "the definition of before stands"
+            self._undefine(handle)
+        except VfiomgrError as error:
+            name = shlex.quote(handle.name())
+            return f"{name} stays defined without them ({error.message}): {error.hint}"
+        return "nothing is defined"
+
+    def _undefine(self, handle: Any) -> None:  # noqa: ANN401
+        """Forget a domain; its NVRAM, which may be older than this definition, stays."""
+        keep = _library().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
+        if self._if_supported(lambda: handle.undefineFlags(keep)) is None:
+            with _explaining(handle.name()):  # drivers without NVRAM do not know the flag
+                handle.undefine()
 
     # ---- devices of domains
 
