@@ -6,7 +6,6 @@ import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
@@ -109,7 +108,9 @@ def _refuse_remote(session: Session, uri: str) -> None:
         UsageError: the host is this machine, and the URI names another.
 
     """
-    if _is_this_machine(session) and (urlsplit(uri).hostname or "") not in _HERE:
+    from vfiomgr.adapters.libvirt.uri import split_uri  # noqa: PLC0415 - not for help
+
+    if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
         message = f"{uri} starts domains on another host than this one"
         hint = "run vfiomgr there, or pass --snapshot with what vfiomgr snapshot prints there"
         raise UsageError(message, hint)

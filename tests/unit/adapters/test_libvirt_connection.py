@@ -13,7 +13,7 @@ from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
 from vfiomgr.cli.libvirt_attach import attach
 from vfiomgr.cli.libvirt_connection import complete_domain
-from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed
+from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +68,30 @@ def test_no_daemon_is_told_with_its_socket() -> None:
     with (
         pytest.raises(LibvirtFailed, match="no libvirt daemon"),
         connect("qemu+tcp://127.0.0.1:1/"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("foo:///bar", "libvirt has no driver 'foo', which the URI foo:///bar asks for"),
+        ("bogus+ssh://x/system", "no driver 'bogus'"),
+        ("qemu://[::1/system", r"--connect qemu://\[::1/system is no URI"),
+        ("qemu+tcp://x:port/system", "is no URI"),
+        ("foo", "no driver for the URI foo"),
+    ],
+)
+def test_a_uri_that_no_libvirt_knows_is_told_as_such(uri: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught, connect(uri):
+        pass
+    assert "https://libvirt.org/uri.html" in caught.value.hint
+
+
+def test_a_host_that_nobody_knows_is_told_as_such() -> None:
+    with (
+        pytest.raises(LibvirtFailed, match=r"the host nohost\.invalid of qemu\+tcp://"),
+        connect("qemu+tcp://nohost.invalid/system"),
     ):
         pass
 

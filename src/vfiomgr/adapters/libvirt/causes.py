@@ -94,6 +94,19 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _UNREACHED,
+        r"Could not resolve hostname (?P<host>[^\s:]+)"
+        r"|[Uu]nable to resolve address '(?P<name>[^']+)'",
+        "the host {host}{name} of {subject} has no address that this one knows",
+        "is its name right? getent hosts {host}{name} shows whether it is known",
+    ),
+    _Row(
+        _UNREACHED,
+        r"Cannot recv data: (?P<why>(?:ssh: |Host key verification|.*Permission denied)(?s:.+))",
+        "ssh brought no connection to {subject}: {why}",
+        "libvirt asks for no password: does ssh reach that host without one, as this user?",
+    ),
+    _Row(
+        _UNREACHED,
         r"Cannot recv data|client socket is closed|End of file while reading data",
         "the libvirt daemon closed the connection: {text}",
         "see its log (journalctl -u libvirtd, or virtqemud), and run the command again",
@@ -101,7 +114,7 @@ _ROWS: tuple[_Row, ...] = (
     _Row(
         frozenset({Code.NO_CONNECT, Code.INVALID_ARG}),
         r"no connection driver available for (?P<uri>.+)|(?:failed to )?parse(?: connection)? URI",
-        "libvirt has no driver for this URI: {text}",
+        "libvirt has no driver for the URI {subject}: {text}",
         "--connect takes URIs like qemu:///system: https://libvirt.org/uri.html",
         UsageError,
     ),

@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from vfiomgr.adapters.libvirt.capabilities import has_kvm, offers_vfio
 from vfiomgr.adapters.libvirt.causes import Code, explain
@@ -23,6 +22,7 @@ from vfiomgr.adapters.libvirt.drops import find_drops
 from vfiomgr.adapters.libvirt.identity import with_identity
 from vfiomgr.adapters.libvirt.nodedev import MdevState, read_mdev
 from vfiomgr.adapters.libvirt.read import read_domain
+from vfiomgr.adapters.libvirt.uri import split_uri
 from vfiomgr.errors import (
     GuestKeepsDevice,
     HostError,
@@ -90,11 +90,12 @@ def connect(
 
     Raises:
         HostError: libvirt-python is not installed, or no libvirt answers.
-        UsageError: no driver of libvirt knows the URI.
+        UsageError: it is no URI, or no driver of libvirt knows it.
 
     """
     libvirt = _library()
-    needs_loop = with_events or urlsplit(uri).path == _EMBEDDED
+    path = split_uri(uri).path
+    needs_loop = with_events or path == _EMBEDDED
     with _event_loop() if needs_loop else nullcontext():
         with _explaining(uri):
             handle = (libvirt.openReadOnly if read_only else libvirt.open)(uri)
