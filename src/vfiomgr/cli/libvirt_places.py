@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,11 @@ class FilePlace:
     def target(self) -> str:
         """Where the text goes; what was piped in is piped out."""
         return self.path if self.output is None else self.output
+
+    @property
+    def argument(self) -> str:
+        """What a command names it by, as a shell takes it."""
+        return shlex.quote(self.target)
 
     @property
     def is_pipe(self) -> bool:
@@ -76,9 +82,10 @@ class DomainPlace:
     """Whether passwords are read, too: what is defined without them would lose them."""
 
     @property
-    def target(self) -> str:
-        """What a command names it by."""
-        return self.name if self.uri == DEFAULT_URI else f"{self.name} --connect {self.uri}"
+    def argument(self) -> str:
+        """What a command names it by, as a shell takes it."""
+        words = [self.name] if self.uri == DEFAULT_URI else [self.name, "--connect", self.uri]
+        return shlex.join(words)
 
     @property
     def is_pipe(self) -> bool:
@@ -127,7 +134,7 @@ def place_of(
         return FilePlace(target, output)
     if output is not None:
         message = f"--output is about files, and {target} is a domain of libvirt's"
-        remedy = f"virsh dumpxml --inactive {target} | vfiomgr libvirt edit - …"
+        remedy = f"virsh dumpxml --inactive {shlex.quote(target)} | vfiomgr libvirt edit - …"
         raise UsageError(message, remedy)
     return DomainPlace(target, uri, with_secrets=is_change)
 
@@ -143,5 +150,5 @@ def _refuse_own_file(path: str) -> None:
     if directory.endswith(_OWN_DIRECTORY):
         guest = name.removesuffix(".xml")
         message = f"{path} is libvirt's own: it does not read it again, and overwrites it"
-        remedy = f"change what libvirt has: vfiomgr libvirt edit {guest} …"
+        remedy = f"change what libvirt has: vfiomgr libvirt edit {shlex.quote(guest)} …"
         raise UsageError(message, remedy)

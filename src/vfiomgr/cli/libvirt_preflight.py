@@ -155,7 +155,9 @@ def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
         raise UsageError(message, "virsh list --all shows the domains")
     found = _next_start(domain)
     if found is None:
-        hint = f"virsh dumpxml {domain.name} > x.xml; vfiomgr libvirt preflight x.xml says where"
+        hint = (
+            f"virsh dumpxml {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says where"
+        )
         raise HostError(_unreadable(domain), hint)
     return found
 

@@ -88,7 +88,7 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
     """
     if live and not domain.is_active:
         message = f"the domain {domain.name} is not running"
-        raise Refusal(message, f"leave out --live, or: virsh start {domain.name}")
+        raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
     if config and domain.defined is None:
         message = f"the domain {domain.name} is transient: it has no definition"
         raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
@@ -215,7 +215,7 @@ def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objectio
                 f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
                 f"slot ({'the running guest' if side is domain.running else 'its definition'})",
                 f"take it out first, to give all as one device: vfiomgr libvirt detach "
-                f"{domain.name} {there[0]} {option}; or name {missing[0]} with --only",
+                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --only",
             )
 
 
@@ -299,14 +299,14 @@ def _held_elsewhere(
             if name in used and item.scope.live:
                 yield Objection(
                     f"{name} is with the domain {other.name}, which runs",
-                    f"vfiomgr libvirt detach {other.name} {name}, or stop that domain",
+                    f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
                 )
             elif name in used | _names(other.defined) and not wish.allow_claimed:
                 state = "runs" if name in used else "is off"
                 yield Objection(
                     f"{name} is claimed by the domain {other.name}, which {state}",
-                    f"vfiomgr libvirt detach {other.name} {name} --config, or pass --allow claimed "
-                    "if the two never run at the same time",
+                    f"vfiomgr libvirt detach {other.argument} {name} --config, or pass --allow "
+                    "claimed if the two never run at the same time",
                 )
         for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
             yield Objection(

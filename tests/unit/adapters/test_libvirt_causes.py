@@ -456,3 +456,10 @@ def test_a_text_with_braces_is_no_format() -> None:
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.name)
 def test_the_codes_are_libvirts(code: Code) -> None:
     assert getattr(libvirt, f"VIR_ERR_{code.name}") == code
+
+
+def test_names_are_quoted_in_hints_alone() -> None:
+    text = f"operation failed: domain 'a b' is already defined with uuid {UUID}"
+    error = explain(Code.OPERATION_FAILED, text, "x.xml")
+    assert error.message.endswith("is that of the domain a b")
+    assert "virsh domrename 'a b' NEW" in error.hint

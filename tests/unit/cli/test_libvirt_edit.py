@@ -9,6 +9,8 @@ import pytest
 
 from tests.unit.adapters.domain_texts import RECORDED
 from vfiomgr.adapters.libvirt.read import read_domain
+from vfiomgr.cli.libvirt_connection import DEFAULT_URI
+from vfiomgr.cli.libvirt_places import DomainPlace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +43,16 @@ def test_what_is_added_is_taken_out_to_the_byte(run: Run, file: Path, name: str)
     assert undo == f"undo with: vfiomgr libvirt edit {file} --remove {GPU[0]}"
     assert run(*undo.partition("vfiomgr ")[2].split()).status == 0
     assert file.read_bytes() == RECORDED[name]
+
+
+def test_the_command_that_undoes_can_be_pasted(run: Run, file: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "my win$(x).xml"
+    file.rename(odd)
+    added = run("libvirt", "edit", str(odd), "--add", GPU[0])
+    assert f"vfiomgr libvirt edit '{odd}' --remove {GPU[0]}" in added.stderr
+    place = DomainPlace("a b", "qemu:///embed?root=/x", with_secrets=False)
+    assert place.argument == "'a b' --connect 'qemu:///embed?root=/x'"
+    assert DomainPlace("win", DEFAULT_URI, with_secrets=False).argument == "win"
 
 
 def test_a_slot_goes_as_one_device_behind_a_free_port(run: Run, file: Path) -> None:

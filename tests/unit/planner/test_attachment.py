@@ -198,6 +198,13 @@ def test_what_a_running_domain_has_nobody_else_gets() -> None:
     assert "vfiomgr libvirt detach lin 0000:41:00.4" in told
 
 
+def test_names_are_quoted_where_a_command_is_told() -> None:
+    other = known(with_hostdevs(EMPTY, hostdev("0000:41:00.4")), None, "a b")
+    told = refused("41:00.4", others=(other,))
+    assert "is with the domain a b" in told
+    assert "vfiomgr libvirt detach 'a b' 0000:41:00.4" in told
+
+
 def test_what_a_defined_domain_claims_needs_consent() -> None:
     other = known(None, with_hostdevs(EMPTY, hostdev(UUID)), "lin")
     told = refused(UUID, others=(other,))

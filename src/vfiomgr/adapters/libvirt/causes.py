@@ -7,6 +7,7 @@ another language than English says, and what no row knows, is told in libvirt's 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,6 +60,8 @@ _STATE = frozenset({Code.OPERATION_INVALID})
 _CONFIG = frozenset({Code.CONFIG_UNSUPPORTED})
 _QEMU = frozenset({Code.INTERNAL_ERROR, Code.OPERATION_FAILED})
 _MOST_WORDS = 600
+_NAMES = frozenset({"subject", "name", "domain"})
+"""Names that people choose: quoted where a hint tells a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +397,8 @@ def explain(code: int, text: str, subject: str) -> VfiomgrError:
         if found is not None:
             parts = {name: _shortened(part or "") for name, part in found.groupdict().items()}
             known = {"text": words, "subject": subject, **parts}
-            return _error(row.error, code, row.message.format(**known), row.hint.format(**known))
+            told = {**known, **{name: shlex.quote(known[name]) for name in _NAMES & known.keys()}}
+            return _error(row.error, code, row.message.format(**known), row.hint.format(**told))
     message = f"libvirt: {words or 'it failed without a word'} (error {code}, {subject})"
     return LibvirtFailed(message, "its log may tell more: journalctl -u libvirtd", code=code)
 
