@@ -20,6 +20,7 @@ from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.intent import Bind, SetVirtualFunctions
 from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.libvirt_hook import NAMESPACE
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
@@ -97,6 +98,59 @@ def test_driver() -> Iterator[Connection]:
 def test_a_definition_that_is_there_is_told(defined: Embedded, tmp_path: Path) -> None:
     answer = defined.run("define", str(tmp_path / "win.xml"))
     assert (answer.returncode, answer.stdout) == (0, "win is defined so already\n"), answer.stderr
+
+
+def test_xml_without_a_uuid_is_about_the_domain_of_its_name(
+    defined: Embedded, tmp_path: Path
+) -> None:
+    """What `libvirt domain` prints has none, and a second run of a pipe changes nothing."""
+    file = tmp_path / "win.xml"
+    before = defined.xml("win")
+    file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win")))
+    again = defined.run("define", str(file))
+    assert (again.returncode, again.stdout) == (0, "win is defined so already\n"), again.stderr
+    assert defined.xml("win") == before
+    file.write_text(file.read_text().replace(">64<", ">128<"))
+    assert defined.run("define", str(file)).stdout == "defined: win\n"
+    assert re.findall(b"<uuid>.*</uuid>", defined.xml("win")) == re.findall(
+        b"<uuid>.*</uuid>", before
+    )
+
+
+def test_interfaces_without_a_mac_address_keep_theirs(embedded: Embedded, tmp_path: Path) -> None:
+    file = tmp_path / "win.xml"
+    first = "<interface type='user'/>"
+    other = "<interface type='bridge'><source bridge='br0'/></interface>"
+    file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", first + other)))
+    assert embedded.run("define", str(file)).stdout == "defined: win\n"
+    before = embedded.xml("win")
+    assert embedded.run("define", str(file)).stdout == "win is defined so already\n"
+    assert embedded.xml("win") == before
+    macs = re.findall(b"<mac address='.*'/>", before)
+    file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", other + first)))
+    assert embedded.run("define", str(file)).stdout == "defined: win\n"
+    assert re.findall(b"<mac address='.*'/>", embedded.xml("win")) == macs[::-1]
+
+
+def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embedded, tmp_path: Path) -> None:
+    file = tmp_path / "win.xml"
+    before = defined.xml("win")
+
+    def forecast(text: str) -> str:
+        file.write_text(text)
+        answer = defined.run("define", str(file), "--dry-run")
+        return answer.stdout or answer.stderr
+
+    assert forecast(domain("new")) == f"would define new from {file} at {defined.uri}\n"
+    other = domain("win").replace(">64<", ">128<")
+    anew = f"would define win anew from {file}: {defined.uri} has it already\n"
+    assert forecast(other) == forecast(re.sub("<uuid>.*</uuid>", "", other)) == anew
+    assert forecast(before.decode()) == "win is defined so already\n"
+    assert "there is a domain win already" in forecast(
+        re.sub("<uuid>.*</uuid>", f"<uuid>{UUID}</uuid>", other)
+    )
+    assert "virsh domrename win NEW" in forecast(other.replace(">win<", ">lin<"))
+    assert defined.xml("win") == before
 
 
 def test_what_this_libvirt_does_not_know_is_no_definition(
@@ -299,3 +353,15 @@ def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
     assert read_guest(defined.xml("win"), "win") is not None
     assert defined.hook("disable", "win").stdout == "win: the hook is disabled\n"
     assert read_guest(defined.xml("win"), "win") is None
+
+
+def test_a_domain_that_says_no_to_the_hook_is_disabled_and_can_be_enabled(
+    embedded: Embedded, tmp_path: Path
+) -> None:
+    no = f"<metadata><v:devices xmlns:v='{NAMESPACE}' bind='no'/></metadata>"
+    file = tmp_path / "win.xml"
+    file.write_text(domain("win", rest=no))
+    assert embedded.run("define", str(file)).returncode == 0
+    assert embedded.hook("disable", "win").stdout == "win: the hook is disabled already\n"
+    assert embedded.hook("enable", "win").stdout == "win: the hook is enabled\n"
+    assert read_guest(embedded.xml("win"), "win") is not None

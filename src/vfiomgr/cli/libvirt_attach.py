@@ -221,7 +221,7 @@ def _print_plan(
     for number, one in enumerate(exchanges, start=1):
         flags = "".join((" --live" * one.scope.live, " --config" * one.scope.config))
         click.echo(f"{number:3}. {verb} {one.device}: {one.scope}")
-        click.echo(f"       virsh {verb}-device {domain.name} /dev/stdin{flags} <<'END'")
+        click.echo(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
         click.echo("".join(f"       {line}\n" for line in one.element.splitlines()), nl=False)
         click.echo("       END")
     if not exchanges:

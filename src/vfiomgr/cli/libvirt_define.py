@@ -6,9 +6,9 @@ import click
 
 from vfiomgr.cli.layout_files import source_of
 from vfiomgr.cli.libvirt_connection import connect_option, connected
+from vfiomgr.cli.libvirt_files import read_xml
 from vfiomgr.cli.output import print_document
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.errors import UsageError
 
 
 @click.command("define")
@@ -21,20 +21,22 @@ def define(session: Session, *, file: str, uri: str) -> None:
 
     libvirt checks it against its schema. What it prints afterwards is compared with the file: where
     an element or an attribute is gone, the definition of before is put back, and each is named. A
-    running guest has its new definition once it is started anew.
+    running guest has its new definition once it is started anew. A file without a <uuid> is about
+    the domain of its name, where there is one.
 
     \b
     Examples:
       vfiomgr libvirt define guest.xml
+      vfiomgr libvirt define guest.xml --dry-run     whether there is one already
       vfiomgr libvirt domain … | vfiomgr libvirt define -
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """
-    xml, source = _read(file), source_of(file)
+    xml, source = read_xml(file), source_of(file)
     from vfiomgr.adapters.libvirt.read import read_domain  # noqa: PLC0415 - not for help
 
     name = read_domain(xml, source).name
     if session.dry_run:
-        _tell(session, name, f"would define {name} from {source} at {uri}", is_changed=False)
+        _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
         return
     session.require_live("a snapshot has no libvirt", "leave out --snapshot")
     with connected(uri) as connection:
@@ -45,25 +47,22 @@ def define(session: Session, *, file: str, uri: str) -> None:
     _tell(session, name, text, is_changed=is_changed)
 
 
+def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
+    """What a run would do; libvirt alone knows whether a definition that is there would change."""
+    from vfiomgr.adapters.libvirt.connection import DefineForecast  # noqa: PLC0415 - not for help
+
+    with connected(uri, read_only=True) as connection:
+        forecast = connection.would_define(xml, source)
+    return {
+        DefineForecast.NEW: f"would define {name} from {source} at {uri}",
+        DefineForecast.SAME: f"{name} is defined so already",
+        DefineForecast.ANOTHER: f"would define {name} anew from {source}: {uri} has it already",
+    }[forecast]
+
+
 def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
     if session.format == "table":
         click.echo(text)
     else:
         body = {"domain": name, "changed": is_changed, "message": text}
         print_document("DefineOutcome", body, session.format)
-
-
-def _read(file: str) -> bytes:
-    """A file as it is, byte by byte.
-
-    Raises:
-        UsageError: it cannot be read.
-
-    """
-    try:
-        with click.open_file(file, "rb") as opened:
-            content: bytes = opened.read()
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise UsageError(message, "name a file with a domain's XML, or - for a pipe") from None
-    return content

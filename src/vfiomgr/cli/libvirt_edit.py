@@ -116,7 +116,7 @@ def edit(
         print_difference(session, done)
     else:
         place.write(done.before.text, done.after)
-        undo = f"vfiomgr libvirt edit {place.target}{' --only' if only else ''}"
+        undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
         print_edited(session, done, is_piped=place.is_pipe, undo=undo)
     if host is not None:
         tell_what_waits(session, host, hostdevs)

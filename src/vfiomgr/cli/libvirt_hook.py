@@ -111,10 +111,12 @@ def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
 
 
 def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:
+    from vfiomgr.adapters.libvirt.guest import asks_for_hook  # noqa: PLC0415 - not for help
+
     state = "enabled" if element else "disabled"
     with connected(uri, read_only=session.dry_run) as connection:
         names = [connection.state(domain).name for domain in domains]
-        is_there = {name: connection.metadata(name, NAMESPACE) is not None for name in names}
+        is_there = {name: asks_for_hook(connection.metadata(name, NAMESPACE)) for name in names}
         changing = [name for name in is_there if is_there[name] != bool(element)]
         if not session.dry_run:
             _set(connection, changing, element)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import click
 from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_connection import DEFAULT_URI, connected
+from vfiomgr.cli.libvirt_files import read_xml
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.host.rewrite import rewrite
 
@@ -34,6 +35,11 @@ class FilePlace:
         return self.path if self.output is None else self.output
 
     @property
+    def argument(self) -> str:
+        """What a command names it by, as a shell takes it."""
+        return shlex.quote(self.target)
+
+    @property
     def is_pipe(self) -> bool:
         """Whether the text itself is what is printed."""
         return self.target == STANDARD_INPUT
@@ -46,17 +52,7 @@ class FilePlace:
             InvalidDocument: it is no XML.
 
         """
-        try:
-            if self.path == STANDARD_INPUT:
-                text = sys.stdin.buffer.read()
-            else:
-                with open(self.path, "rb") as file:
-                    text = file.read()
-        except OSError as error:
-            message = f"cannot read the domain {self.path}: {error.strerror}"
-            remedy = "name a file that is there, or - for a pipe; virsh dumpxml makes one"
-            raise UsageError(message, remedy) from None
-        return read_document(text, source_of(self.path))
+        return read_document(read_xml(self.path), source_of(self.path))
 
     def write(self, before: bytes, after: bytes) -> None:
         """Put the text where it is to go; a file that is so already is left alone.
@@ -69,6 +65,7 @@ class FilePlace:
         if self.is_pipe:
             click.echo(after, nl=False)
         elif self.output is not None:
+            _refuse_own_file(self.output)
             rewrite(self.output, None, after)
         elif after != before:
             _refuse_own_file(self.path)
@@ -85,9 +82,10 @@ class DomainPlace:
     """Whether passwords are read, too: what is defined without them would lose them."""
 
     @property
-    def target(self) -> str:
-        """What a command names it by."""
-        return self.name if self.uri == DEFAULT_URI else f"{self.name} --connect {self.uri}"
+    def argument(self) -> str:
+        """What a command names it by, as a shell takes it."""
+        words = [self.name] if self.uri == DEFAULT_URI else [self.name, "--connect", self.uri]
+        return shlex.join(words)
 
     @property
     def is_pipe(self) -> bool:
@@ -136,7 +134,7 @@ def place_of(
         return FilePlace(target, output)
     if output is not None:
         message = f"--output is about files, and {target} is a domain of libvirt's"
-        remedy = f"virsh dumpxml --inactive {target} | vfiomgr libvirt edit - …"
+        remedy = f"virsh dumpxml --inactive {shlex.quote(target)} | vfiomgr libvirt edit - …"
         raise UsageError(message, remedy)
     return DomainPlace(target, uri, with_secrets=is_change)
 
@@ -152,5 +150,5 @@ def _refuse_own_file(path: str) -> None:
     if directory.endswith(_OWN_DIRECTORY):
         guest = name.removesuffix(".xml")
         message = f"{path} is libvirt's own: it does not read it again, and overwrites it"
-        remedy = f"change what libvirt has: vfiomgr libvirt edit {guest} …"
+        remedy = f"change what libvirt has: vfiomgr libvirt edit {shlex.quote(guest)} …"
         raise UsageError(message, remedy)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
@@ -15,6 +13,7 @@ from vfiomgr import api
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
+from vfiomgr.cli.libvirt_files import read_xml
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
@@ -109,7 +108,9 @@ def _refuse_remote(session: Session, uri: str) -> None:
         UsageError: the host is this machine, and the URI names another.
 
     """
-    if _is_this_machine(session) and (urlsplit(uri).hostname or "") not in _HERE:
+    from vfiomgr.adapters.libvirt.uri import split_uri  # noqa: PLC0415 - not for help
+
+    if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
         message = f"{uri} starts domains on another host than this one"
         hint = "run vfiomgr there, or pass --snapshot with what vfiomgr snapshot prints there"
         raise UsageError(message, hint)
@@ -154,7 +155,9 @@ def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
         raise UsageError(message, "virsh list --all shows the domains")
     found = _next_start(domain)
     if found is None:
-        hint = f"virsh dumpxml {domain.name} > x.xml; vfiomgr libvirt preflight x.xml says where"
+        hint = (
+            f"virsh dumpxml {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says where"
+        )
         raise HostError(_unreadable(domain), hint)
     return found
 
@@ -171,14 +174,8 @@ def _unreadable(domain: KnownDomain) -> str:
 def _read(path: str) -> Domain:
     from vfiomgr.adapters.libvirt.read import read_domain  # noqa: PLC0415 - as above
 
-    if path == STANDARD_INPUT:
-        return read_domain(sys.stdin.buffer.read(), source_of(path))
-    try:
-        with open(path, "rb") as file:
-            return read_domain(file.read(), path)
-    except OSError as error:
-        message = f"cannot read the domain {path}: {error.strerror}"
-        raise UsageError(message, "name a file that is there, or a domain of libvirt") from None
+    remedy = "name a file that is there, or a domain of libvirt"
+    return read_domain(read_xml(path, remedy), source_of(path))
 
 
 def _judge(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import UsageError
 from vfiomgr.executor.change import apply
 from vfiomgr.model.intent import StartVgpu
 from vfiomgr.model.libvirt_hook import GUESTS, GuestRecord, parse_record
@@ -26,6 +27,16 @@ class GuestHook:
     """What is done for one guest."""
 
     def __init__(self, domain: Domain, work: Work) -> None:
+        """Of a domain as libvirt tells its hook of it.
+
+        Raises:
+            UsageError: it has no UUID, by which its record is found again.
+
+        """
+        if domain.uuid is None:
+            message = f"the domain {domain.name} has no <uuid>, by which the hook knows guests"
+            raise UsageError(message, "libvirt gives one to its hook: virsh dumpxml prints it")
+        self._uuid = domain.uuid
         self._domain = domain
         self._work = work
         self._tree = work.tree
@@ -50,10 +61,6 @@ class GuestHook:
     def release(self) -> tuple[str, ...]:
         """Give back what was taken for the guest; what it was."""
         return self._give_back(GuestRecord(self._uuid, self._domain.name))
-
-    @property
-    def _uuid(self) -> str:
-        return self._domain.uuid or self._domain.name
 
     def _take(self, intent: Intent) -> None:
         def note(plan: Plan) -> None:

@@ -5,6 +5,7 @@ Lines are those of the text that the domain was read from, counted from 1.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
@@ -148,6 +149,11 @@ class KnownDomain:
     defined: Domain | None
     autostarts: bool = False
     """Whether it starts with the host."""
+
+    @property
+    def argument(self) -> str:
+        """Its name as a shell takes it, for commands that are told."""
+        return shlex.quote(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ if [ ! -x {plain} ]; then
     echo "vfiomgr: {plain} is gone, so devices of guests are not bound" >&2
     exit 0
 fi
-exec {plain} libvirt hook run "$@"
+exec {plain} libvirt hook run -- "$@"
 """
 
 

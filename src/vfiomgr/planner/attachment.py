@@ -88,7 +88,7 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
     """
     if live and not domain.is_active:
         message = f"the domain {domain.name} is not running"
-        raise Refusal(message, f"leave out --live, or: virsh start {domain.name}")
+        raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
     if config and domain.defined is None:
         message = f"the domain {domain.name} is transient: it has no definition"
         raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
@@ -190,6 +190,7 @@ def _objections(
     items: Sequence[Attachment],
 ) -> Iterator[Objection]:
     for item in items:
+        yield from _part_objections(domain, item)
         yield from _vgpu_objections(domain, item)
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, wish, items)
@@ -198,6 +199,24 @@ def _objections(
     yield from _live_objections(hypervisor, domain, live, wish)
     for item in live:
         yield from _strangers(host, hypervisor, item)
+
+
+def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    """The functions of a device come at once: what is there of it has its place already."""
+    sides = (
+        ("--live", item.scope.live, domain.running),
+        ("--config", item.scope.config, domain.defined),
+    )
+    for option, is_meant, side in sides:
+        there = [name for name in item.names if side is not None and side.hostdev(name)]
+        missing = [name for name in item.names if name not in there]
+        if is_meant and there and missing:
+            yield Objection(
+                f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
+                f"slot ({'the running guest' if side is domain.running else 'its definition'})",
+                f"take it out first, to give all as one device: vfiomgr libvirt detach "
+                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --only",
+            )
 
 
 def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
@@ -280,14 +299,14 @@ def _held_elsewhere(
             if name in used and item.scope.live:
                 yield Objection(
                     f"{name} is with the domain {other.name}, which runs",
-                    f"vfiomgr libvirt detach {other.name} {name}, or stop that domain",
+                    f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
                 )
             elif name in used | _names(other.defined) and not wish.allow_claimed:
                 state = "runs" if name in used else "is off"
                 yield Objection(
                     f"{name} is claimed by the domain {other.name}, which {state}",
-                    f"vfiomgr libvirt detach {other.name} {name} --config, or pass --allow claimed "
-                    "if the two never run at the same time",
+                    f"vfiomgr libvirt detach {other.argument} {name} --config, or pass --allow "
+                    "claimed if the two never run at the same time",
                 )
         for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
             yield Objection(

@@ -111,7 +111,7 @@ def _objections(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Ob
         if hostdev.element == "interface":
             yield Objection(
                 f"{hostdev.name} is a network interface of {domain.name}, with an address and more",
-                f"virsh detach-interface {domain.name} hostdev",
+                f"virsh detach-interface {domain.argument} hostdev",
             )
         elif item.scope.live and _is_multifunction(domain.running, hostdev):
             yield Objection(

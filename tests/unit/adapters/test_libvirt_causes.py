@@ -50,10 +50,38 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "journalctl",
     ),
     (
+        Code.SYSTEM_ERROR,
+        "Cannot recv data: ssh: Could not resolve hostname nohost.invalid: Name is not known",
+        LibvirtFailed,
+        "the host nohost.invalid of win has no address",
+        "getent hosts nohost.invalid",
+    ),
+    (
+        Code.SYSTEM_ERROR,
+        "Unable to resolve address 'nohost.invalid' service '16509': Name or service not known",
+        LibvirtFailed,
+        "the host nohost.invalid of win has no address",
+        "getent hosts nohost.invalid",
+    ),
+    (
+        Code.SYSTEM_ERROR,
+        "Cannot recv data: Host key verification failed.: Connection reset by peer",
+        LibvirtFailed,
+        "ssh brought no connection to win: Host key verification failed",
+        "without one, as this user",
+    ),
+    (
+        Code.SYSTEM_ERROR,
+        "Cannot recv data: root@node7: Permission denied (publickey).: Connection reset by peer",
+        LibvirtFailed,
+        "ssh brought no connection to win: root@node7: Permission denied",
+        "without one, as this user",
+    ),
+    (
         Code.NO_CONNECT,
         "no connection driver available for qemux:///system",
         UsageError,
-        "no driver for this URI",
+        "no driver for the URI win",
         "https://libvirt.org/uri.html",
     ),
     (
@@ -83,7 +111,21 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         f"operation failed: domain 'win' already exists with uuid {UUID}",
         LibvirtFailed,
         f"a domain win already, with the UUID {UUID}",
-        f"<uuid>{UUID}</uuid>",
+        "leave <uuid> out of win",
+    ),
+    (
+        Code.OPERATION_FAILED,
+        f"operation failed: domain 'win' is already defined with uuid {UUID}",
+        LibvirtFailed,
+        f"the UUID {UUID} is that of the domain win",
+        "virsh domrename win NEW",
+    ),
+    (
+        Code.CONFIG_UNSUPPORTED,
+        "unsupported configuration: non unique alias detected: ua-vfio-0000-01-00-0",
+        LibvirtFailed,
+        "win has a device with the alias ua-vfio-0000-01-00-0 already",
+        "detach that one first",
     ),
     (
         Code.XML_INVALID_SCHEMA,
@@ -414,3 +456,10 @@ def test_a_text_with_braces_is_no_format() -> None:
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.name)
 def test_the_codes_are_libvirts(code: Code) -> None:
     assert getattr(libvirt, f"VIR_ERR_{code.name}") == code
+
+
+def test_names_are_quoted_in_hints_alone() -> None:
+    text = f"operation failed: domain 'a b' is already defined with uuid {UUID}"
+    error = explain(Code.OPERATION_FAILED, text, "x.xml")
+    assert error.message.endswith("is that of the domain a b")
+    assert "virsh domrename 'a b' NEW" in error.hint

@@ -9,13 +9,14 @@ import click
 import pytest
 
 from vfiomgr.adapters.libvirt import connection
+from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
 from vfiomgr.cli.libvirt_attach import attach
 from vfiomgr.cli.libvirt_connection import complete_domain
-from vfiomgr.errors import HostError, LibvirtFailed
+from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -69,3 +70,77 @@ def test_no_daemon_is_told_with_its_socket() -> None:
         connect("qemu+tcp://127.0.0.1:1/"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("foo:///bar", "libvirt has no driver 'foo', which the URI foo:///bar asks for"),
+        ("bogus+ssh://x/system", "no driver 'bogus'"),
+        ("qemu://[::1/system", r"--connect qemu://\[::1/system is no URI"),
+        ("qemu+tcp://x:port/system", "is no URI"),
+        ("foo", "no driver for the URI foo"),
+    ],
+)
+def test_a_uri_that_no_libvirt_knows_is_told_as_such(uri: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught, connect(uri):
+        pass
+    assert "https://libvirt.org/uri.html" in caught.value.hint
+
+
+def test_a_host_that_nobody_knows_is_told_as_such() -> None:
+    with (
+        pytest.raises(LibvirtFailed, match=r"the host nohost\.invalid of qemu\+tcp://"),
+        connect("qemu+tcp://nohost.invalid/system"),
+    ):
+        pass
+
+
+DROPPED = b"""\
+<domain type='test' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>new</name><memory>65536</memory><os><type>hvm</type></os>
+  <qemu:commandline><qemu:arg value='-s'/></qemu:commandline>
+</domain>
+"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "left"),
+    [
+        ({"undefineFlags": 0}, "nothing is defined"),
+        ({"undefineFlags": Code.INVALID_ARG, "undefine": 0}, "nothing is defined"),
+        (
+            {"undefineFlags": Code.OPERATION_INVALID},
+            "new stays defined without them",
+        ),
+    ],
+)
+def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, int], left: str
+) -> None:
+    """With NVRAM of its name left over, libvirt undefines no domain but where told to keep it."""
+    library = connection._library()
+    called = []
+
+    def answer(call: str) -> Callable[..., int]:
+        def act(_handle: object, *flags: int) -> int:
+            called.append((call, *flags))
+            if answers[call]:
+                error = library.libvirtError("no")
+                error.err = (answers[call], 0, "no")
+                raise error
+            return 0
+
+        return act
+
+    with connect("test:///default") as opened:
+        with monkeypatch.context() as patch:
+            for call in ("undefine", "undefineFlags"):
+                patch.setattr(library.virDomain, call, answer(call))
+            with pytest.raises(InvalidDocument, match="would drop") as caught:
+                opened.define(DROPPED, "new.xml")
+        opened._lookup("new").undefine()
+    assert caught.value.details == ("new.xml: dropped: domain/qemu:commandline",)
+    assert left in caught.value.hint
+    assert called[0] == ("undefineFlags", library.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+    assert [call for call, *_ in called] == list(answers)

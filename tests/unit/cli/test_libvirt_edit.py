@@ -9,6 +9,8 @@ import pytest
 
 from tests.unit.adapters.domain_texts import RECORDED
 from vfiomgr.adapters.libvirt.read import read_domain
+from vfiomgr.cli.libvirt_connection import DEFAULT_URI
+from vfiomgr.cli.libvirt_places import DomainPlace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +43,16 @@ def test_what_is_added_is_taken_out_to_the_byte(run: Run, file: Path, name: str)
     assert undo == f"undo with: vfiomgr libvirt edit {file} --remove {GPU[0]}"
     assert run(*undo.partition("vfiomgr ")[2].split()).status == 0
     assert file.read_bytes() == RECORDED[name]
+
+
+def test_the_command_that_undoes_can_be_pasted(run: Run, file: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "my win$(x).xml"
+    file.rename(odd)
+    added = run("libvirt", "edit", str(odd), "--add", GPU[0])
+    assert f"vfiomgr libvirt edit '{odd}' --remove {GPU[0]}" in added.stderr
+    place = DomainPlace("a b", "qemu:///embed?root=/x", with_secrets=False)
+    assert place.argument == "'a b' --connect 'qemu:///embed?root=/x'"
+    assert DomainPlace("win", DEFAULT_URI, with_secrets=False).argument == "win"
 
 
 def test_a_slot_goes_as_one_device_behind_a_free_port(run: Run, file: Path) -> None:
@@ -173,6 +185,36 @@ def test_files_of_libvirt_itself_are_left_to_it(run: Run, tmp_path: Path) -> Non
     assert "vfiomgr libvirt edit win11" in answer.stderr
     assert own.read_bytes() == RECORDED["virt-manager"]
     assert run("--dry-run", "libvirt", "edit", str(own), "--add", "02:00.0").status == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("define", "{}"), ("edit", "{}", "--remove", "02:00.0"), ("preflight", "{}")],
+)
+@pytest.mark.parametrize("pipe", [False, True])
+def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], *, pipe: bool
+) -> None:
+    with open("/dev/zero", encoding="utf-8") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        name = "-" if pipe else "/dev/zero"
+        answer = run("libvirt", *(part.format(name) for part in command))
+    assert answer.status == 65
+    assert "more than 10 MiB" in answer.stderr
+
+
+def test_files_of_libvirt_itself_are_no_output_either(run: Run, file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "etc/libvirt/qemu/win11.xml"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"libvirt's")
+    link = tmp_path / "link.xml"
+    link.symlink_to(own)
+    for output in (own, link, own.with_name("new.xml")):
+        answer = run("libvirt", "edit", str(file), "--add", "02:00.0", "--output", str(output))
+        assert answer.status == 2
+        assert "libvirt's own" in answer.stderr
+    assert own.read_bytes() == b"libvirt's"
+    assert [one.name for one in own.parent.iterdir()] == ["win11.xml"]
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,27 @@ def test_the_script_calls_vfiomgr_where_it_acts_and_passes_on_what_it_says(
     answer = subprocess.run(command, input="<domain/>", capture_output=True, text=True, check=False)
     if operation in ("prepare", "release"):
         assert answer.returncode == 4
-        assert answer.stderr == f"libvirt hook run win {operation} begin -\n<domain/>"
+        assert answer.stderr == f"libvirt hook run -- win {operation} begin -\n<domain/>"
     else:
         assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["--help", "--root", "--dry-run", "-v"])
+def test_a_guest_may_be_called_like_an_option(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    program = tmp_path / "vfiomgr"
+    program.write_text('#!/bin/sh\nfor one; do echo "$one"; done\n')
+    program.chmod(0o755)
+    script = tmp_path / "50-vfiomgr"
+    script.write_text(render_script(str(program)))
+    command = ["sh", str(script), name, "prepare", "begin", "-"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    hand(monkeypatch, xml(GPU).replace(">win<", f">{name}<"))
+    answer = run(*told.splitlines())
+    assert (answer.status, answer.stdout) == (0, ""), answer.stderr
+    assert f"{GPU} bound for {name}" in answer.stderr
+    assert driver(kernel, GPU) == "vfio-pci"
 
 
 def test_guests_start_where_vfiomgr_is_gone(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from vfiomgr.model.libvirt_hook import NAMESPACE, SCRIPT, GuestRecord, parse_rec
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
@@ -307,6 +308,18 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert parse_record(UUID, record.render()) == record
     with pytest.raises(VfiomgrError, match="no record of vfiomgr"):
         parse_record(UUID, "{}")
+
+
+@pytest.mark.parametrize("act", [prepare, release])
+def test_a_guest_without_a_uuid_is_none_of_libvirts(
+    tmp_path: Path, act: Callable[[FakeKernel, Domain], tuple[str, ...]]
+) -> None:
+    kernel = mixed(tmp_path)
+    nameless = replace(guest(GPU), uuid=None, name="../../x")
+    with pytest.raises(VfiomgrError, match="has no <uuid>") as caught:
+        act(kernel, nameless)
+    assert "virsh dumpxml" in caught.value.hint
+    assert drivers(kernel, GPU) != ["vfio-pci"]
 
 
 def test_virtual_functions_are_bound_alone(tmp_path: Path) -> None:

@@ -198,6 +198,13 @@ def test_what_a_running_domain_has_nobody_else_gets() -> None:
     assert "vfiomgr libvirt detach lin 0000:41:00.4" in told
 
 
+def test_names_are_quoted_where_a_command_is_told() -> None:
+    other = known(with_hostdevs(EMPTY, hostdev("0000:41:00.4")), None, "a b")
+    told = refused("41:00.4", others=(other,))
+    assert "is with the domain a b" in told
+    assert "vfiomgr libvirt detach 'a b' 0000:41:00.4" in told
+
+
 def test_what_a_defined_domain_claims_needs_consent() -> None:
     other = known(None, with_hostdevs(EMPTY, hostdev(UUID)), "lin")
     told = refused(UUID, others=(other,))
@@ -237,6 +244,19 @@ def test_what_the_domain_has_is_left_alone() -> None:
     assert (plan.items, plan.already) == ((), ("win has 0000:41:00.4 already",))
     (item,) = planned("41:00.4", domain=known(has, RUNNING)).items
     assert item.scope == CONFIG
+
+
+def test_a_device_that_is_there_in_part_does_not_come_a_second_time() -> None:
+    part = with_hostdevs(RUNNING, hostdev("0000:04:00.0", GuestAddress(1, 0, 0)))
+    told = refused("04:00.1", domain=known(None, part), scope=CONFIG)
+    assert "win has 0000:04:00.0, and not 0000:04:00.1 of the same slot" in told
+    assert "vfiomgr libvirt detach win 0000:04:00.0 --config; or name 0000:04:00.1" in told
+    (item,) = planned("04:00.1", domain=known(None, part), scope=CONFIG, only=True).items
+    assert item.names == ("0000:04:00.1",)
+    told = refused("04:00.1", domain=known(part, RUNNING))
+    assert "of the same slot (the running guest)" in told
+    assert "0000:04:00.0 --live" in told
+    assert planned("04:00.1", domain=known(part, RUNNING), scope=CONFIG).items
 
 
 def test_a_host_without_vfio_gives_a_running_guest_nothing() -> None:

@@ -7,6 +7,7 @@ another language than English says, and what no row knows, is told in libvirt's 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,6 +60,8 @@ _STATE = frozenset({Code.OPERATION_INVALID})
 _CONFIG = frozenset({Code.CONFIG_UNSUPPORTED})
 _QEMU = frozenset({Code.INTERNAL_ERROR, Code.OPERATION_FAILED})
 _MOST_WORDS = 600
+_NAMES = frozenset({"subject", "name", "domain"})
+"""Names that people choose: quoted where a hint tells a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,19 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _UNREACHED,
+        r"Could not resolve hostname (?P<host>[^\s:]+)"
+        r"|[Uu]nable to resolve address '(?P<name>[^']+)'",
+        "the host {host}{name} of {subject} has no address that this one knows",
+        "is its name right? getent hosts {host}{name} shows whether it is known",
+    ),
+    _Row(
+        _UNREACHED,
+        r"Cannot recv data: (?P<why>(?:ssh: |Host key verification|.*Permission denied)(?s:.+))",
+        "ssh brought no connection to {subject}: {why}",
+        "libvirt asks for no password: does ssh reach that host without one, as this user?",
+    ),
+    _Row(
+        _UNREACHED,
         r"Cannot recv data|client socket is closed|End of file while reading data",
         "the libvirt daemon closed the connection: {text}",
         "see its log (journalctl -u libvirtd, or virtqemud), and run the command again",
@@ -101,7 +117,7 @@ _ROWS: tuple[_Row, ...] = (
     _Row(
         frozenset({Code.NO_CONNECT, Code.INVALID_ARG}),
         r"no connection driver available for (?P<uri>.+)|(?:failed to )?parse(?: connection)? URI",
-        "libvirt has no driver for this URI: {text}",
+        "libvirt has no driver for the URI {subject}: {text}",
         "--connect takes URIs like qemu:///system: https://libvirt.org/uri.html",
         UsageError,
     ),
@@ -134,9 +150,16 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         frozenset({Code.OPERATION_FAILED}),
-        r"domain '(?P<name>[^']*)' (?:already exists|is already defined) with uuid (?P<uuid>\S+)",
+        r"domain '(?P<name>[^']*)' already exists with uuid (?P<uuid>\S+)",
         "there is a domain {name} already, with the UUID {uuid}",
-        "to change it, put <uuid>{uuid}</uuid> into the file; else choose another name and UUID",
+        "to change it, leave <uuid> out of {subject}, or make it {uuid}; else choose another name",
+    ),
+    _Row(
+        frozenset({Code.OPERATION_FAILED}),
+        r"domain '(?P<name>[^']*)' is already defined with uuid (?P<uuid>\S+)",
+        "the UUID {uuid} is that of the domain {name}",
+        "for a domain of its own leave <uuid> out of {subject}; to give {name} another name: "
+        "virsh domrename {name} NEW",
     ),
     # documents
     _Row(
@@ -221,6 +244,13 @@ _ROWS: tuple[_Row, ...] = (
         r"device is already in the domain configuration|target .* already exists",
         "{subject} has the device already",
         "vfiomgr libvirt list --domain NAME shows what it has",
+    ),
+    _Row(
+        _ANY,
+        r"non unique alias detected: (?P<alias>\S+)",
+        "{subject} has a device with the alias {alias} already",
+        "vfiomgr libvirt list --domain NAME shows its devices; detach that one first, or give "
+        "the <alias> of either another name",
     ),
     _Row(
         _STATE,
@@ -367,7 +397,8 @@ def explain(code: int, text: str, subject: str) -> VfiomgrError:
         if found is not None:
             parts = {name: _shortened(part or "") for name, part in found.groupdict().items()}
             known = {"text": words, "subject": subject, **parts}
-            return _error(row.error, code, row.message.format(**known), row.hint.format(**known))
+            told = {**known, **{name: shlex.quote(known[name]) for name in _NAMES & known.keys()}}
+            return _error(row.error, code, row.message.format(**known), row.hint.format(**told))
     message = f"libvirt: {words or 'it failed without a word'} (error {code}, {subject})"
     return LibvirtFailed(message, "its log may tell more: journalctl -u libvirtd", code=code)
 

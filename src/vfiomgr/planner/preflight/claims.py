@@ -29,7 +29,8 @@ def by_running_domain(situation: Situation) -> Iterator[Finding]:
                 f"the running domain {other} has {hostdev.name}",
                 (situation.cite(hostdev), f"domain {other} is running, with {hostdev.name}"),
                 "a device serves one guest at a time",
-                f"virsh shutdown {other}, or vfiomgr libvirt detach {other} {hostdev.name}",
+                f"virsh shutdown {claim.domain.argument}, or "
+                f"vfiomgr libvirt detach {claim.domain.argument} {hostdev.name}",
             )
 
 
@@ -40,7 +41,7 @@ def by_defined_domain(situation: Situation) -> Iterator[Finding]:
         others = [c.domain for c in claims if c.defined is not None and not c.is_held]
         if not others:
             continue
-        starting = [other.name for other in others if other.autostarts]
+        starting = [other.argument for other in others if other.autostarts]
         yield Finding(
             "claimed-by-domain",
             "warning",

@@ -72,7 +72,7 @@ def shared_with_running(situation: Situation) -> Iterator[Finding]:
                     f"domain {other.name} is running, with {device.address}",
                 ),
                 "a group goes to one guest as a whole",
-                f"virsh shutdown {other.name}, or give both devices to one domain",
+                f"virsh shutdown {other.argument}, or give both devices to one domain",
             )
 
 
