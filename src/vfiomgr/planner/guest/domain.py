@@ -80,7 +80,7 @@ def plan_guest(
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
         reasons=(
-            *_why_hostdevs(units),
+            *_why_hostdevs(host, units),
             *buses.reasons,
             *nodes.reasons,
             *aperture.reasons,
@@ -203,7 +203,7 @@ def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
     )
 
 
-def _why_hostdevs(units: Sequence[Unit]) -> Iterator[Reason]:
+def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]:
     for unit in units:
         if unit.is_vendor_function and unit.functions:
             text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
@@ -211,6 +211,8 @@ def _why_hostdevs(units: Sequence[Unit]) -> Iterator[Reason]:
             text = "a mediated device, which libvirt never binds"
         elif unit.hand_over.is_managed:
             text = "libvirt binds it before the start, and gives it back after"
+        elif any(host.makes_vgpus(function) for function in unit.functions):
+            text = "its driver makes vGPUs of it: no guest can use the function by itself"
         else:
             text = f"bound by vfiomgr: vfiomgr bind {unit.name}"
         yield Reason(f"hostdev {unit.name}", text)
