@@ -132,6 +132,21 @@ def _usual_boot(wish: DomainWish) -> tuple[str, ...]:
     return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdrom)
 
 
+def _boot_address(host: HostSnapshot, name: str) -> str:
+    """The device that a word of --boot names.
+
+    Raises:
+        UsageError: it names none.
+
+    """
+    try:
+        return str(host.parse_address(name))
+    except UsageError:
+        message = f"--boot {name} is nothing to boot from"
+        hint = "write one of disk, cdrom, network, or the name of a --device"
+        raise UsageError(message, hint) from None
+
+
 def _boot_parts(
     host: HostSnapshot, wish: DomainWish, name: str, units: dict[str, Unit]
 ) -> list[str]:
@@ -149,7 +164,7 @@ def _boot_parts(
     if name in found:
         parts = found[name]
     else:
-        address = name.lower() if is_uuid(name) else str(host.parse_address(name))
+        address = name.lower() if is_uuid(name) else _boot_address(host, name)
         holders = (u for u in units.values() if address in u.names.split(", "))
         parts = [unit.name for unit in holders]
     if not parts:
