@@ -345,6 +345,8 @@ def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path, short_pa
 def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
     answer = defined.hook("enable", "win")
     assert answer.stdout == "win: the hook is enabled\n", answer.stderr
+    assert "no hook is installed, so nothing acts yet: vfiomgr libvirt hook" in answer.stderr
+    assert "win has no device with managed='no' and no vGPU" in answer.stderr
     assert read_guest(defined.xml("win"), "win") is not None
     assert defined.hook("enable", "win").stdout == "win: the hook is enabled already\n"
     assert defined.hook("disable", "win", "--dry-run").stdout == (

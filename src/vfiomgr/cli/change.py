@@ -13,6 +13,7 @@ from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind, wants_gpu_modes, wants_resets
+from vfiomgr.planner.readying import objections_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,7 +94,7 @@ def tell_how_to_bind(host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
             note(f"{device} is no vGPU yet: {create}")
             continue
         begin = f"{device} is on {device.driver or 'no driver'}"
-        objections = _objections_to_bind(host, device)
+        objections = objections_to_bind(host, [device])
         for reason, remedy in (o for o in objections if o not in told):
             shown = reason.replace(f"{device} ", "it ", 1)
             note(f"{begin}, and vfiomgr bind refuses it: {shown}; remedy: {remedy}")
@@ -102,14 +103,6 @@ def tell_how_to_bind(host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
         elif told.issuperset(objections):
             note(f"{begin}, and vfiomgr bind refuses it for the same reason")
         told.update(objections)
-
-
-def _objections_to_bind(host: HostSnapshot, device: PciDevice) -> tuple[tuple[str, str], ...]:
-    try:
-        api.plan(host, Bind((device.address,)))
-    except Refusal as refusal:
-        return refusal.objections
-    return ()
 
 
 def confirm(session: Session, question: str) -> None:

@@ -21,6 +21,7 @@ from vfiomgr.cli.libvirt_versions import version_option
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.parameters import WholeNumber, mebibytes
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.errors import UsageError
 from vfiomgr.model.guest import MIB, DomainWish
 from vfiomgr.planner.guest.domain import plan_guest
 from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM
@@ -203,9 +204,7 @@ def domain(
         viommu=viommu,
         graphics=graphics,
         spare_ports=spare_ports,
-        hard_limit_bytes=None
-        if hard_limit is None
-        else mebibytes("--hard-limit", hard_limit) * MIB,
+        hard_limit_bytes=None if hard_limit is None else _bytes("--hard-limit", hard_limit),
         is_locked=locked,
         has_fixed_aperture=fixed_aperture,
     )
@@ -227,4 +226,13 @@ def domain(
 
 
 def _bytes(option: str, text: str) -> int:
+    """A size of a guest's, with its unit: 16 may be meant as GiB, and would be MiB.
+
+    Raises:
+        UsageError: it has no unit, or is no size.
+
+    """
+    if text.strip().isdecimal():
+        message = f"{option} {text} has no unit"
+        raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
     return mebibytes(option, text) * MIB

@@ -27,7 +27,12 @@ from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.model.hostdev import DeviceWish
 from vfiomgr.model.pci import PciAddress
-from vfiomgr.planner.domain_edit import Additions, plan_additions, plan_removals
+from vfiomgr.planner.domain_edit import (
+    Additions,
+    plan_additions,
+    plan_removals,
+    refuse_contradictions,
+)
 from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
 from vfiomgr.planner.guest.units import is_uuid, units_of
 
@@ -148,7 +153,9 @@ def _edited(
         return Edited(document, text, removals, Additions()), ()
     left = read_document(text, document.source)
     by_names = {unit.function_names: unit for unit in units}
-    additions = plan_additions(domain_of(left.root), by_names)
+    staying = domain_of(left.root)
+    refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
+    additions = plan_additions(staying, by_names)
     hostdevs = tuple(h for one in additions.placed for h in _hostdevs(by_names[one.names], one))
     ports = [root_port(port.index, port.device) for port in additions.ports]
     after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -13,10 +14,11 @@ from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, conn
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.intent import InstallHook, UninstallHook
-from vfiomgr.model.libvirt_hook import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE
+from vfiomgr.model.libvirt_hook import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE, SCRIPT
 
 if TYPE_CHECKING:
     from vfiomgr.adapters.libvirt.connection import Connection
+    from vfiomgr.model.domain import KnownDomain
 
 _DOMAINS = click.argument(
     "domains", nargs=-1, required=True, metavar="DOMAIN...", shell_complete=complete_domain
@@ -120,6 +122,14 @@ def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | N
         changing = [name for name in is_there if is_there[name] != bool(element)]
         if not session.dry_run:
             _set(connection, changing, element)
+        idle = [n for n in is_there if element and not _has_work(connection.domain(n))]
+    if element and _is_here(session, uri) and not session.tree.exists(SCRIPT):
+        note("no hook is installed, so nothing acts yet: vfiomgr libvirt hook install")
+    for name in idle:
+        note(
+            f"{name} has no device with managed='no' and no vGPU, so there is nothing for the hook "
+            f"to do: vfiomgr libvirt edit {name} --add ADDRESS gives it one"
+        )
     if session.format != "table":
         body = {"state": state, "changed": changing, "domains": list(is_there)}
         print_document("HookOutcome", body, session.format)
@@ -128,6 +138,17 @@ def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | N
     for name in is_there:
         so = f"{would}{state}" if name in changing else f"{state} already"
         click.echo(f"{name}: the hook is {so}" if not would else f"{name}: the hook {so}")
+
+
+def _is_here(session: Session, uri: str) -> bool:
+    """Whether the libvirt that was asked runs hooks of the host that is looked at."""
+    return session.snapshot is None and urlsplit(uri).hostname is None
+
+
+def _has_work(domain: KnownDomain) -> bool:
+    """Whether the next start takes a device that libvirt leaves to others, or nobody knows."""
+    start = domain.defined or domain.running
+    return start is None or any(h.kind != "other" and not h.managed for h in start.hostdevs)
 
 
 def _set(connection: Connection, names: list[str], element: str | None) -> None:

@@ -52,6 +52,9 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     started and nothing is changed. A blocker keeps the domain from starting, or hurts the host
     when it starts; a warning has it work badly, or break later; an info is to be known.
 
+    Its devices of the host are looked at, and what they need: not its disks, networks and firmware,
+    which libvirt looks at itself as it starts the domain.
+
     A FILE is looked at without libvirt too, for another host with --snapshot or --root; what could
     not be looked at then is told as not checked. Lines of a domain that libvirt knows are those of
     virsh dumpxml --inactive.
@@ -206,7 +209,8 @@ def _print(judged: Sequence[_Judged], why_not: str) -> None:
     for one in judged:
         print_findings(one.report, every=False)
         counts = ", ".join(counted(one.report, s) for s in ("blocker", "warning", "info"))
-        verdict = "not ready" if one.report.is_blocked else "nothing blocks its start"
+        blocked = one.report.is_blocked
+        verdict = "not ready" if blocked else "nothing about its devices blocks its start"
         click.echo(f"{one.domain.source}: {verdict}: {counts}")
     for text in dict.fromkeys(text for one in judged for text in one.report.not_checked):
         note(f"not checked: {text}")

@@ -196,6 +196,8 @@ def _readiness(
     refusal = facts["refusal"]
     if device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group):
         yield ("guest-ready", f"yes, as {vfio_group_node(device.iommu_group)}")
+    elif host.is_vendor_function(device) and host.is_ready_for_guests(device):
+        yield ("guest-ready", f"yes, as a vGPU on its driver {device.driver}")
     elif refusal:
         yield ("guest-ready", f"no: {refusal}".replace(f"{device} ", "it ", 1))
         yield ("remedy", str(facts["remedy"]))

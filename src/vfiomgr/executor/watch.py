@@ -124,9 +124,10 @@ def put_right(
 ) -> None:
     """Bind what a host driver took first, with the guards of `bind`, and tell what came of it.
 
-    The console's display is taken: a person allowed it, or there would be no rule.
+    The console's display is taken, and what could be a vGPU: a person allowed it, or there would be
+    no rule.
     """
-    allow: frozenset[Allowance] = frozenset({"boot-display"})
+    allow: frozenset[Allowance] = frozenset({"boot-display", "vgpu-function"})
     for slot in sorted({binding.address.slot for binding in bindings}):
         here = [binding for binding in bindings if binding.address.slot == slot]
         addresses = tuple(binding.address for binding in here)

@@ -123,6 +123,8 @@ class Domain:
     has_graphics: bool = False
     has_os_boot: bool = False
     """Whether `<os>` has `<boot dev>`."""
+    boot_orders: tuple[int, ...] = ()
+    """The orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
     has_iommufd: bool = False
     lines: tuple[tuple[str, int], ...] = ()

@@ -284,6 +284,16 @@ class HostSnapshot:
         name = str(device.address)
         return any(p.name == name and p.family == "vendor-vfio" for p in self.vgpu_parents)
 
+    def makes_vgpus(self, device: PciDevice) -> bool:
+        """Whether the driver of a virtual function makes a vGPU of it, which then goes to a guest.
+
+        On a VFIO driver such a function has no memory of its GPU, and no guest can use it.
+        """
+        if device.physical_function is None or device.is_on_vfio:
+            return False
+        name = str(device.address)
+        return any(p.name == name and p.family != "sriov-vf" for p in self.vgpu_parents)
+
     def is_ready_for_guests(self, device: PciDevice) -> bool:
         """Whether a guest can open a function: on VFIO, or made a vGPU by the vendor's driver."""
         if self.is_vendor_function(device):

@@ -15,6 +15,7 @@ from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.planner.guards import Objection, refuse_if_any, taking
 from vfiomgr.planner.guest.hostdevs import hostdevs_of
 from vfiomgr.planner.guest.units import Unit, units_of
+from vfiomgr.planner.readying import how_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -244,7 +245,7 @@ def _readiness(
     elif not device.is_on_vfio:
         yield Objection(
             f"{device} is on {device.driver or 'no driver'}, and no guest can open it",
-            f"vfiomgr bind {device.address}",
+            how_to_bind(host, [device]),
         )
         return
     going = {d.address for item in items for d in item.functions} if wish.managed else set()

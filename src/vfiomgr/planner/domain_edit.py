@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import Refusal
 from vfiomgr.model.domain import EXPANDER, ROOT_PORT, Domain, DomainHostdev, GuestAddress
+from vfiomgr.planner.guards import Objection, refuse_if_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.model.hostdev import HandOver
     from vfiomgr.model.snapshot import HostSnapshot
 
 _LAST_BUS = 0xFF
@@ -88,6 +90,48 @@ def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additi
         if is_new:
             ports.append(NewPort(guest.bus, names[0]))
     return Additions(tuple(placed), tuple(ports), tuple(already))
+
+
+def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HandOver]]) -> None:
+    """Make sure that libvirt takes the domain with devices that come, as they are handed over.
+
+    It rejects an order of booting beside `<boot dev>`, the same order twice, and a second ramfb.
+
+    Raises:
+        Refusal: it would not.
+
+    """
+    orders, objections = set(domain.boot_orders), []
+    has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)
+    for name, hand_over in coming:
+        if domain.hostdev(name) is not None:
+            continue
+        order = hand_over.boot_order
+        if order is not None and domain.has_os_boot:
+            objections.append(
+                Objection(
+                    f"{name} is to have a boot order, and <os> of {domain.name} has <boot dev>",
+                    f"take <boot dev> out of line {domain.line('os/boot')}, and give the disk a "
+                    "<boot order> too; or leave out --boot-order",
+                )
+            )
+        elif order in orders:
+            objections.append(
+                Objection(
+                    f"{name} is to have the boot order {order}, which another device of "
+                    f"{domain.name} has",
+                    f"pass --boot-order {max(orders) + 1}, or give the other one a later order",
+                )
+            )
+        if hand_over.ramfb and has_ramfb is not None:
+            objections.append(
+                Objection(
+                    f"{name} is to have ramfb, which {has_ramfb} of {domain.name} has",
+                    "leave out --ramfb, or take it from the other one: a guest has one of its kind",
+                )
+            )
+        orders |= set() if order is None else {order}
+    refuse_if_any(objections, frozenset())
 
 
 def plan_removals(

@@ -150,10 +150,15 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
         f"remove {_counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
     )
     sriov = f"vfiomgr sriov set {device.address} 0"
+    instead = (
+        f"make a vGPU on one: vfiomgr vgpu create --parent {device.address} --type TYPE"
+        if any(host.makes_vgpus(d) for d in host.devices if d.address in device.virtual_functions)
+        else "bind a virtual function instead"
+    )
     yield Objection(
         f"{device} has {_counted(count, 'active virtual function')}"
         + (f" that carry {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
-        f"{first}the virtual functions with {sriov}, or bind a virtual function instead",
+        f"{first}the virtual functions with {sriov}, or {instead}",
     )
 
 
@@ -164,6 +169,32 @@ def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
         yield Objection(
             f"{device} carries {_counted(len(uuids), 'vGPU')}: {', '.join(uuids)}",
             f"remove them first: vfiomgr vgpu remove {' '.join(uuids)}",
+        )
+
+
+def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """Of a function that makes vGPUs, and of a virtual one that is good for nothing else."""
+    if not host.makes_vgpus(device):
+        yield from carries_vgpus(host, device)
+        return
+    made = next((vgpu.name for vgpu in host.vgpus_of(str(device.address))), None)
+    is_whole = host.is_vendor_function(device)
+    if made is None:
+        yield Objection(
+            f"{device} is a virtual function that {device.driver or 'its driver'} makes vGPUs of, "
+            "and on a VFIO driver no guest can use it",
+            f"vfiomgr vgpu create --parent {device.address} --type TYPE, then vfiomgr libvirt "
+            f"hostdev {device.address if is_whole else 'UUID'}; or pass --allow vgpu-function, "
+            "after which it can be no vGPU until all virtual functions are made anew",
+            "vgpu-function",
+        )
+    else:
+        yield Objection(
+            f"{device} is a vGPU on its driver {device.driver}, from where it goes to the guest"
+            if is_whole
+            else f"{device} carries the vGPU {made}",
+            f"{'give it' if is_whole else 'its vGPU goes to the guest'}: vfiomgr libvirt hostdev "
+            f"{made}; or end the vGPU first: vfiomgr vgpu remove {made}",
         )
 
 
@@ -245,7 +276,7 @@ TAKING: tuple[Guard, ...] = (
     isolation,
     boot_display,
     active_virtual_functions,
-    carries_vgpus,
+    vgpu_parent,
     host_use,
     open_nodes,
     held_by_guest,

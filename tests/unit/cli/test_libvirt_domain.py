@@ -175,6 +175,27 @@ def test_a_kernel_of_the_hosts_is_started_with_what_it_gets(
     assert (refused.status, "--initrd does nothing without --kernel" in refused.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--memory", "16"), "--memory 16 has no unit\n  remedy: write 16G or 16384M\n"),
+        (
+            ("--memory", "16G", "--hard-limit", "20"),
+            "--hard-limit 20 has no unit\n  remedy: write 20G or 20480M\n",
+        ),
+        (
+            ("--memory", "16G", "--boot", "cd"),
+            "--boot cd is nothing to boot from\n  remedy: write one of disk, cdrom, network, or ",
+        ),
+    ],
+)
+def test_what_could_mean_two_things_is_asked(run: Run, options: tuple[str, ...], said: str) -> None:
+    version = ("--libvirt-version", "10.0")
+    refused = run("libvirt", "domain", "a", "--vcpus", "1", *version, *options)
+    assert refused.status == 2
+    assert said in refused.stderr
+
+
 def test_networks_are_libvirts_or_bridges() -> None:
     assert parse_network("default") == GuestNetwork("network", "default")
     assert parse_network("bridge=br0") == GuestNetwork("bridge", "br0")

@@ -96,6 +96,20 @@ def test_libvirt_is_not_to_bind_what_the_host_needs(run: Run, file: Path) -> Non
     assert file.read_bytes() == RECORDED["virt-manager"]
 
 
+def test_an_order_beside_that_of_the_system_is_refused_and_nothing_written(
+    run: Run, file: Path
+) -> None:
+    text = RECORDED["virt-manager"]
+    file.write_bytes(
+        text if b"<boot dev" in text else text.replace(b"</os>", b"<boot dev='hd'/></os>")
+    )
+    before = file.read_bytes()
+    answer = run("libvirt", "edit", str(file), "--add", GPU[0], "--boot-order", "1")
+    assert answer.status == 4
+    assert "<os> of win11 has <boot dev>" in answer.stderr
+    assert file.read_bytes() == before
+
+
 def test_dry_run_shows_the_difference_and_changes_nothing(
     run: Run, file: Path, matches: Matches
 ) -> None:

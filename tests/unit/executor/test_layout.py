@@ -356,7 +356,8 @@ def test_a_function_for_a_guest_is_no_place_for_a_vgpu(
     first, second = read_virtual_functions(kernel, PciAddress.parse(GPUS[0]))
     name = "A40-4Q" if make is a40_host else "L40S-4Q"
     one = rule(GPUS[0], "vgpu", vgpus=[{"type": name, "count": 1}])
-    settles(kernel, layout(rule(first, "passthrough"), one))
+    given = rule(first, "passthrough", allow=["vgpu-function"])
+    settles(kernel, layout(given, one))
     assert drivers(kernel, first) == ["vfio-pci"]
     host = api.scan(kernel, with_gpu_modes=True)
     assert [vgpu.parent for vgpu in host.vgpus] == [str(second)]

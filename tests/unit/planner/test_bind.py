@@ -14,7 +14,7 @@ from vfiomgr.model.pci import PciAddress, PciDevice
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.model.step import AwaitVfioNode, ChangeDriver, LoadModule, RememberOrigin, Step
 from vfiomgr.model.variant import VfioVariant
-from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.model.vgpu import Family, Vgpu, VgpuParent
 from vfiomgr.planner import plan
 
 GPU = pci_device("0000:04:00.0")
@@ -187,7 +187,65 @@ def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
         ("in-use", replace(host_of(drawn), users=(user,)), r"open in gnome-shell \(PID 812\)"),
         ("mounted-disk", replace(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
         ("default-route", replace(host_of(GPU), host_uses=(route,)), "interface eth0"),
+        ("vgpu-function", vgpu_function("mdev"), "that nvidia makes vGPUs of"),
     ]
+
+
+def vgpu_function(family: Family) -> HostSnapshot:
+    """A virtual function at the place of the GPU, which carries nothing yet."""
+    virtual = replace(GPU, physical_function=PciAddress(0, 3, 0, 0))
+    parent = VgpuParent(str(GPU.address), "/sys/x", family, "nvidia", "0000:03:00.0", (), ())
+    return replace(host_of(virtual), vgpu_parents=(parent,))
+
+
+@pytest.mark.parametrize(("family", "given"), [("mdev", "UUID"), ("vendor-vfio", "0000:04:00.0")])
+def test_a_function_that_could_be_a_vgpu_is_made_one(family: Family, given: str) -> None:
+    hint = refusal(vgpu_function(family), "0000:04:00.0").hint
+    first = "vfiomgr vgpu create --parent 0000:04:00.0 --type TYPE, then vfiomgr libvirt hostdev"
+    assert hint.startswith(f"{first} {given}; or pass --allow vgpu-function")
+
+
+def test_functions_that_go_whole_and_gpus_with_types_are_bound() -> None:
+    assert moved(bind(vgpu_function("sriov-vf"), "0000:04:00.0")) == ["0000:04:00.0"]
+    whole = replace(vgpu_function("mdev"), devices=(GPU,))
+    assert moved(bind(whole, "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("family", "uuid", "reason", "remedy"),
+    [
+        (
+            "mdev",
+            "u",
+            "carries the vGPU u",
+            "its vGPU goes to the guest: vfiomgr libvirt hostdev u;",
+        ),
+        (
+            "vendor-vfio",
+            None,
+            "is a vGPU on its driver nvidia",
+            "give it: vfiomgr libvirt hostdev 0",
+        ),
+    ],
+)
+def test_the_vgpu_of_a_function_is_given_not_the_function(
+    family: Family, uuid: str | None, reason: str, remedy: str
+) -> None:
+    vgpu = Vgpu(uuid, family, "0000:04:00.0", "1", None, None, 4, None, None)
+    refused = refusal(replace(vgpu_function(family), vgpus=(vgpu,)), "0000:04:00.0")
+    assert reason in refused.message
+    assert refused.hint.startswith(remedy)
+    assert "--allow" not in refused.hint
+
+
+def test_a_gpu_with_such_functions_is_no_reason_to_bind_one() -> None:
+    host = vgpu_function("mdev")
+    physical = replace(
+        GPU, address=PciAddress(0, 3, 0, 0), virtual_functions=(GPU.address,), iommu_group=3
+    )
+    assert "or make a vGPU on one: vfiomgr vgpu create --parent 0000:03:00.0" in (
+        refusal(replace(host, devices=(physical, *host.devices)), "0000:03:00.0").hint
+    )
 
 
 @pytest.mark.parametrize(("allowance", "host", "reason"), allowable())

@@ -8,6 +8,7 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import Refusal
 from vfiomgr.model.domain import Domain, GuestAddress
+from vfiomgr.model.hostdev import HandOver
 from vfiomgr.planner.domain_edit import (
     Additions,
     NewPort,
@@ -15,6 +16,7 @@ from vfiomgr.planner.domain_edit import (
     is_express,
     plan_additions,
     plan_removals,
+    refuse_contradictions,
 )
 
 GPU = ("0000:c1:00.0", "0000:c1:00.1")
@@ -30,6 +32,40 @@ PORTS = "".join(
 def domain(devices: str = "", system: str = Q35) -> Domain:
     text = f"<domain type='kvm'><name>g</name>{system}<devices>{devices}</devices></domain>"
     return read_domain(text.encode(), "g.xml")
+
+
+ORDERED = "<disk type='file'><target dev='vda'/><boot order='1'/></disk>"
+RAMFB = (
+    "<hostdev mode='subsystem' type='mdev' model='vfio-pci' display='on' ramfb='on'><source>"
+    "<address uuid='f715f63c-0d00-4007-9c5a-b07b0c6c05de'/></source></hostdev>"
+)
+BOOT_DEV = Q35.replace("</os>", "<boot dev='hd'/></os>")
+
+
+@pytest.mark.parametrize(
+    ("there", "coming", "reason", "remedy"),
+    [
+        (("", BOOT_DEV), HandOver(boot_order=1), "<boot dev>", "out of line 1"),
+        ((ORDERED, Q35), HandOver(boot_order=1), "the boot order 1", "--boot-order 2"),
+        ((RAMFB, Q35), HandOver(ramfb=True), "ramfb, which f715f63c", "leave out --ramfb"),
+    ],
+)
+def test_what_libvirt_would_reject_is_refused_before(
+    there: tuple[str, str], coming: HandOver, reason: str, remedy: str
+) -> None:
+    with pytest.raises(Refusal, match=reason) as refused:
+        refuse_contradictions(domain(*there), [(VF[0], coming)])
+    assert remedy in refused.value.hint
+    refuse_contradictions(domain(*there), [(VF[0], HandOver())])
+    refuse_contradictions(domain(), [(VF[0], coming)])
+
+
+def test_one_order_is_for_one_of_the_devices_that_come() -> None:
+    coming = [(name, HandOver(boot_order=3)) for name in (VF[0], GPU[0])]
+    with pytest.raises(Refusal, match="boot order 3") as refused:
+        refuse_contradictions(domain(), coming)
+    assert "--boot-order 4" in refused.value.hint
+    assert refused.value.message.startswith(GPU[0])
 
 
 def first(bus: int, slot: int = 0) -> GuestAddress:

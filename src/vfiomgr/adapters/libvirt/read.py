@@ -82,6 +82,7 @@ def domain_of(root: Element) -> Domain:
         iommu=_iommu(root),
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
+        boot_orders=tuple(_boot_orders(root)),
         qemu_arguments=tuple(
             argument.get("value")
             for line in root.all("commandline", QEMU_NAMESPACE)
@@ -98,6 +99,14 @@ def _lines(root: Element) -> Iterator[tuple[str, int]]:
         found = root.find(path)
         if found is not None:
             yield path, found.line
+
+
+def _boot_orders(root: Element) -> Iterator[int]:
+    devices = root.find("devices")
+    for device in () if devices is None else devices.children:
+        order = next((boot.get("order") for boot in device.all("boot")), "")
+        if order.isdecimal():
+            yield int(order)
 
 
 def _name(root: Element) -> str:

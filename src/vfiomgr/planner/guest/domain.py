@@ -82,7 +82,7 @@ def plan_guest(
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
         reasons=(
-            *_why_hostdevs(units),
+            *_why_hostdevs(host, units),
             *buses.reasons,
             *nodes.reasons,
             *aperture.reasons,
@@ -134,6 +134,21 @@ def _usual_boot(wish: DomainWish) -> tuple[str, ...]:
     return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdrom)
 
 
+def _boot_address(host: HostSnapshot, name: str) -> str:
+    """The device that a word of --boot names.
+
+    Raises:
+        UsageError: it names none.
+
+    """
+    try:
+        return str(host.parse_address(name))
+    except UsageError:
+        message = f"--boot {name} is nothing to boot from"
+        hint = "write one of disk, cdrom, network, or the name of a --device"
+        raise UsageError(message, hint) from None
+
+
 def _boot_parts(
     host: HostSnapshot, wish: DomainWish, name: str, units: dict[str, Unit]
 ) -> list[str]:
@@ -151,7 +166,7 @@ def _boot_parts(
     if name in found:
         parts = found[name]
     else:
-        address = name.lower() if is_uuid(name) else str(host.parse_address(name))
+        address = name.lower() if is_uuid(name) else _boot_address(host, name)
         holders = (u for u in units.values() if address in u.names.split(", "))
         parts = [unit.name for unit in holders]
     if not parts:
@@ -209,7 +224,7 @@ def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
     )
 
 
-def _why_hostdevs(units: Sequence[Unit]) -> Iterator[Reason]:
+def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]:
     for unit in units:
         if unit.is_vendor_function and unit.functions:
             text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
@@ -217,6 +232,8 @@ def _why_hostdevs(units: Sequence[Unit]) -> Iterator[Reason]:
             text = "a mediated device, which libvirt never binds"
         elif unit.hand_over.is_managed:
             text = "libvirt binds it before the start, and gives it back after"
+        elif any(host.makes_vgpus(function) for function in unit.functions):
+            text = "its driver makes vGPUs of it: no guest can use the function by itself"
         else:
             text = f"bound by vfiomgr: vfiomgr bind {unit.name}"
         yield Reason(f"hostdev {unit.name}", text)

@@ -104,6 +104,8 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
 )
 _OF_QEMU = frozenset({None, "", "kvm", "qemu", "hvf", "test"})
 """Types of domains whose devices go through VFIO; the last one is that of libvirt's test driver."""
+OF_LIBVIRT = "disks, networks, firmware, and all else that is no device of the host: libvirt's own"
+"""What a domain may fail for as well, and no rule is about."""
 
 
 def preflight(
@@ -132,11 +134,12 @@ def _judge(situation: Situation) -> Report:
 
 def _not_checked(situation: Situation) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
+    if situation.hypervisor is None:
+        yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
+    yield OF_LIBVIRT
     if not situation.hostdevs:
         return
     host = situation.host
-    if situation.hypervisor is None:
-        yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
     if host.readiness is None:
         yield "modules, interrupts, limits: the snapshot was made without them"
     if host.users is None:

@@ -9,6 +9,7 @@ from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner import guards
 from vfiomgr.planner.preflight.situation import driver_of, sysfs
+from vfiomgr.planner.readying import how_to_bind, objections_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,6 +27,10 @@ _WAITS = (
     "at the start libvirt unbinds the driver, which waits for its users, perhaps for ever, and "
     "libvirtd with it"
 )
+_NO_VGPU = (
+    "at the start libvirt takes it from the driver that makes vGPUs of it: the guest cannot use "
+    "it, and it can be no vGPU until all virtual functions are made anew"
+)
 _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
     "boot-display": ("managed-boot-display", "warning", _NO_SCREEN),
     "mounted-disk": (
@@ -39,12 +44,17 @@ _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
         "at the start libvirt takes the interface, and the host is cut off from its network",
     ),
     "in-use": ("managed-in-use", "blocker", _WAITS),
+    "vgpu-function": (
+        "managed-vgpu-function",
+        "blocker",
+        _NO_VGPU,
+    ),
     None: ("managed-in-use", "blocker", "libvirt cannot take it from its driver so"),
 }
 _LOOKS = (
     guards.boot_display,
     guards.active_virtual_functions,
-    guards.carries_vgpus,
+    guards.vgpu_parent,
     guards.host_use,
     guards.open_nodes,
 )
@@ -59,19 +69,24 @@ def on_host_driver(situation: Situation) -> Iterator[Finding]:
             slots[device.address if device.physical_function else device.address.slot].append(taken)
     for functions in slots.values():
         names = ", ".join(str(taken.device) for taken in functions)
+        first = functions[0].device
+        refused = objections_to_bind(situation.host, [first])
         verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
         yield Finding(
             "on-host-driver",
             "blocker",
             f"{names} {verb} on no driver of VFIO, and managed='no' has libvirt leave {them} so",
-            tuple(
-                line
-                for taken in functions
-                for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
+            (
+                *(
+                    line
+                    for taken in functions
+                    for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
+                ),
+                *(f"vfiomgr bind {first.address} refuses: {reason}" for reason, _ in refused),
             ),
             "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
             "before the start",
-            f"vfiomgr bind {functions[0].device.address}",
+            how_to_bind(situation.host, [first]),
         )
 
 
@@ -112,6 +127,8 @@ def _release(taken: Taken, objection: Objection) -> str:
             return "unmount it (vfiomgr show lists what is on it), or give another device"
         case "default-route":
             return "move the route to another interface, or give another device"
+        case "vgpu-function":
+            return objection.remedy.partition("; or pass --allow")[0]
         case "in-use":
             first = objection.remedy.partition(", or pass --allow")[0]
             return (

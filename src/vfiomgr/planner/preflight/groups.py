@@ -8,11 +8,13 @@ from vfiomgr.model.iommu import blockers
 from vfiomgr.model.path import IOMMU_GROUPS
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.situation import addresses, driver_of, sysfs
+from vfiomgr.planner.readying import how_to_bind, objections_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.preflight.situation import Claim, Situation, Taken
 
 
@@ -34,11 +36,11 @@ def not_viable(situation: Situation) -> Iterator[Finding]:
                 *(f"{IOMMU_GROUPS}/{number}/devices/{d.address}: on {d.driver}" for d in staying),
             ),
             'a group goes to one guest as a whole: QEMU ends with "group is not viable"',
-            _clearance(own, staying),
+            _clearance(situation.host, own, staying),
         )
 
 
-def _clearance(own: Sequence[Taken], staying: Sequence[PciDevice]) -> str:
+def _clearance(host: HostSnapshot, own: Sequence[Taken], staying: Sequence[PciDevice]) -> str:
     """What makes a group viable: a bind of whole slots, with the group, or another slot."""
     if any(device.is_bridge for device in staying):
         return (
@@ -47,11 +49,13 @@ def _clearance(own: Sequence[Taken], staying: Sequence[PciDevice]) -> str:
         )
     slots = {taken.device.address.slot for taken in own}
     if all(device.address.slot in slots for device in staying):
-        return f"vfiomgr bind {addresses(staying)}"
-    first = own[0].device.address
+        return how_to_bind(host, staying)
+    first = own[0].device
+    is_refused = objections_to_bind(host, [first], with_group=True)
+    gone = "" if is_refused else ", after which the host has none of these any more"
     return (
-        f"vfiomgr bind {first} --with-group, after which the host has none of these any more; or "
-        "move the device to a slot that has a group of its own"
+        f"{how_to_bind(host, [first], with_group=True)}{gone}; or move the device to a slot that "
+        "has a group of its own"
     )
 
 

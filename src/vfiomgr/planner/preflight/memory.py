@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.situation import shown_size
+from vfiomgr.planner.readying import how_to_bind, objections_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,15 +90,19 @@ def session_managed(situation: Situation) -> Iterator[Finding]:
         return
     for taken in situation.waiting:
         if taken.hostdev.managed:
-            address = taken.device.address
+            refused = objections_to_bind(situation.host, [taken.device])
+            bound = (
+                how_to_bind(situation.host, [taken.device])
+                if refused
+                else f"vfiomgr bind {taken.device.address} --owner USER as root"
+            )
             yield Finding(
                 "session-managed",
                 "blocker",
                 f"a session of libvirt cannot bind {taken.device}",
                 (situation.cite_managed(taken.hostdev), f"{hypervisor.uri}: a session"),
                 "only root takes a device from its driver",
-                f"vfiomgr bind {address} --owner USER as root, and write managed='no' in line "
-                f"{taken.hostdev.line}",
+                f"{bound}, and write managed='no' in line {taken.hostdev.line}",
             )
 
 

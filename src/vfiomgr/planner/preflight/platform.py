@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.readiness import modules, platform
+from vfiomgr.planner.readying import objections_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +33,16 @@ def no_vfio(situation: Situation) -> Iterator[Finding]:
         return
     if _has_vfio(situation):
         return  # libvirt keeps its capabilities: they may be of before VFIO was loaded
-    bindable = next(iter(situation.waiting), None)
+    host = situation.host
+    free = (t.device for t in situation.waiting if not objections_to_bind(host, [t.device]))
+    bindable = next(free, None)
     yield Finding(
         "libvirt-without-vfio",
         "blocker",
         "libvirt offers no VFIO on this host",
         (f"{hypervisor.uri}: domain capabilities, <hostdev>: pciBackend without vfio",),
         "it looks for /dev/vfio/vfio and for IOMMU groups before it starts such a domain",
-        f"vfiomgr bind {bindable.device.address} loads VFIO"
+        f"vfiomgr bind {bindable.address} loads VFIO"
         if bindable
         else "modprobe vfio-pci; vfiomgr check tells what else is missing",
     )

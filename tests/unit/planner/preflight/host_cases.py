@@ -30,6 +30,7 @@ from tests.unit.planner.test_readiness import facts
 from vfiomgr.model.definition_facts import DefinitionFacts
 from vfiomgr.model.iommu import IommuState
 from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.readiness import DeviceNode, KernelModule, MemlockLimit
 from vfiomgr.model.snapshot import DeviceUser, HostUse
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 MANAGED = BOTH.replace("managed='no'", "managed='yes'")
 NVIDIA_GPU = replace(GPU, driver="nvidia")
 NIC_ON_HOST = replace(NIC, driver="e1000e")
+MDEV_VF = "0000:42:00.4"
 SESSION = "qemu:///session"
 CONTAINER = DeviceNode("/dev/vfio/vfio", 0o666, "root:root")
 UNLIMITED = MemlockLimit("user qemu", "user", "- memlock unlimited", True, "/etc/x")  # noqa: FBT003
@@ -74,6 +76,13 @@ def vgpu_host(
 def untyped() -> HostSnapshot:
     plain = host()
     return replace(plain, vgpus=plain.vgpus[:1])
+
+
+def function_of_vgpus(*, carries: bool) -> HostSnapshot:
+    """With a virtual function whose driver makes mediated devices of it, or of which it has."""
+    virtual = function(MDEV_VF, driver="nvidia", physical_function=PciAddress(0, 0x42, 0, 0))
+    plain = host(virtual)
+    return plain if carries else replace(plain, vgpus=plain.vgpus[1:])
 
 
 def switched(*, taken: int) -> HostSnapshot:
@@ -148,6 +157,36 @@ CASES = [
         f"vfiomgr vgpu create --parent {VF} --type TYPE",
         "current_vgpu_type: 0",
         Side(xml(VF_ELEMENT)),
+    ),
+    Case(
+        "on-host-driver",
+        "blocker",
+        Side(xml(pci_element(MDEV_VF)), function_of_vgpus(carries=True)),
+        f"its vGPU goes to the guest: vfiomgr libvirt hostdev {UUID}",
+        f"[A2 / A16]) carries the vGPU {UUID}",
+        Side(xml(MDEV_ELEMENT), function_of_vgpus(carries=True)),
+    ),
+    Case(
+        "managed-vgpu-function",
+        "blocker",
+        Side(xml(pci_element(MDEV_VF, managed="yes")), function_of_vgpus(carries=False)),
+        f"vfiomgr vgpu create --parent {MDEV_VF} --type TYPE, then vfiomgr libvirt hostdev UUID",
+        f"/sys/bus/pci/devices/{MDEV_VF}/driver: nvidia",
+        Side(xml(MDEV_ELEMENT), function_of_vgpus(carries=True)),
+    ),
+    Case(
+        "on-host-driver",
+        "blocker",
+        Side(host=host(replace(NVIDIA_GPU, is_boot_display=True))),
+        "make another display the primary one in the firmware",
+        "vfiomgr bind 0000:01:00.0 refuses: ",
+    ),
+    Case(
+        "group-not-viable",
+        "blocker",
+        Side(host=host(replace(NIC_ON_HOST, iommu_group=1, is_boot_display=True))),
+        "make another display the primary one in the firmware",
+        "/sys/kernel/iommu_groups/1/devices/0000:02:00.0: on e1000e",
     ),
     Case(
         "variant-old-libvirt",

@@ -37,6 +37,7 @@ from tests.unit.planner.preflight.situations import (
 from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.snapshot import DeviceUser
+from vfiomgr.planner.preflight import OF_LIBVIRT
 
 if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
@@ -63,6 +64,7 @@ def information(text: str, snapshot: HostSnapshot | None = None) -> dict[str, st
 def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
     assert judge().findings == ()
     assert judge().not_checked == (
+        OF_LIBVIRT,
         "modules, interrupts, limits: the snapshot was made without them",
     )
 
@@ -73,7 +75,7 @@ def test_a_vendor_function_with_a_type_is_ready_for_guests() -> None:
 
 def test_a_domain_without_devices_of_the_host_is_none_of_our_business() -> None:
     report = judge(xml(""))
-    assert (report.findings, report.not_checked) == ((), ())
+    assert (report.findings, report.not_checked) == ((), (OF_LIBVIRT,))
 
 
 def test_devices_of_other_hypervisors_are_not_judged() -> None:

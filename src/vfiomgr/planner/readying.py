@@ -1,0 +1,38 @@
+"""What makes a function ready for a guest: the bind that would take it, or why there is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal
+from vfiomgr.model.intent import Bind
+from vfiomgr.planner.passthrough import plan_bind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+def objections_to_bind(
+    host: HostSnapshot, devices: Sequence[PciDevice], *, with_group: bool = False
+) -> tuple[tuple[str, str], ...]:
+    """Reason and remedy of all that `vfiomgr bind` would refuse these functions for."""
+    try:
+        plan_bind(host, Bind(tuple(d.address for d in devices), with_group=with_group))
+    except Refusal as refusal:
+        return refusal.objections
+    return ()
+
+
+def how_to_bind(
+    host: HostSnapshot, devices: Sequence[PciDevice], *, with_group: bool = False
+) -> str:
+    """The command that binds functions, or what is to be done before or instead of it."""
+    objections = objections_to_bind(host, devices, with_group=with_group)
+    if objections:
+        return "; ".join(dict.fromkeys(remedy for _, remedy in objections))
+    return (
+        f"vfiomgr bind {' '.join(str(d.address) for d in devices)}" + " --with-group" * with_group
+    )
