@@ -104,6 +104,10 @@ def edit(
       vfiomgr libvirt edit guest.xml --add 0000:04:00.0 --dry-run    show the difference
       vfiomgr libvirt edit guest.xml --remove 0000:04:00.0 --output new.xml
       vfiomgr libvirt edit guest --add 0000:04:00.0                  the definition of a domain
+      vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
+      vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
+        --libvirt-version 10.0
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
     """
     if not (added or removed):

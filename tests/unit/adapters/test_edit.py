@@ -193,6 +193,20 @@ def test_a_domain_without_devices_is_refused() -> None:
     assert caught.value.hint == "write <devices/> into it"
 
 
+def test_a_port_and_its_device_behind_a_comment_go_with_their_lines() -> None:
+    text = (
+        b"<domain type='kvm'><name>g</name><devices><disk type='file'/>\n"
+        b"<controller type='pci' index='0' model='pcie-root'/><!-- a > b --></devices></domain>"
+    )
+    edited = added(text, "slot")
+    assert edited.count(b"\n") > text.count(b"\n")
+    for names in ([NAMES["slot"]], [[name] for name in NAMES["slot"]]):
+        left = edited
+        for some in names:
+            left = removed(left, some)
+        assert left == text
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     domain_texts(),

@@ -32,7 +32,11 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
         ("list --deadline 1e99", f"--deadline: '1e99' {DEADLINE}", "e.g. --deadline 120"),
         ("--format xml list", "--format: 'xml' is not one of 'table', 'json'", "--format json"),
         ("bind", "vfiomgr bind wants ADDRESSES", BIND),
-        ("bind 01:00.0 --allow x", "--allow: 'x' is not one of 'boot-display'", "--allow default"),
+        (
+            "bind 01:00.0 --allow x",
+            "--allow: 'x' is not one of 'boot-display'",
+            "--allow vgpu-function",
+        ),
         ("bind 01:00.0 --reset-method x", "--reset-method: 'x'", "--reset-method flr"),
         ("bind --driver", "option '--driver' requires an argument", "e.g. --driver vfio-pci"),
         ("reset --method", "option '--method' requires an argument", "reset 04:00.0 --method flr"),

@@ -85,9 +85,13 @@ def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[st
         return _opened(document, devices, [*ports, *hostdevs])
     last = devices.all("hostdev")[-1:]
     controllers = [one for one in devices.all("controller") if one.get("type") == "pci"][-1:]
+    of_ports = _seat(document, devices, controllers or last)
+    of_hostdevs = _seat(document, devices, last)
+    if ports and of_hostdevs.position == of_ports.position:
+        of_hostdevs = of_ports  # on lines of their own, or not, as what is before them
     exchanges = [
-        *_inserted(document, _seat(document, devices, controllers or last), ports),
-        *_inserted(document, _seat(document, devices, last), hostdevs),
+        *_inserted(document, of_ports, ports),
+        *_inserted(document, of_hostdevs, hostdevs),
     ]
     if not document.text[devices.content.start : devices.content.stop].strip():
         exchanges += _spaced(document, devices, +1)
