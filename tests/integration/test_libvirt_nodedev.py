@@ -55,6 +55,7 @@ def test_libvirts_mdevs_are_known_by_their_uuids(tmp_path: Path) -> None:
         (mdev,) = connection.mdevs()
         assert (mdev.uuid, mdev.parent, mdev.type) == (UUID, str(PARENT), "nvidia-468")
         assert mdev.state.is_active
+        assert mdev.state.starts_by_itself is None
         with pytest.raises(LibvirtFailed, match="cannot do that"):
             connection.define_mdev(node_mdev(UUID, "pci_0000_65_00_0", "x"), UUID, autostart=True)
 

@@ -10,7 +10,7 @@ import click
 from vfiomgr.cli.libvirt_connection import connect_option, connected
 from vfiomgr.cli.output import note, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +49,7 @@ def list_mdevs(session: Session, *, uri: str) -> None:
       vfiomgr libvirt nodedev list
       vfiomgr libvirt nodedev list --format json
     """
-    with connected(uri, read_only=True) as connection:
-        found = connection.mdevs()
+    found = _mdevs(uri)
     if session.format != "table":
         items = [_item(mdev) for mdev in found]
         print_document("NodeMdevList", {"items": items}, session.format)
@@ -58,6 +57,16 @@ def list_mdevs(session: Session, *, uri: str) -> None:
         print_table(_HEADINGS, [_row(mdev) for mdev in found])
     else:
         note(f"libvirt knows no mediated devices ({uri})")
+
+
+def _mdevs(uri: str) -> tuple[NodeMdev, ...]:
+    """All that libvirt tells; whoever may only read learns nothing of autostart."""
+    try:
+        with connected(uri) as connection:
+            return connection.mdevs()
+    except LibvirtFailed:
+        with connected(uri, read_only=True) as connection:
+            return connection.mdevs()
 
 
 def _item(mdev: NodeMdev) -> dict[str, object]:
@@ -75,7 +84,8 @@ def _item(mdev: NodeMdev) -> dict[str, object]:
 def _row(mdev: NodeMdev) -> tuple[str, ...]:
     state = mdev.state
     marks = (state.is_active, state.is_defined, state.starts_by_itself)
-    return (mdev.uuid, mdev.parent, mdev.type, *("yes" if mark else "no" for mark in marks))
+    words = {True: "yes", False: "no", None: "-"}
+    return (mdev.uuid, mdev.parent, mdev.type, *(words[mark] for mark in marks))
 
 
 @nodedev.command("define")

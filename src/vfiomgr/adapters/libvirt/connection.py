@@ -421,10 +421,11 @@ class Connection:
 
     def _mdev(self, handle: Any) -> NodeMdev | None:  # noqa: ANN401
         """Without an answer (of a driver that has one state alone) it is active, and no more."""
+        autostart = self._if_supported(handle.autostart)
         state = MdevState(
             is_active=self._if_supported(handle.isActive) != 0,
             is_defined=bool(self._if_supported(handle.isPersistent)),
-            starts_by_itself=bool(self._if_supported(handle.autostart)),
+            starts_by_itself=None if autostart is None else bool(autostart),
         )
         return read_mdev(handle.XMLDesc(0), state)
 

@@ -21,7 +21,8 @@ class MdevState:
 
     is_active: bool
     is_defined: bool
-    starts_by_itself: bool
+    starts_by_itself: bool | None
+    """None where libvirt does not tell, as on a connection for reading."""
 
 
 @dataclass(frozen=True, slots=True)
