@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.libvirt.document import parse
-from vfiomgr.adapters.libvirt.read import domain_of
+from vfiomgr.adapters.libvirt.read import domain_of, is_bound_by_hook
 from vfiomgr.model.libvirt_hook import NAMESPACE
 
 if TYPE_CHECKING:
@@ -22,6 +22,4 @@ def read_guest(xml: bytes, name: str) -> Domain | None:
     if NAMESPACE.encode() not in xml:
         return None
     root = parse(xml, name)
-    metadata = root.find("metadata")
-    marks = () if metadata is None else metadata.all("devices", NAMESPACE)
-    return domain_of(root) if any(mark.get("bind") == "yes" for mark in marks) else None
+    return domain_of(root) if is_bound_by_hook(root) else None
