@@ -127,6 +127,8 @@ class Domain:
     """The orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
     has_iommufd: bool = False
+    is_bound_by_hook: bool = False
+    """Whether its metadata has vfiomgr's hook make its devices ready."""
     lines: tuple[tuple[str, int], ...] = ()
     """Where elements stand that are there once, by path: `memtune/hard_limit`."""
 

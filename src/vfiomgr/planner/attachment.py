@@ -11,6 +11,7 @@ from vfiomgr.model.domain import ROOT_PORT
 from vfiomgr.model.hostdev import DeviceWish, HandOver
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
+from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.planner.guards import Objection, refuse_if_any, taking
 from vfiomgr.planner.guest.hostdevs import hostdevs_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.domain import Domain, Hypervisor, KnownDomain
     from vfiomgr.model.hostdev import GuestHostdev
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
 
 _PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})
@@ -190,11 +191,18 @@ def _objections(
     wish: AttachWish,
     items: Sequence[Attachment],
 ) -> Iterator[Objection]:
+    is_hooked = _is_hooked(host, domain)
+    coming = {
+        device.address
+        for item in items
+        for device in item.functions
+        if wish.managed or (is_hooked and not item.scope.live)
+    }
     for item in items:
         yield from _part_objections(domain, item)
         yield from _vgpu_objections(domain, item)
         for device in item.functions:
-            yield from _readiness(host, hypervisor, device, wish, items)
+            yield from _readiness(host, hypervisor, device, wish, coming)
         yield from _held_elsewhere(host, hypervisor, domain, item, wish)
     live = [item for item in items if item.scope.live]
     yield from _live_objections(hypervisor, domain, live, wish)
@@ -233,13 +241,16 @@ def _readiness(
     hypervisor: Hypervisor,
     device: PciDevice,
     wish: AttachWish,
-    items: Sequence[Attachment],
+    coming: set[PciAddress],
 ) -> Iterator[Objection]:
-    """Whether a guest could open a function: it, and all of its group."""
+    """Whether a guest could open a function: it, and all of its group.
+
+    What is coming is bound before the guest's start: by libvirt, or by vfiomgr's hook.
+    """
     if host.is_vendor_function(device):
         yield from _vendor_objections(host, hypervisor, device, wish)
         return
-    if wish.managed:
+    if device.address in coming:
         if not device.is_on_vfio:
             yield from taking(host, [device])
     elif not device.is_on_vfio:
@@ -248,9 +259,8 @@ def _readiness(
             how_to_bind(host, [device]),
         )
         return
-    going = {d.address for item in items for d in item.functions} if wish.managed else set()
     staying = [
-        d for d in blockers(host.group_members(device.iommu_group)) if d.address not in going
+        d for d in blockers(host.group_members(device.iommu_group)) if d.address not in coming
     ]
     if staying:
         names = ", ".join(f"{d} on {d.driver}" for d in staying)
@@ -258,6 +268,12 @@ def _readiness(
             f"IOMMU group {device.iommu_group} also holds {names}",
             f"vfiomgr bind {device.address} --with-group, if the guest may have all of it",
         )
+
+
+def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
+    """Whether libvirt's hook binds what the domain has, before its next start."""
+    defined = domain.defined
+    return defined is not None and defined.is_bound_by_hook and host.file(SCRIPT) is not None
 
 
 def _vendor_objections(

@@ -21,6 +21,7 @@ from vfiomgr.model.attachment import Scope
 from vfiomgr.model.definition import VgpuDefinition, render_definition
 from vfiomgr.model.definition_facts import DefinitionFacts
 from vfiomgr.model.hostdev import GuestAddress
+from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
@@ -144,6 +145,21 @@ def test_a_device_on_its_host_driver_is_bound_first() -> None:
 def test_or_libvirt_binds_it() -> None:
     (item,) = planned("0a:00.0", managed=True).items
     assert item.names == ("0000:0a:00.0",)
+
+
+def test_or_the_hook_binds_it_before_the_next_start() -> None:
+    script = replace(host(), files=(TextFile(str(SCRIPT), "#!/bin/sh\n"),))
+    marked = known(None, replace(RUNNING, is_bound_by_hook=True))
+    (item,) = planned("0a:00.0", domain=marked, scope=CONFIG, on=script).items
+    assert item.names == ("0000:0a:00.0",)
+    assert "no guest can open it" in refused("0a:00.0", domain=marked, scope=CONFIG)
+    plain = known(None, RUNNING)
+    assert "no guest can open it" in refused("0a:00.0", domain=plain, scope=CONFIG, on=script)
+    runs = known(RUNNING, replace(RUNNING, is_bound_by_hook=True))
+    assert "no guest can open it" in refused("0a:00.0", domain=runs, on=script)
+    display = replace(ON_HOST, is_boot_display=True)
+    shown = replace(script, devices=(*host().devices[:-1], display))
+    assert "boot-display" in refused("0a:00.0", domain=marked, scope=CONFIG, on=shown)
 
 
 def test_what_bind_would_refuse_libvirt_is_not_asked_for_either() -> None:

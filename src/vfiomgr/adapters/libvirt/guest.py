@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.libvirt.document import parse
-from vfiomgr.adapters.libvirt.read import domain_of
+from vfiomgr.adapters.libvirt.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.model.libvirt_hook import NAMESPACE
 
 if TYPE_CHECKING:
-    from vfiomgr.adapters.libvirt.document import Element
     from vfiomgr.model.domain import Domain
-
-_MARK = "devices"
 
 
 def read_guest(xml: bytes, name: str) -> Domain | None:
@@ -25,9 +22,7 @@ def read_guest(xml: bytes, name: str) -> Domain | None:
     if NAMESPACE.encode() not in xml:
         return None
     root = parse(xml, name)
-    metadata = root.find("metadata")
-    marks = () if metadata is None else metadata.all(_MARK, NAMESPACE)
-    return domain_of(root) if any(map(_says_yes, marks)) else None
+    return domain_of(root) if is_bound_by_hook(root) else None
 
 
 def asks_for_hook(element: str | None) -> bool:
@@ -39,9 +34,4 @@ def asks_for_hook(element: str | None) -> bool:
     """
     if element is None:
         return False
-    mark = parse(element.encode(), "the metadata of vfiomgr")
-    return mark.name == _MARK and _says_yes(mark)
-
-
-def _says_yes(mark: Element) -> bool:
-    return mark.get("bind") == "yes"
+    return says_yes(parse(element.encode(), "the metadata of vfiomgr"))

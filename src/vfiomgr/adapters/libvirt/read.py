@@ -16,6 +16,7 @@ from vfiomgr.adapters.libvirt.read_devices import (
 )
 from vfiomgr.adapters.libvirt.values import is_on, number_of, set_of, size_of, uuid_of
 from vfiomgr.model.domain import Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
+from vfiomgr.model.libvirt_hook import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ _UNLIMITED = 9_007_199_254_740_991 * 1024
 _BINDING_MODES = frozenset({"", "strict", "interleave", "restrictive"})
 """Of numatune: `preferred` only asks."""
 _LOCATED = (
+    "metadata",
     "memory",
     "vcpu",
     "os/type",
@@ -89,8 +91,21 @@ def domain_of(root: Element) -> Domain:
             for argument in line.all("arg", QEMU_NAMESPACE)
         ),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
+        is_bound_by_hook=is_bound_by_hook(root),
         lines=tuple(_lines(root)),
     )
+
+
+def is_bound_by_hook(root: Element) -> bool:
+    """Whether a domain's element asks for vfiomgr's hook."""
+    metadata = root.find("metadata")
+    marks = () if metadata is None else metadata.all("devices", NAMESPACE)
+    return any(map(says_yes, marks))
+
+
+def says_yes(mark: Element) -> bool:
+    """Whether an element of vfiomgr's own wants the devices of its domain bound."""
+    return mark.name == "devices" and mark.get("bind") == "yes"
 
 
 def _lines(root: Element) -> Iterator[tuple[str, int]]:

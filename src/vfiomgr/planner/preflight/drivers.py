@@ -65,7 +65,8 @@ def on_host_driver(situation: Situation) -> Iterator[Finding]:
     slots: dict[object, list[Taken]] = defaultdict(list)
     for taken in situation.waiting:
         device = taken.device
-        if not taken.hostdev.managed and device.stuck is None:
+        is_hooked = device.address in situation.hook_needs.functions
+        if not taken.hostdev.managed and device.stuck is None and not is_hooked:
             slots[device.address if device.physical_function else device.address.slot].append(taken)
     for functions in slots.values():
         names = ", ".join(str(taken.device) for taken in functions)
@@ -227,6 +228,8 @@ def not_kept(situation: Situation) -> Iterator[Finding]:
         if taken.hostdev.managed or not taken.is_bound or situation.host.origin(device) is None:
             continue
         if situation.host.binding(device.address) is not None or device.physical_function:
+            continue
+        if situation.domain.is_bound_by_hook:
             continue
         yield Finding(
             "binding-not-kept",

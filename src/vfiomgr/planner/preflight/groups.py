@@ -26,6 +26,8 @@ def not_viable(situation: Situation) -> Iterator[Finding]:
         if not staying:
             continue
         own = [taken for taken in situation.functions if taken.device.iommu_group == number]
+        if any(taken.device.address in situation.hook_needs.functions for taken in own):
+            continue  # what it cannot bind, the rules of the hook tell
         names = ", ".join(str(taken.device) for taken in own)
         yield Finding(
             "group-not-viable",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import Refusal
 from vfiomgr.model.domain import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
+from vfiomgr.model.libvirt_hook import GuestRecord
 from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.planner.guest_hook import GuestNeeds, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,6 +112,25 @@ class Situation:
             for taken in self.functions
             if not (taken.is_bound or taken.device.is_bridge or self.is_vendor_function(taken))
         )
+
+    @cached_property
+    def hook_needs(self) -> GuestNeeds:
+        """What vfiomgr's hook is to make ready at the start, where the domain asks for it."""
+        if not self.domain.is_bound_by_hook:
+            return GuestNeeds()
+        needs = [need for hostdev in self.hostdevs if (need := self._needs_of(hostdev))]
+        return GuestNeeds(
+            tuple(address for need in needs for address in need.functions),
+            tuple(name for need in needs for name in need.vgpus),
+        )
+
+    def _needs_of(self, hostdev: DomainHostdev) -> GuestNeeds | None:
+        """None of a vGPU that nobody knows, of which rules of its own tell."""
+        alone = replace(self.domain, hostdevs=(hostdev,))
+        try:
+            return needs_of(self.host, alone, GuestRecord("", alone.name))
+        except Refusal:
+            return None
 
     @cached_property
     def vgpus(self) -> tuple[tuple[DomainHostdev, Vgpu], ...]:

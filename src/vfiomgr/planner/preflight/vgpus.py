@@ -22,6 +22,8 @@ def inactive(situation: Situation) -> Iterator[Finding]:
     for hostdev in situation.hostdevs:
         if hostdev.kind != "mdev" or situation.host.vgpu(hostdev.name) is not None:
             continue
+        if hostdev.name in situation.hook_needs.vgpus:
+            continue
         evidence = (situation.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is not there")
         definition = _definition(situation, hostdev.name)
         why = "QEMU opens a mediated device that is active; libvirt makes none for a domain"
@@ -97,6 +99,8 @@ def _device_api(situation: Situation, vgpu: Vgpu) -> str | None:
 def untyped_function(situation: Situation) -> Iterator[Finding]:
     """A virtual function of the vendor's driver is no vGPU until it has a type."""
     for taken in situation.functions:
+        if str(taken.device.address) in situation.hook_needs.vgpus:
+            continue
         if situation.is_vendor_function(taken) and _is_untyped(situation, taken):
             address = taken.device.address
             yield Finding(
