@@ -9,6 +9,7 @@ import click
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.errors import GuestKeepsDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -165,22 +166,47 @@ def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
     from vfiomgr.adapters.libvirt import exchange  # noqa: PLC0415 - not for help
 
     act: Callable[..., None] = exchange.attach_all if verb == "attach" else exchange.detach_all
-    lines: list[str] = []
+    done: list[Exchange] = []
+    try:
+        act(connection, domain.name, exchanges, session.deadline or _DEADLINE, done.append)
+    except GuestKeepsDevice:
+        _print_outcome(session, domain, plan, _with_states(exchanges, done), verb)
+        raise
+    _print_outcome(session, domain, plan, _with_states(exchanges, done), verb)
 
-    def done(one: Exchange) -> None:
-        lines.append(f"{verb}ed: {one.device} ({one.scope} of {domain.name})")
 
-    act(connection, domain.name, exchanges, session.deadline or _DEADLINE, done)
+def _with_states(
+    exchanges: Sequence[Exchange], done: Sequence[Exchange]
+) -> list[tuple[Exchange, str]]:
+    """What became of each: the first that is not done the guest has kept."""
+    left = len(exchanges) - len(done)
+    states = ["done"] * len(done) + ["kept"] * min(left, 1) + ["not tried"] * max(left - 1, 0)
+    return list(zip(exchanges, states, strict=True))
+
+
+def _print_outcome(
+    session: Session,
+    domain: KnownDomain,
+    plan: AttachPlan | DetachPlan,
+    states: Sequence[tuple[Exchange, str]],
+    verb: str,
+) -> None:
     if session.format != "table":
-        body = _body(domain, plan, exchanges)
+        body = _body(domain, plan, [one for one, _ in states])
+        for item, (_, state) in zip(body["items"], states, strict=True):
+            item["state"] = state
+        changed = any(state != "not tried" for _, state in states)
         kind = f"{verb.capitalize()}Outcome"
-        print_document(kind, {"changed": bool(exchanges), **body}, session.format)
+        print_document(kind, {"changed": changed, **body}, session.format)
         return
-    for text in (*plan.already, *lines):
+    for text in plan.already:
         click.echo(text)
+    for one, state in states:
+        what = {"done": f"{verb}ed", "kept": f"not {verb}ed"}.get(state, state)
+        click.echo(f"{what}: {one.device} ({one.scope} of {domain.name})")
     for text in plan.notes:
         note(text)
-    if not exchanges:
+    if not states:
         click.echo("nothing to do")
 
 

@@ -125,6 +125,31 @@ def test_the_document_has_the_plan_and_its_reasons(run: Run, servers: tuple[str,
     assert document["plan"]["memory"]["locked_bytes"] == 2 * GIB
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--disk", "/a/\x01.qcow2"),
+        ("--cdrom", "/a/\x1b.iso"),
+        ("--network", "bridge=a\x7f"),
+        ("--kernel", "/vmlinuz", "--kernel-arguments", "quiet\nroot=/dev/vda"),
+    ],
+)
+def test_characters_that_xml_does_not_have_are_refused(
+    run: Run, servers: tuple[str, str], words: tuple[str, ...]
+) -> None:
+    answer = run(*servers, "libvirt", "domain", *SMALL, *words)
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "which a domain's XML cannot have there" in answer.stderr
+
+
+def test_a_device_named_twice_has_one_set_of_options(run: Run) -> None:
+    words = ("libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
+    answer = run(*words, "--device", "0000:01:00.0,managed")
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "0000:01:00.0 is named twice, with different options" in answer.stderr
+    assert run(*words, "--device", "0000:01:00.0").stdout == run(*words).stdout != ""
+
+
 def test_many_disks_have_names(run: Run, servers: tuple[str, str]) -> None:
     disks = [word for n in range(28) for word in ("--disk", f"/vm/{n}.img")]
     made = run(*servers, "libvirt", "domain", *SMALL, *disks).stdout

@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.resources import resource_directory
+from vfiomgr.errors import UsageError
 from vfiomgr.model.numbers import write_numbers
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.hostdev import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 def hostdev(planned: GuestHostdev) -> str:
@@ -148,10 +150,27 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_without_controls,
     )
     environment.filters["comment"] = _comment
     environment.filters["numbers"] = write_numbers
     return environment
+
+
+def _without_controls(value: object) -> object:
+    """What goes into a template, but for characters that XML has not, or not in a line.
+
+    Raises:
+        UsageError: it has one (https://www.w3.org/TR/xml/#charsets); elements, which are Markup,
+            have line breaks.
+
+    """
+    if type(value) is str and (found := _CONTROL.search(value)) is not None:
+        message = (
+            f"{value!r} has the character {found[0]!r}, which a domain's XML cannot have there"
+        )
+        raise UsageError(message, "take it out, or name the file otherwise")
+    return value
 
 
 def _comment(text: str) -> str:

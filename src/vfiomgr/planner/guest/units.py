@@ -76,11 +76,13 @@ def units_of(
     Raises:
         UnknownDevice: the host has no such device or vGPU.
         Refusal: it is a bridge, or a vGPU of a kind that no domain has.
+        UsageError: it is named twice, with other options.
 
     """
     known = tuple(wishes)
     named = [_named(host, wish) for wish in known if not is_uuid(wish.name)]
     _refuse_bridges(host, [device for device in named if device.is_bridge])
+    _refuse_contradictions(host, known)
     slots: dict[object, Unit] = {}
     for wish in known:
         unit = _mediated(host, wish) if is_uuid(wish.name) else _functions(host, wish)
@@ -97,6 +99,21 @@ def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
         from vfiomgr.planner.guards import bridge, refuse_if_any  # noqa: PLC0415 - slow
 
         refuse_if_any(bridge(host, device), frozenset())
+
+
+def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> None:
+    """A device named twice has one set of options.
+
+    Raises:
+        UsageError: it has two.
+
+    """
+    seen: dict[str, DeviceWish] = {}
+    for wish in wishes:
+        name = wish.name.lower() if is_uuid(wish.name) else str(_named(host, wish).address)
+        if seen.setdefault(name, wish).hand_over != wish.hand_over:
+            message = f"{name} is named twice, with different options"
+            raise UsageError(message, "name it once, with the options that it is to have")
 
 
 def _named(host: HostSnapshot, wish: DeviceWish) -> PciDevice:
