@@ -6,13 +6,15 @@ import os
 
 from vfiomgr.cli.usage import forbid_alone
 from vfiomgr.errors import UsageError
-from vfiomgr.model.guest import DirectBoot, GuestDisk, GuestNetwork
+from vfiomgr.model.guest import DirectBoot, DiskBus, GuestDisk, GuestNetwork, NetworkModel
 from vfiomgr.model.hostdev import DeviceWish, HandOver
 
 _DEVICE_KEYS = "managed, display, ramfb, only, rom=FILE|off, model=DRIVER"
 _FLAGS = {"managed": "is_managed", "display": "display", "ramfb": "ramfb"}
 _VALUES = {"rom": "rom", "model": "driver_model"}
 _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vhdx": "vhdx"}
+_BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
+_MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}
 PAGES = {"2M": 2 << 20, "1G": 1 << 30}
 """The sizes of huge pages that an x86 CPU has."""
 
@@ -40,7 +42,7 @@ def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceWish:
 
 
 def parse_disk(text: str) -> GuestDisk:
-    """`/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw`.
+    """`/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw,bus=sata`.
 
     A format is never guessed from what is in a file: a guest could write another there.
 
@@ -48,16 +50,20 @@ def parse_disk(text: str) -> GuestDisk:
         UsageError: neither the name nor the option tells the format.
 
     """
-    path, _, option = text.partition(",")
-    key, _, given = option.partition("=")
+    path, *words = text.split(",")
+    options = dict(word.partition("=")[::2] for word in words)
     known = "raw" if path.startswith("/dev/") else _FORMATS.get(os.path.splitext(path)[1])
-    if option and (key != "format" or not given):
-        message = f"--disk {text}: {option!r} says nothing about a disk"
-        raise UsageError(message, "write --disk FILE or --disk FILE,format=qcow2")
-    if not given and known is None:
+    for key, value in options.items():
+        if key not in ("format", "bus") or not value or (key == "bus" and value not in _BUSES):
+            message = f"--disk {text}: {f'{key}={value}'.rstrip('=')!r} says nothing about a disk"
+            raise UsageError(
+                message, "write --disk FILE, format=qcow2, bus=virtio or sata after it"
+            )
+    given = options.get("format") or known
+    if given is None:
         message = f"--disk {text}: the name does not tell the format"
         raise UsageError(message, f"write --disk {path},format=raw or qcow2")
-    return GuestDisk(os.path.abspath(path), given or known or "")
+    return GuestDisk(os.path.abspath(path), given, _BUSES.get(options.get("bus", "")))
 
 
 def parse_direct_boot(
@@ -79,16 +85,18 @@ def parse_direct_boot(
 
 
 def parse_network(text: str) -> GuestNetwork:
-    """A network of libvirt's, or `bridge=br0`.
+    """A network of libvirt's, or `bridge=br0`; `,model=e1000e` may follow.
 
     Raises:
         UsageError: no name.
 
     """
-    key, equals, name = text.partition("=")
-    if equals and key == "bridge" and name:
-        return GuestNetwork("bridge", name)
-    if equals or not text:
+    place, comma, word = text.partition(",")
+    model = _MODELS.get(word.removeprefix("model="))
+    key, equals, name = place.partition("=")
+    is_bridge = key == "bridge" and bool(name)
+    if not place or (equals and not is_bridge) or (comma and model is None):
         message = f"--network {text} is no network"
-        raise UsageError(message, "write the name of a network of libvirt's, or bridge=br0")
-    return GuestNetwork("network", text)
+        hint = "write the name of a network of libvirt's, or bridge=br0; ,model=virtio or e1000e"
+        raise UsageError(message, hint)
+    return GuestNetwork("bridge" if is_bridge else "network", name or place, model)

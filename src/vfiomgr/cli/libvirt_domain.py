@@ -29,7 +29,7 @@ from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.model.guest import DomainKind, Firmware, Graphics, IommuModel, NumaMode
+    from vfiomgr.model.guest import DomainKind, Firmware, Graphics, IommuModel, NumaMode, System
 
 _SPARE_PORTS = 4
 
@@ -105,12 +105,25 @@ def _of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
             "--network",
             "networks",
             multiple=True,
-            metavar="NAME|bridge=BR",
-            help="A network of libvirt's or a bridge.  [default: none]",
+            metavar="NAME|bridge=BR[,model=M]",
+            help="A network of libvirt's or a bridge; virtio or e1000e.  [default: none]",
         ),
         click.option("--cdrom", metavar="FILE", help="An image to install from."),
         click.option(
-            "--disk", "disks", multiple=True, metavar="FILE[,format=F]", help="An image or device."
+            "--disk",
+            "disks",
+            multiple=True,
+            metavar="FILE[,format=F][,bus=B]",
+            help="An image or device; bus is virtio or sata.",
+        ),
+        click.option("--tpm", is_flag=True, help="An emulated TPM 2.0 (swtpm)."),
+        click.option(
+            "--os",
+            "system",
+            type=click.Choice(["linux", "windows"]),
+            default="linux",
+            show_default=True,
+            help="Windows gets its clock, Hyper-V's interfaces, and a disk and network it knows.",
         ),
         click.option(
             "--vcpus",
@@ -147,6 +160,8 @@ def domain(
     name: str,
     memory: str,
     vcpus: int,
+    system: System,
+    tpm: bool,
     disks: tuple[str, ...],
     cdrom: str | None,
     networks: tuple[str, ...],
@@ -179,6 +194,7 @@ def domain(
     \b
     Examples:
       vfiomgr libvirt domain win --memory 16G --vcpus 8 --disk /vm/win.qcow2 --device 04:00.0
+      vfiomgr libvirt domain w11 --os windows --tpm --memory 16G --vcpus 8 --disk /vm/w11.qcow2
       vfiomgr libvirt domain os --memory 8G --vcpus 4 --cdrom /os.iso --network default --boot cdrom
       vfiomgr libvirt domain desk --memory 8G --vcpus 4 --device 04:00.0,rom=/gpu.rom --explain
       vfiomgr libvirt domain ml --memory 256G --vcpus 64 --hugepages 1G --device 0000:17:00.0
@@ -207,6 +223,8 @@ def domain(
         hard_limit_bytes=None if hard_limit is None else _bytes("--hard-limit", hard_limit),
         is_locked=locked,
         has_fixed_aperture=fixed_aperture,
+        system=system,
+        has_tpm=tpm,
     )
     host = session.host()
     libvirt = libvirt_versions.libvirt_version(session, libvirt_version)()

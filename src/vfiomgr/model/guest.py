@@ -13,6 +13,10 @@ NumaMode = Literal["strict", "preferred", "off"]
 DomainKind = Literal["kvm", "qemu"]
 IommuModel = Literal["intel", "virtio", "amd"]
 Graphics = Literal["vnc", "none"]
+System = Literal["linux", "windows"]
+"""What the guest runs: Windows has no virtio drivers of its own, and wants a clock of its own."""
+DiskBus = Literal["virtio", "sata"]
+NetworkModel = Literal["virtio", "e1000e"]
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -23,6 +27,8 @@ class GuestDisk:
 
     path: str
     format: str
+    bus: DiskBus | None = None
+    """None: one that the guest's system has a driver for by itself."""
 
     @property
     def is_block(self) -> bool:
@@ -36,6 +42,8 @@ class GuestNetwork:
 
     kind: Literal["network", "bridge"]
     name: str
+    model: NetworkModel | None = None
+    """None: one that the guest's system has a driver for by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,21 @@ class DomainWish:
     is_locked: bool = False
     has_fixed_aperture: bool = False
     """Whether the size of the 64-bit window is written even where the firmware would find it."""
+    system: System = "linux"
+    has_tpm: bool = False
+
+    @property
+    def is_windows(self) -> bool:
+        """Whether the guest runs Windows."""
+        return self.system == "windows"
+
+    def bus_of(self, disk: GuestDisk) -> DiskBus:
+        """Where a disk is."""
+        return disk.bus or ("sata" if self.is_windows else "virtio")
+
+    def model_of(self, network: GuestNetwork) -> NetworkModel:
+        """What an interface is to the guest."""
+        return network.model or ("e1000e" if self.is_windows else "virtio")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.layout import Layout  # noqa: TC004
     from vfiomgr.model.step import Step  # noqa: TC004
 
-Allowance = Literal["boot-display", "in-use", "mounted-disk", "default-route", "vgpu-function"]
+Allowance = Literal["boot-display", "in-use", "mounted-disk", "vgpu-function", "default-route"]
 """The guards that a user may override, by the value of `--allow`."""
 
 Strategy = Literal["pack", "spread"]

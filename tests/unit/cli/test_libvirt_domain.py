@@ -221,10 +221,39 @@ def test_what_could_mean_two_things_is_asked(run: Run, options: tuple[str, ...],
     assert said in refused.stderr
 
 
+def test_windows_gets_what_it_knows_and_linux_none_of_it(run: Run) -> None:
+    wish = ("--disk", "/a.qcow2", "--disk", "/b.qcow2,bus=virtio", "--cdrom", "/c.iso")
+    networks = ("--network", "default", "--network", "bridge=br0,model=virtio")
+    options = ("libvirt", "domain", *SMALL, *wish, *networks, "--libvirt-version", "9.0")
+    made = run(*options, "--os", "windows", "--tpm").stdout
+    for text in (
+        "<clock offset='localtime'>",
+        "<timer name='hypervclock' present='yes'/>",
+        "<timer name='hpet' present='no'/>",
+        "<spinlocks state='on' retries='8191'/>",
+        "<target dev='sdb' bus='sata'/>",
+        "<target dev='vda' bus='virtio'/>",
+        "<target dev='sda' bus='sata'/>",
+        "<model type='e1000e'/>",
+        "<model type='virtio'/>",
+        "<backend type='emulator' version='2.0'/>",
+    ):
+        assert text in made, text
+    emulated = run(*options, "--os", "windows", "--virt-type", "qemu").stdout
+    assert "localtime" in emulated
+    assert "hyperv" not in emulated
+    plain = run(*options).stdout
+    for text in ("<clock", "<hyperv>", "<tpm", "e1000e", "sdb"):
+        assert text not in plain
+    refused = run(*options, "--disk", "/d.raw,bus=ide")
+    assert (refused.status, "'bus=ide' says nothing about a disk" in refused.stderr) == (2, True)
+
+
 def test_networks_are_libvirts_or_bridges() -> None:
     assert parse_network("default") == GuestNetwork("network", "default")
     assert parse_network("bridge=br0") == GuestNetwork("bridge", "br0")
-    for text in ("", "bridge=", "vlan=3"):
+    assert parse_network("n,model=e1000e") == GuestNetwork("network", "n", "e1000e")
+    for text in ("", "bridge=", "vlan=3", "n,model=ne2k", "n,"):
         with pytest.raises(UsageError, match="is no network"):
             parse_network(text)
 

@@ -279,7 +279,7 @@ BAD = (
         rules("select: all\n        state: host\n        allow: [boot_display]"),
         (
             f'7:17: {_RULE}: allow is "boot_display"; did you mean boot-display? write some of '
-            "boot-display, mounted-disk, default-route, vgpu-function"
+            "boot-display, mounted-disk, vgpu-function, default-route"
         ),
     ),
     # selectors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.resources import resource_directory
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from vfiomgr.model.guest import GuestPlan
+    from vfiomgr.model.guest import DomainWish, GuestPlan
     from vfiomgr.model.hostdev import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_PREFIXES = {"virtio": "vd", "sata": "sd"}
 
 
 def hostdev(planned: GuestHostdev) -> str:
@@ -72,6 +74,8 @@ def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield part("features"), ()
     cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
     yield part("cpu"), ("cpu", "maxphysaddr", *cells)
+    if wish.is_windows:
+        yield part("clock"), ()
 
 
 def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:
@@ -84,23 +88,28 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         parts = (f"controller {controller.index}",) if controller.index else ("hole",)
         yield _render("controller", device=controller), parts
     yield _render("usb"), ()
+    targets = _targets(wish)
     for number, disk in enumerate(wish.disks):
         order = plan.boot_order(f"disk {number}")
-        yield _render("disk", disk=disk, target=_target(number), order=order), ()
+        bus, target = wish.bus_of(disk), targets[number]
+        yield _render("disk", disk=disk, target=target, bus=bus, order=order), ()
     if wish.cdrom is not None:
         yield _render("cdrom", wish=wish, order=plan.boot_order("cdrom")), ()
     for number, network in enumerate(wish.networks):
         order = plan.boot_order(f"network {number}")
-        yield _render("network", network=network, order=order), ()
+        model = wish.model_of(network)
+        yield _render("network", network=network, model=model, order=order), ()
     yield _render("serial"), ()
     if wish.graphics == "vnc":
         yield _render("pointer"), ()
         yield _render("graphics"), ()
     shows_device = any(planned.device.display for planned in plan.hostdevs)
-    model = "none" if wish.graphics == "none" or shows_device else "vga"
-    yield _render("video", model=model), ()
+    video = "none" if wish.graphics == "none" or shows_device else "vga"
+    yield _render("video", model=video), ()
     for planned in plan.hostdevs:
         yield hostdev(planned), (f"hostdev {planned.device.name}",)
+    if wish.has_tpm:
+        yield _render("tpm"), ()
     yield _render("balloon"), ()
     if plan.iommu is not None:
         yield _render("iommu", plan=plan), ("iommu",)
@@ -125,14 +134,20 @@ def _explained(
     return texts
 
 
-def _target(number: int) -> str:
-    """`vda`, …, `vdz`, `vdaa`, …."""
+def _targets(wish: DomainWish) -> list[str]:
+    """The names of the disks, counted on each bus; the CD-ROM is `sda`."""
+    free = {"virtio": count(), "sata": count(1 if wish.cdrom is not None else 0)}
+    return [_target(bus, next(free[bus])) for bus in map(wish.bus_of, wish.disks)]
+
+
+def _target(bus: str, number: int) -> str:
+    """`vda`, …, `vdz`, `vdaa`, …; of SATA `sda`, …."""
     name = ""
     while number >= 0:
         number, letter = divmod(number, _LETTERS)
         name = chr(ord("a") + letter) + name
         number -= 1
-    return f"vd{name}"
+    return f"{_PREFIXES[bus]}{name}"
 
 
 def _render(name: str, **values: object) -> str:
