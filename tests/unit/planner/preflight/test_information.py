@@ -313,6 +313,15 @@ def test_nothing_is_said_of_versions_where_libvirt_was_not_asked() -> None:
     assert "libvirt was not asked" in report.not_checked[0]
 
 
+@pytest.mark.parametrize(("qemu", "is_old"), [(Version(8, 2, 5), True), (Version(9, 0), False)])
+def test_iommufd_needs_a_qemu_that_has_it(qemu: Version, *, is_old: bool) -> None:
+    text = xml(NIC_ELEMENT.replace("<source>", "<driver name='vfio' iommufd='yes'/><source>"))
+    found = good.found(judge(text, hypervisor=libvirt(qemu=qemu)), "iommufd-missing")
+    assert (found is not None) is is_old
+    if found is not None:
+        assert "install QEMU 9.0.0 or later" in found.remedy
+
+
 def test_what_could_not_be_looked_at_is_told() -> None:
     text = xml(
         NIC_ELEMENT.replace("<source>", "<rom file='/x.rom'/><source>"),
