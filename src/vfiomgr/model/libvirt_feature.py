@@ -90,3 +90,6 @@ AMD_IOMMU = Feature("<iommu model='amd'>", Version(11, 5))
 ACPI_NODESET = Feature("<acpi nodeset>", Version(11, 8))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))
 DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
+
+QEMU_IOMMUFD = Version(9, 0)
+"""The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""

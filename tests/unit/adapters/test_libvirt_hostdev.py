@@ -137,7 +137,7 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
         (HandOver(display=True), ("10.2", None), "display and ramfb of PCI devices"),
         (HandOver(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
         (HandOver(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
-        (HandOver(has_iommufd=True), ("12.1", "8.1.5"), "needs QEMU 8.2: this is 8.1.5"),
+        (HandOver(has_iommufd=True), ("12.1", "8.2.5"), "needs QEMU 9.0.0: this is 8.2.5"),
     ],
 )
 def test_what_is_too_old_is_told_with_the_release_that_is_not(
@@ -148,7 +148,7 @@ def test_what_is_too_old_is_told_with_the_release_that_is_not(
     assert libvirt is not None
     with pytest.raises(Refusal, match=words):
         check(units, lambda: libvirt, lambda: qemu)
-    check(units, lambda: Version(12, 1), lambda: Version(8, 2))
+    check(units, lambda: Version(12, 1), lambda: Version(9, 0))
 
 
 def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:

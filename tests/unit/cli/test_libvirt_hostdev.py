@@ -40,10 +40,10 @@ def test_the_installed_libvirt_is_asked(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"virtqemud": "virtqemud (libvirt) 12.1.0\n", "qemu-system-x86_64": None}
-    said["/usr/libexec/qemu-kvm"] = "QEMU emulator version 8.1.5 (qemu-kvm-8.1.5-1.el9)\n"
+    said["/usr/libexec/qemu-kvm"] = "QEMU emulator version 8.2.5 (qemu-kvm-8.2.5-1.el9)\n"
     monkeypatch.setattr(kernel, "run", lambda command, _seconds: said.get(command[0]))
     refused = run("libvirt", "hostdev", GPU, "--iommufd")
-    assert "needs QEMU 8.2: this is 8.1.5" in refused.stderr
+    assert "needs QEMU 9.0.0: this is 8.2.5" in refused.stderr
     said["/usr/libexec/qemu-kvm"] = None
     assert "iommufd='yes'" in run("libvirt", "hostdev", GPU, "--iommufd").stdout
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vfiomgr.planner.guest.units import Unit
 
 LAST_BUS = 0xFF
-QEMU_IOMMUFD = (8, 2)
-"""The release of QEMU whose vfio-pci has the property iommufd."""
 
 
 def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
@@ -148,8 +146,8 @@ def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
 
 
 def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
-    if qemu is not None and (qemu.major, qemu.minor) < QEMU_IOMMUFD:
-        needed = ".".join(map(str, QEMU_IOMMUFD))
+    needed = features.QEMU_IOMMUFD
+    if qemu is not None and qemu < needed:
         message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
         raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
 

@@ -75,6 +75,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     places.on_expander,
     places.expander_node,
     places.expander_buses,
+    places.expander_limits,
     places.without_function_zero,
     places.multifunction,
     places.companions_left_out,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.readiness import Severity
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
+_LAST_BUS = 255
+
 
 def without_function_zero(situation: Situation) -> Iterator[Finding]:
     """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
@@ -156,6 +158,47 @@ def expander_buses(situation: Situation) -> Iterator[Finding]:
             "not seen",
             f"write busNr='{number + needed}' or more in line {other.line}",
         )
+
+
+def expander_limits(situation: Situation) -> Iterator[Finding]:
+    """Bus numbers of the first expander, above those of pcie.0, and of the last, up to 255."""
+    numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
+    numbered.sort(key=itemgetter(0))
+    if not numbered:
+        return
+    (first, lowest), (last, highest) = numbered[0], numbered[-1]
+    own, behind = _own_buses(situation), 1 + _below(situation, highest.index)
+    if first < own:
+        text = f"the guest's own root has {own} buses, and the first expander has busNr {first}"
+        yield _without_number(situation, lowest, text, f"busNr='{own}' or more")
+    if last + behind > _LAST_BUS + 1:
+        text = (
+            f"the expander with busNr {last} needs {behind} bus numbers, and {_LAST_BUS} is the "
+            "last"
+        )
+        fewer = f"busNr='{_LAST_BUS + 1 - behind}' or less"
+        enough = f"{fewer}, and lower ones for other expanders" if numbered[1:] else fewer
+        yield _without_number(situation, highest, text, enough)
+
+
+def _without_number(
+    situation: Situation, expander: PciController, text: str, remedy: str
+) -> Finding:
+    return Finding(
+        "expander-buses",
+        "warning",
+        text,
+        (f"{situation.at(expander.line)}: busNr='{expander.bus_nr}'",),
+        "the guest's firmware has no number for the last ports, and their devices are not seen",
+        f"write {remedy} in line {expander.line}",
+    )
+
+
+def _own_buses(situation: Situation) -> int:
+    """Of pcie.0: itself, and all controllers that are not behind an expander."""
+    others = [c for c in situation.domain.controllers if c.index and c.model != EXPANDER]
+    behind = sum(_below(situation, expander.index) for expander in _expanders(situation))
+    return 1 + len(others) - behind
 
 
 def _below(situation: Situation, index: int, depth: int = 0) -> int:

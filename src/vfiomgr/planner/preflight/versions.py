@@ -16,8 +16,8 @@ from vfiomgr.model.libvirt_feature import (
     MAXPHYSADDR,
     MAXPHYSADDR_LIMIT,
     PCI_DISPLAY,
+    QEMU_IOMMUFD,
     VIRTIO_IOMMU,
-    Version,
 )
 from vfiomgr.model.readiness import Finding
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from vfiomgr.planner.preflight.situation import Situation
 
 _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
-_QEMU_WITH_IOMMUFD = Version(8, 2)
 _OLD_BACKENDS = frozenset({"kvm", "xen"})
 
 
@@ -124,7 +123,7 @@ def iommufd(situation: Situation) -> Iterator[Finding]:
             ),
             "QEMU opens /dev/iommu and the cdev of each device",
             "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
-            f"{_QEMU_WITH_IOMMUFD} or later; or take iommufd out: VFIO groups do the same",
+            f"{QEMU_IOMMUFD} or later; or take iommufd out: VFIO groups do the same",
         )
 
 
@@ -133,8 +132,8 @@ def _lacking_for_iommufd(situation: Situation) -> Iterator[str]:
     if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
         yield "/dev/iommu is not there"
     qemu = situation.hypervisor.qemu if situation.hypervisor else None
-    if qemu is not None and qemu < _QEMU_WITH_IOMMUFD:
-        yield f"QEMU {qemu} has no iommufd, which came with {_QEMU_WITH_IOMMUFD}"
+    if qemu is not None and qemu < QEMU_IOMMUFD:
+        yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
 
 
 def driver_model(situation: Situation) -> Iterator[Finding]:

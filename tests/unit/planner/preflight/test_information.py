@@ -315,6 +315,42 @@ def test_nothing_is_said_of_versions_where_libvirt_was_not_asked() -> None:
     assert "libvirt was not asked" in report.not_checked[0]
 
 
+@pytest.mark.parametrize(("qemu", "is_old"), [(Version(8, 2, 5), True), (Version(9, 0), False)])
+def test_iommufd_needs_a_qemu_that_has_it(qemu: Version, *, is_old: bool) -> None:
+    text = xml(NIC_ELEMENT.replace("<source>", "<driver name='vfio' iommufd='yes'/><source>"))
+    found = good.found(judge(text, hypervisor=libvirt(qemu=qemu)), "iommufd-missing")
+    assert (found is not None) is is_old
+    if found is not None:
+        assert "install QEMU 9.0.0 or later" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1, "own root has 4 buses"),
+        (3, "busNr='4' or more"),
+        (4, None),
+        (252, None),
+        (253, "busNr='252' or less"),
+        (254, "needs 4 bus numbers"),
+    ],
+)
+def test_an_expander_has_bus_numbers_for_its_ports(number: int, words: str | None) -> None:
+    expander = (
+        f"<controller type='pci' index='4' model='pcie-expander-bus'><target busNr='{number}'/>"
+        "</controller>"
+    )
+    ports = "".join(
+        f"<controller type='pci' index='{5 + slot}' model='pcie-root-port'>"
+        f"<address type='pci' bus='4' slot='{slot}' function='0'/></controller>"
+        for slot in range(3)
+    )
+    found = good.found(judge(xml(ports=PORTS + expander + ports)), "expander-buses")
+    assert (found is None) is (words is None)
+    if found is not None and words is not None:
+        assert words in f"{found.title} {found.remedy}"
+
+
 def test_what_could_not_be_looked_at_is_told() -> None:
     text = xml(
         NIC_ELEMENT.replace("<source>", "<rom file='/x.rom'/><source>"),
