@@ -153,6 +153,8 @@ class KnownDomain:
     defined: Domain | None
     autostarts: bool = False
     """Whether it starts with the host."""
+    is_unreadable: bool = False
+    """Whether vfiomgr cannot make sense of its XML, so that what it holds and claims is unknown."""
 
     @property
     def argument(self) -> str:

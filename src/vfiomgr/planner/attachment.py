@@ -85,9 +85,15 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
     """What a change is about: what was asked for, or else all that there is of the domain.
 
     Raises:
-        Refusal: it was asked for what the domain does not have.
+        Refusal: it was asked for what the domain does not have, or it cannot be read.
 
     """
+    if domain.is_unreadable:
+        message = f"the XML of the domain {domain.name} cannot be made sense of"
+        told = (
+            f"virsh dumpxml {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says where"
+        )
+        raise Refusal(message, told)
     if live and not domain.is_active:
         message = f"the domain {domain.name} is not running"
         raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
@@ -120,7 +126,7 @@ def plan_attach(
             for unit in left
             if not unit.scope
         ),
-        notes=tuple(_notes(host, domain, items)),
+        notes=(*_notes(host, domain, items), *unreadable(hypervisor)),
     )
 
 
@@ -379,6 +385,13 @@ def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> 
 
 
 # ---- what is told
+
+
+def unreadable(hypervisor: Hypervisor) -> Iterator[str]:
+    """Domains that may have devices of which nothing is known."""
+    for domain in hypervisor.domains:
+        if domain.is_unreadable:
+            yield f"the XML of the domain {domain.name} cannot be read: what it has is unknown"
 
 
 def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:

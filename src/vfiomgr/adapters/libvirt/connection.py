@@ -450,13 +450,16 @@ class Connection:
 
     def _known(self, handle: Any, is_active: bool, is_persistent: bool) -> KnownDomain:  # noqa: ANN401, FBT001
         name, inactive = handle.name(), _library().VIR_DOMAIN_XML_INACTIVE
+        running = _read(handle.XMLDesc(0), name) if is_active else None
+        defined = _read(handle.XMLDesc(inactive), name) if is_persistent else None
         return KnownDomain(
             name=name,
             uuid=handle.UUIDString(),
             is_active=bool(is_active),
-            running=_read(handle.XMLDesc(0), name) if is_active else None,
-            defined=_read(handle.XMLDesc(inactive), name) if is_persistent else None,
+            running=running,
+            defined=defined,
             autostarts=bool(is_persistent and handle.autostart()),
+            is_unreadable=bool((is_active and not running) or (is_persistent and not defined)),
         )
 
     def _qemu_version(self) -> Version | None:
