@@ -35,7 +35,7 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
         (
             "bind 01:00.0 --allow x",
             "--allow: 'x' is not one of 'boot-display'",
-            "--allow vgpu-function",
+            "--allow default",
         ),
         ("bind 01:00.0 --reset-method x", "--reset-method: 'x'", "--reset-method flr"),
         ("bind --driver", "option '--driver' requires an argument", "e.g. --driver vfio-pci"),
