@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-_PLACES = (_PACKAGE, _PACKAGE.parent.parent)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_PLACES = (_PACKAGE, os.path.dirname(os.path.dirname(_PACKAGE)))
 
 
-def resource_directory(name: str) -> Path:
+def resource_directory(name: str) -> str:
     """The directory `templates` or `kata`.
 
     Raises:
@@ -16,7 +16,8 @@ def resource_directory(name: str) -> Path:
 
     """
     for place in _PLACES:
-        if (place / name).is_dir():
-            return place / name
+        directory = os.path.join(place, name)
+        if os.path.isdir(directory):
+            return directory
     message = f"{name}/ is missing from this installation of vfiomgr"
     raise FileNotFoundError(message)

@@ -13,14 +13,12 @@ from vfiomgr import api
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind, wants_gpu_modes, wants_resets
-from vfiomgr.planner.readying import objections_to_bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from vfiomgr.cli.session import Session
     from vfiomgr.model.intent import Intent
-    from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
@@ -83,26 +81,6 @@ def _not_checked(host: HostSnapshot, intent: Intent) -> Iterator[str]:
         yield "mounted file systems and the default route: this host has no /proc"
     if isinstance(intent, Bind) and intent.driver is not None and host.vfio_modules is None:
         yield f"whether there is a driver {intent.driver}: this host has no lists of modules"
-
-
-def tell_how_to_bind(host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
-    """Say what makes devices ready for a guest, or what keeps `bind` from it, a line for each."""
-    told: set[tuple[str, str]] = set()
-    for device in devices:
-        if host.is_vendor_function(device):
-            create = f"vfiomgr vgpu create --parent {device.address} --type …"
-            note(f"{device} is no vGPU yet: {create}")
-            continue
-        begin = f"{device} is on {device.driver or 'no driver'}"
-        objections = objections_to_bind(host, [device])
-        for reason, remedy in (o for o in objections if o not in told):
-            shown = reason.replace(f"{device} ", "it ", 1)
-            note(f"{begin}, and vfiomgr bind refuses it: {shown}; remedy: {remedy}")
-        if not objections:
-            note(f"{begin}; a guest can have it after: vfiomgr bind {device.address}")
-        elif told.issuperset(objections):
-            note(f"{begin}, and vfiomgr bind refuses it for the same reason")
-        told.update(objections)
 
 
 def confirm(session: Session, question: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from vfiomgr.adapters.kata import render
-from vfiomgr.cli.change import tell_how_to_bind
 from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.planner.guards import bridge, refuse_if_any
 

@@ -143,7 +143,7 @@ def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[Gues
     if taken:
         from vfiomgr.planner.guards import refuse_if_any, taking  # noqa: PLC0415 - only then
 
-        around = session.host()
+        around = session.surrounded(host)
         refuse_if_any(taking(around, [around.device(address) for address in taken]), frozenset())
 
 
@@ -152,7 +152,10 @@ def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[Gue
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
     waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
     if waiting:
-        from vfiomgr.cli.change import tell_how_to_bind  # noqa: PLC0415 - only then
+        from vfiomgr.cli import readying  # noqa: PLC0415 - only then
 
-        around = session.host()
-        tell_how_to_bind(around, [around.device(address) for address in waiting])
+        if len(waiting) > readying.MOST:
+            readying.tell_of_many([host.device(address) for address in waiting])
+            return
+        around = session.surrounded(host)
+        readying.tell_how_to_bind(around, [around.device(address) for address in waiting])

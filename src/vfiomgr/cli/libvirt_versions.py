@@ -9,14 +9,14 @@ import click
 
 from vfiomgr.cli.output import note
 from vfiomgr.errors import UsageError
-from vfiomgr.model.libvirt_feature import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfiomgr.cli.session import Session
+    from vfiomgr.model.libvirt_feature import Version
 
-ASSUMED = Version(9, 0)
+ASSUMED = "9.0.0"
 """What an unknown libvirt is taken for: all that it reads, later ones read too."""
 _DAEMONS = ("libvirtd", "virtqemud", "virsh")
 _QEMU = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm")
@@ -39,14 +39,14 @@ def libvirt_version(session: Session, told: str | None) -> Callable[[], Version]
         UsageError: what is told is no version.
 
     """
-    known = None if told is None else Version.parse(told)
+    known = None if told is None else _parsed(told)
 
     @cache
     def version() -> Version:
         found = known or _installed(session, _DAEMONS)
         if found is None:
             note(f"no libvirt is installed here: this is for {ASSUMED}; --libvirt-version tells")
-        return found or ASSUMED
+        return found or _parsed(ASSUMED)
 
     return version
 
@@ -66,7 +66,13 @@ def _installed(session: Session, programs: tuple[str, ...]) -> Version | None:
             if not word[:1].isdecimal():
                 continue
             try:
-                return Version.parse(word)
+                return _parsed(word)
             except UsageError:
                 continue
     return None
+
+
+def _parsed(text: str) -> Version:
+    from vfiomgr.model.libvirt_feature import Version  # noqa: PLC0415 - few devices ask
+
+    return Version.parse(text)

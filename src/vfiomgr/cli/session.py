@@ -135,6 +135,21 @@ class Session:
             return self._loaded(self.snapshot)
         return self._required(scan_devices(self.tree, self.machine))
 
+    def surrounded(self, host: HostSnapshot) -> HostSnapshot:
+        """What `devices` gave, with all that `host` has besides; the devices are not read again."""
+        from vfiomgr.host.surroundings import with_surroundings  # noqa: PLC0415 - lists need none
+
+        if self.snapshot is not None:
+            return host
+        return with_surroundings(
+            host,
+            self.tree,
+            with_users=False,
+            with_readiness=False,
+            with_resets=False,
+            with_gpu_modes=False,
+        )
+
     def _required(self, host: HostSnapshot) -> HostSnapshot:
         """The same, where its functions could be listed: else all answers about it were wrong."""
         if host.pci_unlisted is None:

@@ -62,3 +62,14 @@ def test_devices_that_are_ready_are_read_like_a_list(run: Run, kernel: FakeKerne
     assert "jinja2" in imported
     assert not imported & {"vfiomgr.api", "vfiomgr.planner.intents", "vfiomgr.host.surroundings"}
     assert not imported & {"pydantic", "rich", "libvirt", "vfiomgr.model.intent"}
+
+
+def test_of_many_functions_that_wait_one_command_tells_all(run: Run, kernel: FakeKernel) -> None:
+    names = ["0000:01:00.0", "0000:02:00.0", "10000:01:00.0"]
+    told = run("libvirt", "hostdev", *names).stderr.splitlines()
+    assert len(told) == 1
+    assert "functions are not ready for a guest" in told[0]
+    command = told[0].partition("vfiomgr ")[2].split()
+    assert run(*command).status in (0, 4)
+    assert set(names) <= set(command)
+    assert kernel.writes == []

@@ -29,7 +29,8 @@ def render_drop_in(functions: Sequence[PciDevice]) -> str:
     if len(functions) > MAX_ROOT_PORTS:
         message = f"{len(functions)} functions need a root port each, Kata has {MAX_ROOT_PORTS}"
         raise Refusal(message, "name the functions that one guest shall get")
-    document = tomlkit.parse((resource_directory("kata") / DROP_IN).read_text())
+    with open(f"{resource_directory('kata')}/{DROP_IN}", encoding="utf-8") as file:
+        document = tomlkit.load(file)
     qemu = document["hypervisor"]["qemu"]
     qemu["pcie_root_port"] = max(len(functions), 1)
     if functions:

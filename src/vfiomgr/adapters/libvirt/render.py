@@ -159,7 +159,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - slow
 
     environment = Environment(
-        loader=FileSystemLoader(resource_directory("templates") / "libvirt"),
+        loader=FileSystemLoader(f"{resource_directory('templates')}/libvirt"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,

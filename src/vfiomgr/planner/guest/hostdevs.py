@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model import libvirt_feature as features
-from vfiomgr.model.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHostdev
+from vfiomgr.model.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHostdev, HandOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.model.hostdev import HandOver
     from vfiomgr.model.libvirt_feature import Feature, Version
     from vfiomgr.planner.guest.units import Unit
 
@@ -134,6 +132,10 @@ def _check_options(unit: Unit) -> None:
 
 def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
     hand_over = unit.hand_over
+    if hand_over == HandOver() and not unit.is_vendor_function:
+        return
+    from vfiomgr.model import libvirt_feature as features  # noqa: PLC0415 - few devices need any
+
     if unit.is_vendor_function:
         driver = unit.functions[0].driver or "its vendor's driver"
         yield features.VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
@@ -146,7 +148,8 @@ def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
 
 
 def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
-    needed = features.QEMU_IOMMUFD
+    from vfiomgr.model.libvirt_feature import QEMU_IOMMUFD as needed  # noqa: N811, PLC0415
+
     if qemu is not None and qemu < needed:
         message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
         raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
