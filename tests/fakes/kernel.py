@@ -69,6 +69,7 @@ class FakeKernel(Hardware):
         self._declared: list[Callable[[], None]] = []
         self._boots = 0
         self.sysfs = Sysfs(self.root)
+        self._generation = 0
         self.groups = Groups(self.sysfs)
         self.functions = Functions(self.sysfs, self.groups)
         self.functions.has_override = has_override
@@ -121,8 +122,10 @@ class FakeKernel(Hardware):
         return self.stuck.really
 
     def locate(self, path: HostPath) -> str:
-        """As the real tree, but no link is remembered: links change here."""
-        self._directories.clear()
+        """As the real tree, but links are remembered only until one changes, by any process."""
+        if self.stuck.really or self._generation != self.sysfs.generation:
+            self._directories.clear()
+            self._generation = self.sysfs.generation
         return super().locate(path)
 
     def read_bytes(self, path: HostPath, limit: int = 1 << 16) -> bytes | None:

@@ -22,6 +22,8 @@ class Sysfs:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self.generation = 0
+        """How often a link or a directory came or went: until then paths lead where they led."""
 
     def real(self, path: str) -> str:
         """Where a host's path lies on this machine, unresolved."""
@@ -72,6 +74,7 @@ class Sysfs:
 
     def link(self, path: str, target: str) -> None:
         """A relative link that ends with the target's name, as all links of sysfs do."""
+        self.generation += 1
         self.make(os.path.dirname(path))
         above = os.path.relpath(os.path.dirname(target), os.path.dirname(path))
         name = os.path.basename(target)
@@ -79,6 +82,7 @@ class Sysfs:
 
     def link_absolute(self, path: str, target: str) -> None:
         """A link as /proc has them."""
+        self.generation += 1
         self.make(os.path.dirname(path))
         os.symlink(target, self.real(path))
 
@@ -105,6 +109,7 @@ class Sysfs:
 
     def drop(self, path: str) -> None:
         """Take away a file, a link or a whole directory; nothing where it is gone already."""
+        self.generation += 1
         real = self.real(path)
         if os.path.isdir(real) and not os.path.islink(real):
             shutil.rmtree(real)

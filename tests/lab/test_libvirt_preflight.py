@@ -271,4 +271,4 @@ def test_domains_that_libvirt_knows_are_judged_by_name() -> None:
     assert f"{NAME}: not ready: 1 blocker, 0 warnings" in answer
     vfiomgr("bind", ADDRESSES["gpu"])
     answer = vfiomgr("libvirt", "preflight", "--all").stdout
-    assert f"{NAME}: nothing blocks its start" in answer
+    assert f"{NAME}: nothing about its devices blocks its start" in answer
