@@ -23,7 +23,7 @@ from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, MIB, DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 from vfiomgr.model.vgpu import Vgpu
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.intent import Bind, SetVirtualFunctions
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.libvirt_hook import NAMESPACE
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

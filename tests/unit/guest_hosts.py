@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.model.guest import GIB, DomainWish
 from vfiomgr.model.hostdev import DeviceWish
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.numa import HostTopology, HugepagePool, NumaNode
 from vfiomgr.model.pci import Bar
+from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.domain import plan_guest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfiomgr.cli.session import Session
-    from vfiomgr.model.libvirt_feature import Version
+    from vfiomgr.model.version import Version
 
 ASSUMED = "9.0.0"
 """What an unknown libvirt is taken for: all that it reads, later ones read too."""
@@ -73,6 +73,6 @@ def _installed(session: Session, programs: tuple[str, ...]) -> Version | None:
 
 
 def _parsed(text: str) -> Version:
-    from vfiomgr.model.libvirt_feature import Version  # noqa: PLC0415 - few devices ask
+    from vfiomgr.model.version import Version  # noqa: PLC0415 - few devices ask
 
     return Version.parse(text)

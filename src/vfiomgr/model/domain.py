@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 
 from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 
 __all__ = [
     "EXPANDER",

@@ -12,7 +12,7 @@ from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.hostdev import NO_ROM, DeviceWish, HandOver
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, describe_type
 from vfiomgr.planner.guest.hostdevs import check
 from vfiomgr.planner.guest.units import units_of

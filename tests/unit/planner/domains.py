@@ -13,8 +13,8 @@ from vfiomgr.model.domain import (
     PciController,
 )
 from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.version import Version
 
 GIB = 1 << 30
 EMPTY = Domain(

@@ -14,7 +14,7 @@ from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.domain import EXPANDER, ROOT_PORT
 from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, GuestAddress, HandOver
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from vfiomgr.model.domain import PciController

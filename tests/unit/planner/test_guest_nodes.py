@@ -12,8 +12,8 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, TOPOLOGY, bar, gpu, no
 from tests.unit.guest_hosts import two_sockets as host_of_two
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, GuestPlan
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.numa import HostTopology
+from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import bar_window, ovmf_window
 from vfiomgr.planner.guest.units import units_of
 

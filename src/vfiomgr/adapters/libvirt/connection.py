@@ -32,7 +32,7 @@ from vfiomgr.errors import (
     VfiomgrError,
 )
 from vfiomgr.model.domain import Hypervisor, KnownDomain
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

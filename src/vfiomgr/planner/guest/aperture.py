@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from vfiomgr.model.guest import DomainWish
-    from vfiomgr.model.libvirt_feature import Version
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.version import Version
     from vfiomgr.planner.guest.units import Unit
 
 TCG_BITS = 40

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.guest import DomainWish
     from vfiomgr.model.hostdev import GuestHostdev
-    from vfiomgr.model.libvirt_feature import Version
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.version import Version
     from vfiomgr.planner.guest.aperture import Aperture
     from vfiomgr.planner.guest.nodes import Nodes
     from vfiomgr.planner.guest.units import Unit

@@ -12,7 +12,8 @@ from vfiomgr.model.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.model.libvirt_feature import Feature, Version
+    from vfiomgr.model.libvirt_feature import Feature
+    from vfiomgr.model.version import Version
     from vfiomgr.planner.guest.units import Unit
 
 LAST_BUS = 0xFF

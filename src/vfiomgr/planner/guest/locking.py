@@ -11,7 +11,7 @@ from vfiomgr.planner.guest.nodes import size
 
 if TYPE_CHECKING:
     from vfiomgr.model.guest import DomainWish
-    from vfiomgr.model.libvirt_feature import Version
+    from vfiomgr.model.version import Version
 
 RESERVE = GIB
 """What libvirt adds for the BARs that are mapped, and for QEMU itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from vfiomgr.model.guest import DomainWish

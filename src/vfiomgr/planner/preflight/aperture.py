@@ -11,8 +11,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.guest import GIB, MIB
-from vfiomgr.model.libvirt_feature import MAXPHYSADDR, Version
+from vfiomgr.model.libvirt_feature import MAXPHYSADDR
 from vfiomgr.model.readiness import Finding
+from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import (
     DEFAULT_WINDOW,
     TCG_BITS,

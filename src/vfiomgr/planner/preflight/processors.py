@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.readiness import Finding
+from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM, most_vcpus
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.model.domain import GuestAddress, PciController
-    from vfiomgr.model.libvirt_feature import Version
     from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.version import Version
     from vfiomgr.model.vgpu import Vgpu
 
 SWITCH_PORT = "pcie-switch-downstream-port"

@@ -21,7 +21,7 @@ from tests.unit.planner.preflight.situations import (
     xml,
 )
 from tests.unit.planner.test_readiness import facts
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 
 EXPANDERS = """\
     <controller type='pci' index='0' model='pcie-root'/>

@@ -29,11 +29,11 @@ from tests.unit.planner.preflight.situations import (
 from tests.unit.planner.test_readiness import facts
 from vfiomgr.model.definition_facts import DefinitionFacts
 from vfiomgr.model.iommu import IommuState
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.readiness import DeviceNode, KernelModule, MemlockLimit
 from vfiomgr.model.snapshot import DeviceUser, HostUse
+from vfiomgr.model.version import Version
 from vfiomgr.model.vgpu import describe_type
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.model.definition_facts import DefinitionFacts
 from vfiomgr.model.domain import Hypervisor, KnownDomain
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.numa import HostTopology, HugepagePool, NumaNode
 from vfiomgr.model.pci import Bar
+from vfiomgr.model.version import Version
 from vfiomgr.model.vgpu import Vgpu, VgpuParent, describe_type
 from vfiomgr.planner.preflight import preflight
 

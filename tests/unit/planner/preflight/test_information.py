@@ -34,9 +34,9 @@ from tests.unit.planner.preflight.situations import (
     troubles,
     xml,
 )
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.snapshot import DeviceUser
+from vfiomgr.model.version import Version
 from vfiomgr.planner.preflight import OF_LIBVIRT
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from vfiomgr.adapters.libvirt import render
 from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
-from vfiomgr.model.libvirt_feature import Version
+from vfiomgr.model.version import Version
 
 SIZES = (8, 16, 31, 32, 64, 128, 256, 512)
 VENDORS = some.sampled_from(["GenuineIntel", "AuthenticAMD", "HygonGenuine", None])

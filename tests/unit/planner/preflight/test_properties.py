@@ -25,8 +25,8 @@ from vfiomgr import api
 from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind
-from vfiomgr.model.libvirt_feature import Version
 from vfiomgr.model.readiness import SEVERITIES
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,44 @@
+"""Versions of programs that vfiomgr writes for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from vfiomgr.errors import UsageError
+
+_NUMBERS = re.compile(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?\b")
+_MILLION, _THOUSAND = 1_000_000, 1_000
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Version:
+    """Of a program: compared number by number."""
+
+    major: int
+    minor: int
+    micro: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `9.0`, `v9.0.0` or `9.0.0-4+deb12u2`.
+
+        Raises:
+            UsageError: it does not begin so.
+
+        """
+        match = _NUMBERS.match(text)
+        if match is None:
+            message = f"{text!r} is not a version"
+            raise UsageError(message, "write it as 9.0.0")
+        return cls(*(int(part or 0) for part in match.groups()))
+
+    @classmethod
+    def from_number(cls, number: int) -> Self:
+        """From major * 1,000,000 + minor * 1,000 + micro, as virConnectGetLibVersion gives it."""
+        return cls(number // _MILLION, number // _THOUSAND % _THOUSAND, number % _THOUSAND)
+
+    def __str__(self) -> str:
+        """`9.0.0`."""
+        return f"{self.major}.{self.minor}.{self.micro}"
