@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from vfiomgr.adapters.cdi.read import read_specification
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.cdi import (
     CdiDevice,
@@ -18,6 +17,7 @@ from vfiomgr.model.cdi import (
     CdiSpecification,
     shown_path,
 )
+from vfiomgr.model.cdi_document import read_specification
 from vfiomgr.model.cdi_keys import KEYS, key_at
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.version import Version
