@@ -56,6 +56,8 @@ class Wording:
     """The remedy for an empty file."""
     several: str = "keep one, with all layouts by name below `layouts`"
     """The remedy for a second document."""
+    reads_first: bool = False
+    """Whether a second document is a flaw, and the first is read all the same."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
@@ -122,14 +124,14 @@ def read_located(
 
     """
     try:
-        node = _one_node(text, wording)
         flaws: list[Flaw] = []
+        node = _one_node(text, wording, flaws)
         return _Locator(flaws, where, wording).located(node, ()), flaws
     except RecursionError:
         _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
 
 
-def _one_node(text: str, wording: Wording) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
+def _one_node(text: str, wording: Wording, flaws: list[Flaw]) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
     """The node of the only document; a text that is valid JSON is YAML 1.2, too."""
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
@@ -138,7 +140,10 @@ def _one_node(text: str, wording: Wording) -> Any:  # noqa: ANN401 - nodes of ru
     if not nodes:
         _fail(Place(), "the file is empty", wording.start)
     if len(nodes) > 1:
-        _fail(_place(nodes[1]), "a second document begins here", wording.several)
+        place, what = _place(nodes[1]), "a second document begins here"
+        if not wording.reads_first:
+            _fail(place, what, wording.several)
+        flaws.append(Flaw(place, "", what, wording.several))
     return nodes[0]
 
 
