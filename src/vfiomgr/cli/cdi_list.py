@@ -20,10 +20,11 @@ _HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
 @session_options()
 @click.pass_obj
 def list_devices(session: Session) -> None:
-    """List the CDI devices in /etc/cdi and /var/run/cdi, and what each leads to on this host.
+    """List the CDI devices in /etc/cdi and /run/cdi, and what each leads to on this host.
 
-    STATE is ready, stale (no guest could have it), missing (a node is not there), conflict (the
-    name is there twice, so that nobody gets it), shadowed (another directory counts) or unknown.
+    /run/cdi is what consumers call /var/run/cdi. STATE is ready, stale (no guest could have it),
+    missing (a node is not there), conflict (the name is there twice, so that nobody gets it),
+    shadowed (another directory counts), unread (no consumer reads such a file) or unknown.
 
     \b
     Examples:

@@ -90,7 +90,7 @@ def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         key = key_at(path) if isinstance(path[-1], str) else None
         if key is not None and key.since > consumer.library:
             what = f"{shown_path(path)} came with CDI {_short(key.since)}"
-            remedy = f"take it out, or have no {consumer.title} read it"
+            remedy = f"take it out, or have it read by what knows CDI {_short(key.since)} alone"
             yield Fault("key-newer", line, what, remedy)
 
 
@@ -105,7 +105,7 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         yield Fault("version-unknown", line, what, 'write e.g. cdiVersion: "0.5.0"')
         return
     if stated > consumer.library:
-        what = f"cdiVersion {spec.version} is newer than CDI {_short(consumer.library)}"
+        what = f"cdiVersion {spec.version} is newer than what it reads"
         lowest = max(version for version, _ in needs(spec))
         remedy = (
             f"write cdiVersion {lowest}, which carries all that the file uses"

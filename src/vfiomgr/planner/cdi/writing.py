@@ -114,11 +114,8 @@ def _objections(
         if file.path == path:
             continue
         other = read_file(file)
-        remedy = (
-            f"vfiomgr cdi remove --kind {other.kind}"
-            if file.is_own
-            else f"remove it from {file.path}"
-        )
+        own = f"vfiomgr cdi remove --all --kind {other.kind}"
+        remedy = own if file.is_own else f"remove it from {file.path}"
         for device in other.devices:
             name = other.qualified(device)
             if name in names:
