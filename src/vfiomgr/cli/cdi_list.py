@@ -31,7 +31,7 @@ def list_devices(session: Session) -> None:
       vfiomgr cdi list
       vfiomgr cdi list --format json
     """
-    from vfiomgr.model.cdi_document import read_file  # noqa: PLC0415 - not for help
+    from vfiomgr.model.cdi_document import read_quickly  # noqa: PLC0415 - not for help
     from vfiomgr.planner.cdi.listing import entries, is_readable  # noqa: PLC0415
 
     host = session.host()
@@ -44,7 +44,7 @@ def list_devices(session: Session) -> None:
         if entry.problem is not None and session.format == "table":
             note(f"{entry.name}: {entry.problem}")
     for file in host.cdi_files:
-        if not is_readable(read_file(file)):
+        if not is_readable(read_quickly(file)):
             note(f"{file.path} is no specification: vfiomgr cdi check tells why")
     if not found:
         note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")

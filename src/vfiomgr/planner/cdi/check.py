@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiFile
-from vfiomgr.model.cdi_document import read_file
+from vfiomgr.model.cdi_document import read_file, read_quickly
 from vfiomgr.model.pci import is_address
 from vfiomgr.planner.cdi.nodes import Target, resolve
 from vfiomgr.planner.cdi.rules import Fault, faults
@@ -106,7 +106,7 @@ def check(
 
 def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
     """The nodes of the host that files name, and that are not VFIO's."""
-    edits = (edits for file in files for _, edits in read_file(file).all_edits())
+    edits = (edits for file in files for _, edits in read_quickly(file).all_edits())
     paths = (node.on_host for edit in edits for node in edit.device_nodes)
     return frozenset(path for path in paths if path.startswith("/dev/") and not _is_vfio(path))
 
