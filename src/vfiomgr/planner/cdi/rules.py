@@ -105,7 +105,7 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         yield Fault("version-unknown", line, what, 'write e.g. cdiVersion: "0.5.0"')
         return
     if stated > consumer.library:
-        what = f"cdiVersion {spec.version} is newer than what it reads"
+        what = f"cdiVersion {spec.version} is newer than CDI {_short(consumer.library)}"
         lowest = max(version for version, _ in needs(spec))
         remedy = (
             f"write cdiVersion {lowest}, which carries all that the file uses"
