@@ -19,9 +19,13 @@ _DEPTH = 4
 
 
 def read_cdi_files(tree: HostTree) -> tuple[CdiFile, ...]:
-    """The specifications in /etc/cdi and /run/cdi, and below them."""
-    is_link = tree.link(OLD_DYNAMIC.parent) is not None
-    places = (STATIC, DYNAMIC) if is_link else (STATIC, DYNAMIC, OLD_DYNAMIC)
+    """The specifications in /etc/cdi and /run/cdi, and below them.
+
+    Consumers know the second as /var/run/cdi, which is another one where /var/run is no link.
+    """
+    status = tree.status(OLD_DYNAMIC.parent)
+    is_another = status is not None and stat.S_ISDIR(status.st_mode)
+    places = (STATIC, OLD_DYNAMIC if is_another else DYNAMIC)
     return tuple(_read(tree, path) for place in places for path in _files(tree, place, _DEPTH))
 
 

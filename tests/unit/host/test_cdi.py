@@ -42,7 +42,8 @@ def test_files_are_found_where_consumers_look(tmp_path: Path) -> None:
 
 
 def test_a_var_run_that_is_no_link_is_read_as_such(tmp_path: Path) -> None:
-    (file,) = read_cdi_files(host(tmp_path, var__run__cdi__e_1json=b"{}"))
+    tree = host(tmp_path, var__run__cdi__e_1json=b"{}", run__cdi__f_1json=b"{}")
+    (file,) = read_cdi_files(tree)
     assert file.path == "/var/run/cdi/e.json"
     assert (file.directory, file.below) == ("/run/cdi", "e.json")
 
