@@ -219,7 +219,7 @@ def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
     findings = check_keys(
         document, plan.release, key_table(), source=source, is_drop_in=whole is None
     )
-    blockers = [finding for finding in findings if finding.severity == "blocker"]
+    blockers = [each for each in findings if each.severity == "blocker" and not _is_foreign(each)]
     if blockers:
         told = tuple((f"{each.title}: {each.why}", each.remedy) for each in blockers)
         message = f"{source}: {'; '.join(reason for reason, _ in told)}"
@@ -228,8 +228,16 @@ def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
     return text
 
 
+def _is_foreign(finding: Finding) -> bool:
+    """Whether it is about a key that vfiomgr did not write; its user may know more of it."""
+    return finding.id == "kata-unknown-key"
+
+
 def _tell_of_findings(source: str, findings: Iterable[Finding], session: Session) -> None:
     """What Kata ignores, in a line; what is not known, where more is asked for."""
+    for each in findings:
+        if each.severity == "blocker":
+            note(f"{source}: {each.title}: {each.why}; {each.remedy}")
     ignored = [each for each in findings if each.severity == "warning"]
     if ignored and session.verbose:
         for each in ignored:

@@ -209,10 +209,14 @@ def test_a_configuration_tells_its_runtime(run: Run, kernel: FakeKernel) -> None
 def test_what_kata_would_refuse_of_a_configuration_is_refused(run: Run, kernel: FakeKernel) -> None:
     install(kernel, version="4.1.0")
     base = Path(f"{kernel.root}/base.toml")
-    base.write_text(RS_BASE.replace("[agent.kata]", "[agent.kata]\nnix = 1\n"))
+    base.write_text(RS_BASE.replace("kernel_params", "guest_hook_path = 1\nkernel_params"))
     refused = run("kata", "config", "--whole", "/base.toml")
     assert refused.status == 4
-    assert "does not know nix in [agent.kata]: runtime-rs refuses" in refused.stderr
+    assert "guest_hook_path in [hypervisor.qemu] is 1" in refused.stderr
+    base.write_text(RS_BASE.replace("[agent.kata]", "[agent.kata]\nnix = 1\n"))
+    told = run("kata", "config", "--whole", "/base.toml")
+    assert (told.status, tomllib.loads(told.stdout)["agent"]["kata"]["nix"]) == (0, 1)
+    assert "does not know nix in [agent.kata]: runtime-rs refuses" in told.stderr
     base.write_text("[hypervisor")
     assert run("kata", "config", "--beside", "/base.toml").status == 65
     base.write_text(RS_BASE.replace("[agent.kata]", "own = 1\nhot_plug_vfio = 'x'\n[agent.kata]"))

@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
-from vfiomgr.model.guest import MIB
 from vfiomgr.model.kata import NEWEST, OLDEST
 from vfiomgr.model.kata_plan import KataPlan, KataSetup, KeyEntry
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import DEFAULT_WINDOW
 from vfiomgr.planner.guest.nodes import size
-from vfiomgr.planner.kata.sizing import Sizing, check_sizing, recommended_overhead_mib
+from vfiomgr.planner.kata.sizing import (
+    Sizing,
+    check_sizing,
+    recommended_overhead_mib,
+    sizing_of,
+)
 from vfiomgr.planner.kata.values import (
-    HOST_BITS,
     annotation_name,
     with_annotations,
     with_host_bits,
@@ -75,6 +78,9 @@ class _Planner:
         self.release: KataRelease = wish.release
         self.is_rs = wish.release.runtime == "rs"
         self.name = self._hypervisor_name()
+        self.configured = sizing_of(
+            host, wish.release.runtime, wish.hypervisor, wish.functions, base
+        )
         self.notes: list[str] = []
         self.entries: list[KeyEntry] = []
 
@@ -185,6 +191,11 @@ class _Planner:
         if memory is not None:
             overhead = f"the RuntimeClass adds {recommended_overhead_mib(memory)}Mi or more"
             self._write("hypervisor", "default_memory", memory, overhead)
+        elif self._gpus and self._is_small_host:
+            self.notes.append(
+                f"guests with a GPU get {GPU_MEMORY_MIB} MiB elsewhere, more than this host's "
+                f"{self.configured.host_memory_mib}: --memory tells how much they get here"
+            )
         features = self._cpu_features()
         if features:
             self._write("hypervisor", "cpu_features", features)
@@ -196,16 +207,17 @@ class _Planner:
     def _gpus(self) -> int:
         return sum(each.is_graphics_or_accelerator for each in self.wish.functions)
 
-    @property
-    def _configured_memory(self) -> int | None:
-        return None if self.base is None else self.base.default_memory_mib
-
     def _memory(self) -> int | None:
         """What is asked for; for a GPU what Kata gives such guests, where there is not more."""
         if self.wish.memory_mib is not None:
             return self.wish.memory_mib
-        has_enough = (self._configured_memory or 0) >= GPU_MEMORY_MIB
-        return GPU_MEMORY_MIB if self._gpus and not has_enough else None
+        has_enough = (self.configured.default_memory_mib or 0) >= GPU_MEMORY_MIB
+        return None if has_enough or not self._gpus or self._is_small_host else GPU_MEMORY_MIB
+
+    @property
+    def _is_small_host(self) -> bool:
+        memory = self.configured.host_memory_mib
+        return memory is not None and memory < GPU_MEMORY_MIB
 
     @property
     def _needs_large_window(self) -> bool:
@@ -319,18 +331,9 @@ class _Planner:
             )
 
     def _sizing(self) -> Sizing:
-        base = self.base
-        nodes = self.host.topology.nodes if self.host.topology is not None else ()
-        return Sizing(
-            runtime=self.release.runtime,
-            hypervisor=self.wish.hypervisor,
-            functions=self.wish.functions,
-            default_memory_mib=self._memory() or self._configured_memory,
-            default_maxmemory_mib=0 if base is None else base.default_maxmemory_mib,
-            host_address_bits=self.host.cpu_address_bits,
-            host_memory_mib=sum(node.memory_bytes for node in nodes) // MIB or None,
-            is_amd=self.host.cpu_vendor == "AuthenticAMD",
-        )
+        """The guest with the memory that it is to have."""
+        memory = self._memory()
+        return replace(self.configured, default_memory_mib=memory) if memory else self.configured
 
     def _check_room(self) -> None:
         """Refuse what has none, and tell of the rest.
@@ -339,10 +342,9 @@ class _Planner:
             Refusal: a blocker of `check_sizing`.
 
         """
-        configured = "" if self.base is None else self.base.cpu_features
-        features = next((e.value for e in self.entries if e.key == "cpu_features"), configured)
-        has_bits = HOST_BITS in str(features)
-        sizing = replace(self._sizing(), has_host_address_bits=has_bits)
+        sizing = self._sizing()
+        if any(entry.key == "cpu_features" for entry in self.entries):
+            sizing = replace(sizing, has_host_address_bits=True)
         for finding in check_sizing(sizing):
             told = f"{finding.title}: {finding.why}"
             if finding.severity == "blocker":

@@ -11,9 +11,13 @@ from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.readiness import SEVERITIES, Finding
 from vfiomgr.planner.guest.aperture import TCG_BITS, bar_window, memory_end
 from vfiomgr.planner.guest.nodes import size
+from vfiomgr.planner.kata.values import HOST_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from vfiomgr.model.kata_settings import KataSettings
+    from vfiomgr.model.snapshot import HostSnapshot
 
 OWN_MEMORY_MIB = 2048
 """What QEMU, virtiofsd and the shim take beside the guest: kata-deploy's overhead of 10240 MiB for
@@ -55,6 +59,28 @@ class Sizing:
         if self.has_host_address_bits or self.hypervisor == "clh":
             return self.host_address_bits
         return TCG_BITS if self.host_address_bits is None else min(TCG_BITS, self.host_address_bits)
+
+
+def sizing_of(
+    host: HostSnapshot,
+    runtime: RuntimeName,
+    hypervisor: KataHypervisor,
+    functions: tuple[PciDevice, ...],
+    settings: KataSettings | None = None,
+) -> Sizing:
+    """A guest as it is configured, on a host; of the pod and its class nothing is known."""
+    nodes = host.topology.nodes if host.topology is not None else ()
+    return Sizing(
+        runtime=runtime,
+        hypervisor=hypervisor,
+        functions=functions,
+        default_memory_mib=None if settings is None else settings.default_memory_mib,
+        default_maxmemory_mib=0 if settings is None else settings.default_maxmemory_mib,
+        has_host_address_bits=settings is not None and HOST_BITS in settings.cpu_features,
+        host_address_bits=host.cpu_address_bits,
+        host_memory_mib=sum(node.memory_bytes for node in nodes) // MIB or None,
+        is_amd=host.cpu_vendor == "AuthenticAMD",
+    )
 
 
 def recommended_overhead_mib(default_memory_mib: int) -> int:
@@ -151,7 +177,7 @@ def _wider(sizing: Sizing) -> str:
     host = sizing.host_address_bits
     if sizing.has_host_address_bits or sizing.hypervisor == "clh" or host is None:
         return ""
-    return 'cpu_features = "pmu=off,host-phys-bits=on"' if host > TCG_BITS else ""
+    return f'cpu_features = "pmu=off,{HOST_BITS}"' if host > TCG_BITS else ""
 
 
 def _fits(sizing: Sizing, memory_mib: int, window: int, bits: int) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.devices import host_of, pci_device
-from tests.unit.guest_hosts import gpu, two_sockets
+from tests.unit.guest_hosts import gpu, node, two_sockets
 from vfiomgr.adapters.kata.keys import key_table
 from vfiomgr.adapters.kata.read import read_settings
 from vfiomgr.adapters.kata.render import render_drop_in, render_whole
@@ -19,6 +19,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.guest import GIB
 from vfiomgr.model.kata import KataHypervisor, KataRelease, RuntimeName
 from vfiomgr.model.kata_plan import KataPlan, KataSetup, KataWish, Plug
+from vfiomgr.model.numa import HostTopology
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.version import Version
 from vfiomgr.planner.kata.check import check_keys
@@ -63,6 +64,14 @@ def test_a_longer_time_and_more_memory_that_are_configured_stay() -> None:
     assert done.value("create_container_timeout") == 1200
     assert plan(base=base, memory_mib=16384).value("default_memory") == 16384
     assert plan(base="[hypervisor.qemu]\ndefault_memory = 2048").value("default_memory") == 8192
+
+
+def test_a_small_host_is_not_given_a_guest_that_it_cannot_hold() -> None:
+    wish = KataWish(KataRelease(Version(4, 1), "go"), SMALL)
+    small = HostTopology((node(0, range(2), gib=4),))
+    done = plan_config(replace(two_sockets(), topology=small), wish, TABLE)
+    assert done.value("default_memory") is None
+    assert any("more than this host's 4096" in note for note in done.notes)
 
 
 def test_a_device_that_is_no_gpu_needs_no_more_memory() -> None:
