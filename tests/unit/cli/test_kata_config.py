@@ -265,3 +265,10 @@ def test_files_of_kata_are_named_from_the_root_on(run: Run) -> None:
     assert found["hypervisor"]["qemu"]["firmware"] == "/x/OVMF.fd"
     assert found["hypervisor"]["qemu"]["default_memory"] == 16384
     assert found["runtime"]["pod_resource_api_sock"] == ""
+
+
+def test_the_kubelets_socket_is_where_its_directory_is(run: Run, kernel: FakeKernel) -> None:
+    Path(f"{kernel.root}/var/lib/k0s/kubelet").mkdir(parents=True)
+    found = document(run("kata", "config", "--kata-version", "4.1"))
+    socket = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
+    assert found["runtime"]["pod_resource_api_sock"] == socket
