@@ -165,6 +165,21 @@ def test_a_drop_in_that_others_share_or_override_is_warned_about(
     assert "90-late.toml is read later, and sets pcie_root_port to 1" in told
 
 
+def test_what_kata_refuses_of_the_files_that_are_there_is_told(
+    run: Run, kernel: FakeKernel
+) -> None:
+    files = {
+        f"{SHARED}/config.d/10-a.toml": "[hypervisor.qemu]\nnix = 1",
+        f"{SHARED}/configuration-qemu.toml": BASE.replace("= 2048", "= '2G'\nown = 1"),
+    }
+    install(kernel, version="3.31.0", files=files)
+    told = run("kata", "config", "02:00.0").stderr
+    assert f"/{SHARED}/config.d/10-a.toml: Kata 3.31.0 (Go runtime) does not know nix" in told
+    assert "default_memory in [hypervisor.qemu] is '2G'" in told
+    assert "does not know own" not in told
+    assert "does not know own" in run("kata", "config", "02:00.0", "-v").stderr
+
+
 def test_lists_are_merged_with_those_of_the_configuration_that_is_found(
     run: Run, kernel: FakeKernel
 ) -> None:
