@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.model.intent import (
     ApplyLayout,
     Bind,
+    ChangeFiles,
     ChangeQuotas,
     CreateVgpu,
     DefineVgpu,
@@ -33,6 +34,7 @@ from vfiomgr.model.intent import (
 from vfiomgr.planner import (
     definitions,
     division,
+    files,
     gpu_mode,
     guest_hook,
     passthrough,
@@ -116,7 +118,9 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
-        case ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook():
+        case (
+            ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook() | ChangeFiles()
+        ):
             made = _plan_persistence(host, intent)
         case ApplyLayout() | RevertLayout() | InstallLayout() | UninstallLayout():
             made = _plan_layout(host, intent)
@@ -162,7 +166,8 @@ def _plan_definition(
 
 
 def _plan_persistence(
-    host: HostSnapshot, intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook
+    host: HostSnapshot,
+    intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook | ChangeFiles,
 ) -> Plan:
     """What is kept for the next boot, or the next start of a guest, alone."""
     match intent:
@@ -174,6 +179,8 @@ def _plan_persistence(
             return guest_hook.plan_install(host, intent)
         case UninstallHook():
             return guest_hook.plan_uninstall(host)
+        case ChangeFiles():
+            return files.plan_change(host, intent)
 
 
 def _plan_layout(
