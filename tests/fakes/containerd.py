@@ -148,11 +148,11 @@ class Containerd:
                     yield from self._loaded(found, seen)
 
     def _merged(self, files: list[Data]) -> Data:
-        main = files[0].get("version", 1)
+        main: int = files[0].get("version", 1)
         result = self._default()
         result["imports"] = list(result["imports"]) if self.version >= Version(2, 3) else []
         for data in files:
-            version = int(data.get("version", main))
+            version: int = data.get("version", main)
             self._require_readable(version, main)
             result["imports"] += [p for p in data.get("imports", []) if p not in result["imports"]]
             others = {k: v for k, v in data.items() if k not in ("plugins", "imports", "version")}

@@ -416,8 +416,8 @@ def take_over(target: str, descriptor: int) -> None:
     own = os.fstat(descriptor)
     if (own.st_uid, own.st_gid) != (found.st_uid, found.st_gid):
         os.fchown(descriptor, found.st_uid, found.st_gid)
-    for name in os.listxattr(target, follow_symlinks=False):
-        value = os.getxattr(target, name, follow_symlinks=False)
+    for name in os.listxattr(target):
+        value = os.getxattr(target, name)
         if name not in os.listxattr(descriptor) or os.getxattr(descriptor, name) != value:
             os.setxattr(descriptor, name, value)
 
