@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.executor.runtimes import Prepared
+    from vfiomgr.host.tree import HostTree
 
 MAIN = HostPath("/etc/containerd/config.toml")
 DROP_IN = HostPath("/etc/containerd/conf.d/50-vfiomgr.toml")
@@ -75,38 +76,38 @@ def kata(program: ProgramName = "containerd", name: str = "kata-vfio", **more: A
     return Wish(program, name, SHIM, config_path=CONFIGURATION, enable_cdi=True, **more)
 
 
-def prepare(kernel: FakeKernel, wish: Wish | None = None, main: str | None = None) -> Prepared:
+def prepare(kernel: HostTree, wish: Wish | None = None, main: str | None = None) -> Prepared:
     wish = wish or kata()
     place = api.locate_runtime(kernel, wish.program, main)
     return api.prepare_entry(kernel, place, wish, "the same command")
 
 
 def prepare_removal(
-    kernel: FakeKernel, name: str = "kata-vfio", program: ProgramName = "containerd"
+    kernel: HostTree, name: str = "kata-vfio", program: ProgramName = "containerd"
 ) -> Prepared:
     place = api.locate_runtime(kernel, program)
     return api.prepare_removal(kernel, place, name, "the same command")
 
 
-def install(kernel: FakeKernel, wish: Wish | None = None) -> Prepared:
+def install(kernel: HostTree, wish: Wish | None = None) -> Prepared:
     prepared = prepare(kernel, wish)
     api.apply_prepared(prepared, tree=kernel)
     return prepared
 
 
 def uninstall(
-    kernel: FakeKernel, name: str = "kata-vfio", program: ProgramName = "containerd"
+    kernel: HostTree, name: str = "kata-vfio", program: ProgramName = "containerd"
 ) -> Prepared:
     prepared = prepare_removal(kernel, name, program)
     api.apply_prepared(prepared, tree=kernel)
     return prepared
 
 
-def text(kernel: FakeKernel, path: str) -> str | None:
+def text(kernel: HostTree, path: str) -> str | None:
     return kernel.read_text(HostPath(path))
 
 
-def data(kernel: FakeKernel, path: str) -> Any:
+def data(kernel: HostTree, path: str) -> Any:
     return tomllib.loads(text(kernel, path) or "")
 
 
@@ -115,7 +116,7 @@ def dump(kernel: FakeKernel, containerd: Containerd) -> Any:
     from vfiomgr.host.runtime_dump import dump_containerd  # noqa: PLC0415
 
     assert kernel.programs.find("containerd") is containerd
-    dumped = dump_containerd(kernel, MAIN, {})
+    dumped = dump_containerd(kernel, MAIN, {}, containerd.version)
     assert dumped is not None
     return dumped.data
 

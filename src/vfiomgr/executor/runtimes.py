@@ -279,7 +279,7 @@ def _facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> Run
     imported: tuple[ConfigFile, ...] = ()
     if place.program == "containerd" and main.text is not None:
         patterns = text.parse(main.text, main.path).get("imports", [])
-        imported = runtimes.read_imported(tree, main.path, patterns)
+        imported = runtimes.read_imported(tree, main.path, patterns, place.version)
     elif place.program == "crio":
         others = (path for path in _beside(tree, place) if not path.endswith("~"))
         imported = tuple(runtimes.read_config(tree, path) for path in others)
@@ -391,7 +391,7 @@ def _refusing() -> Iterator[None]:
 def _dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dump | None:
     match place.program:
         case "containerd":
-            return runtime_dump.dump_containerd(tree, place.main, texts)
+            return runtime_dump.dump_containerd(tree, place.main, texts, place.version)
         case "crio":
             drop_ins = [file.path for file in (*facts.imported, facts.drop_in)]
             return runtime_dump.dump_crio(tree, place.main, drop_ins, texts)

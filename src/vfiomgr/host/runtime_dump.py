@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import HostError
+from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import absolute, covers
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from vfiomgr.host.tree import HostTree, ProgramAnswer
+    from vfiomgr.host.tree import ProgramAnswer
 
 _SECONDS = 20.0
 _UNKNOWN = "Ignoring unknown key in TOML"
 _NAMED = re.compile(r'\b(?:plugin|key)=("[^"]*"|\S+)')
 _SAID = 300
+_MOST_DEPTH = 8
+"""Imports of imports; files that import each other are left out after that."""
 
 Texts = dict[str, str | None]
 """What files are to hold; what is not among them is as it is."""
@@ -38,7 +42,9 @@ class Dump:
     unknown: tuple[str, ...] = ()
 
 
-def dump_containerd(tree: HostTree, main: HostPath, texts: Texts) -> Dump | None:
+def dump_containerd(
+    tree: HostTree, main: HostPath, texts: Texts, version: Version | None
+) -> Dump | None:
     """What containerd reads; None where it is not there to be asked.
 
     Raises:
@@ -48,52 +54,63 @@ def dump_containerd(tree: HostTree, main: HostPath, texts: Texts) -> Dump | None
     if not tree.runs_programs:
         return None
     with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
-        place = _put(tree, main, texts, directory, 0)
+        place = _Shown(tree, texts, directory, version).put(main)
         dump = ("--config", place, "config", "dump") if place else ("config", "default")
         answer = tree.ask(("containerd", *dump), _SECONDS)
     return None if answer is None else _read(answer, "containerd")
 
 
-def _put(tree: HostTree, path: str, texts: Texts, directory: str, depth: int) -> str | None:
-    """Show a file to the program, with the files that it imports at their own places.
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Files as they are to be, in a directory."""
 
-    None where there is no main file; an import that is not there is the program's to tell.
-    """
-    import tomlkit  # noqa: PLC0415 - slow to import
+    tree: HostTree
+    texts: Texts
+    directory: str
+    version: Version | None
 
-    text = texts[path] if path in texts else tree.read_text(HostPath(path))
-    if text is None:
-        gone = os.path.join(directory, "gone") if path in texts else tree.locate(HostPath(path))
-        return gone if depth else None
-    document = tomlkit.parse(text)
-    patterns = document.unwrap().get("imports", [])
-    if not patterns and path not in texts:
-        return tree.locate(HostPath(path))
-    places = (
-        _put(tree, found, texts, directory, depth + 1)
-        for pattern in patterns
-        for found in _found(tree, absolute(pattern, path), texts)
-        if depth < 2  # noqa: PLR2004 - imports of imports are as deep as anybody goes
-    )
-    if patterns:
-        document["imports"] = list(places)
-    number = len(os.listdir(directory))
-    place = os.path.join(directory, f"{number}-{HostPath(path).name}")
-    with open(place, "w", encoding="utf-8", newline="") as file:
-        file.write(document.as_string())
-    return place
+    def put(self, path: str, depth: int = 0) -> str | None:
+        """Show a file to the program, with the files that it imports at their own places.
 
+        None where there is no main file; an import that is not there is the program's to tell.
+        """
+        import tomlkit  # noqa: PLC0415 - slow to import
 
-def _found(tree: HostTree, pattern: str, texts: Texts) -> Iterator[str]:
-    """The files that an import finds, among them those that are to be; sorted as Go does it."""
-    if "*" not in pattern:
-        yield pattern
-        return
-    directory = HostPath(pattern).parent
-    names = {f"{directory}/{name}" for name in tree.children(directory)} | texts.keys()
-    for path in sorted(names):
-        if covers(pattern, path) and texts.get(path, "") is not None:
-            yield path
+        text = self._text(path)
+        if text is None:
+            gone = os.path.join(self.directory, "gone")
+            return (gone if path in self.texts else self._own_place(path)) if depth else None
+        document = tomlkit.parse(text)
+        patterns = document.unwrap().get("imports", []) if depth < _MOST_DEPTH else []
+        if not patterns and path not in self.texts:
+            return self._own_place(path)
+        if patterns:
+            found = (file for pattern in patterns for file in self._found(pattern, path))
+            document["imports"] = [self.put(file, depth + 1) for file in found]
+        place = os.path.join(
+            self.directory, f"{len(os.listdir(self.directory))}-{HostPath(path).name}"
+        )
+        with open(place, "w", encoding="utf-8", newline="") as file:
+            file.write(document.as_string())
+        return place
+
+    def _text(self, path: str) -> str | None:
+        return self.texts[path] if path in self.texts else self.tree.read_text(HostPath(path))
+
+    def _own_place(self, path: str) -> str:
+        return self.tree.locate(HostPath(path))
+
+    def _found(self, pattern: str, importer: str) -> Iterator[str]:
+        """The files that an import finds, those that are to be among them; sorted as Go does it."""
+        pattern = absolute(pattern, importer, self.version)
+        if "*" not in pattern:
+            yield pattern
+            return
+        directory = HostPath(pattern).parent
+        names = {f"{directory}/{name}" for name in self.tree.children(directory)}
+        for path in sorted(names | self.texts.keys()):
+            if covers(pattern, path) and self.texts.get(path, "") is not None:
+                yield path
 
 
 def _read(answer: ProgramAnswer, name: str) -> Dump:

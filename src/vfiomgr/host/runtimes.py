@@ -137,10 +137,12 @@ def _followed(tree: HostTree, path: HostPath) -> HostPath:
 
 
 def read_imported(
-    tree: HostTree, main: HostPath, patterns: Iterable[str]
+    tree: HostTree, main: HostPath, patterns: Iterable[str], version: Version | None
 ) -> tuple[ConfigFile, ...]:
     """The files that imports find, in the order in which containerd reads them."""
-    paths = (path for pattern in patterns for path in _found(tree, absolute(pattern, main)))
+    paths = (
+        path for pattern in patterns for path in _found(tree, absolute(pattern, main, version))
+    )
     return tuple(read_config(tree, path) for path in dict.fromkeys(paths))
 
 

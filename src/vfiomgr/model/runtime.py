@@ -174,9 +174,16 @@ def shown(key: Key) -> str:
     return ".".join(n if p else json.dumps(n) for n, p in zip(key, plain, strict=True))
 
 
-def absolute(pattern: str, main: str) -> str:
-    """An import as containerd takes it: relative to the directory of the file that it stands in."""
-    return pattern if pattern.startswith("/") else f"{HostPath(main).parent}/{pattern}"
+def absolute(pattern: str, main: str, version: Version | None = None) -> str:
+    """An import as containerd takes it: relative to the directory of the file that it stands in.
+
+    Before 2.0 patterns are relative to where containerd was started, which systemd does in `/`
+    (resolveImports in services/server/config/config.go).
+    """
+    if pattern.startswith("/"):
+        return pattern
+    is_of_root = "*" in pattern and version is not None and version < Version(2, 0)
+    return f"{'' if is_of_root else HostPath(main).parent}/{pattern}"
 
 
 def covers(pattern: str, path: str) -> bool:

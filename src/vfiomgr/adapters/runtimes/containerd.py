@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.adapters.runtimes import text, values
 from vfiomgr.adapters.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.errors import Refusal
-from vfiomgr.model.runtime import RuntimeFacts, Setting, absolute, covers
+from vfiomgr.model.runtime import RuntimeFacts, Setting, covers
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -274,10 +274,10 @@ def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit
 
     Since 2.3 a dump shows containerd's own list too, but only what files say is read.
     """
-    data, main, drop_in = files.data(facts.main), facts.main.path, facts.drop_in.path
+    data, drop_in = files.data(facts.main), facts.drop_in.path
     known = data.get("imports", [])
-    if any(covers(absolute(pattern, main), drop_in) for pattern in known):
-        return
+    if any(covers(pattern, drop_in) for pattern in known):
+        return  # of a relative pattern it is not sure where every release looks
     directory, _, name = drop_in.rpartition("/")
     # A pattern finds nothing where nothing is; a plain path that is gone stops containerd. And
     # what else lies there must not come to count by this.

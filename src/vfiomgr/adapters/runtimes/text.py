@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import values
 from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.model.runtime import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.model.runtime import OwnedFile, OwnedKey, Setting
+    from vfiomgr.model.runtime import OwnedFile, OwnedKey
 
 _BY_HAND = "write it by hand: vfiomgr … --dry-run shows the keys; and please report the file"
 _MARK = "\ufeff"
@@ -75,24 +76,76 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
     data = parse(text, place)
     try:
         wanted = values.with_settings(data, settings)
-        made = _set_json(text, wanted) if is_json(place) else _set_toml(text, settings)
-    except (AttributeError, TypeError, ValueError, LookupError) as error:
-        message = f"{place} is written in a way that vfiomgr cannot edit ({error})"
+    except (AttributeError, TypeError) as error:
+        message = f"{place} has a value where a table or a list belongs: {error}"
         raise Refusal(message, _BY_HAND) from error
-    return _verified(made, wanted, place)
+    if is_json(place):
+        return _set_json(text, wanted)
+    changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
+    for write in (_set_toml, _add_to_toml):
+        made = _attempt(write, text, settings)
+        if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
+            return made
+    message = f"{place} is written in a way that vfiomgr cannot edit without harm"
+    raise Refusal(message, _BY_HAND)
 
 
-def _verified(made: str, wanted: values.Data, place: str) -> str:
-    if parse(made, place) != wanted:
-        message = f"{place} is written in a way that vfiomgr cannot edit without harm"
-        raise Refusal(message, _BY_HAND)
-    return made
+def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
+    """A text; None where tomlkit stumbles over what it does not expect, in one of many ways."""
+    try:
+        return write(*arguments)
+    except (AttributeError, TypeError, ValueError, LookupError):
+        return None
+
+
+def _lost(before: str, after: str) -> int:
+    """How many lines of a text are not in another one any more, or not in their order."""
+    old, new = before.splitlines(), after.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    return len(old) - sum(block.size for block in matcher.get_matching_blocks())
+
+
+def _add_to_toml(text: str, settings: Iterable[Setting]) -> str:
+    """Values of no table as tomlkit sets them, others line by line.
+
+    For tables whose parts stand in an order that tomlkit cannot keep: new ones come last, values
+    below the headers of their tables.
+    """
+    lines = [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
+    for setting in settings:
+        *tables, last = setting.key
+        at = _header(lines, tables)
+        if not tables:
+            head = lines if at is None else lines[:at]
+            lines[: len(head)] = _set_toml("".join(head), [setting]).splitlines(keepends=True)
+        elif isinstance(setting.value, dict) or at is None:
+            lines += ["\n", _set_toml("", [setting])]
+        else:
+            lines.insert(at + 1, _set_toml("", [Setting((last,), setting.value)]))
+    return "".join(lines)
+
+
+def _header(lines: list[str], tables: list[str]) -> int | None:
+    """The line that a table, or where none is named any table, begins at."""
+    import tomllib  # noqa: PLC0415 - few commands read TOML
+
+    for at, line in enumerate(lines):
+        if not line.lstrip().startswith("["):
+            continue
+        try:
+            header = tomllib.loads(line)
+        except tomllib.TOMLDecodeError:
+            continue  # part of a list
+        if not tables or values.found(header, tuple(tables)) == {}:
+            return at
+    return None
 
 
 def _set_toml(text: str, settings: Iterable[Setting]) -> str:
     import tomlkit  # noqa: PLC0415 - slow to import
 
-    document = tomlkit.parse(text)
+    # A table that comes after a comment without an end of line would be part of the comment.
+    document = tomlkit.parse(f"{text}\n" if text and not text.endswith("\n") else text)
     for setting in settings:
         *tables, last = setting.key
         inner: Any = document
@@ -156,15 +209,13 @@ def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str
     if current == file.after and keys == file.keys:
         return file.before
     data = parse(current, file.path)
-    wanted = values.without_keys(data, keys)
+    old = parse(file.before or "", file.path)
+    wanted = values.without_keys(data, keys, old)
     if file.before is None and not wanted:
         return None
-    try:
-        for made in _candidates(current, file, keys, wanted):
-            if _says(made, wanted, file.path):
-                return made
-    except (AttributeError, TypeError, ValueError, LookupError):
-        pass  # tomlkit's own way with what it does not expect
+    for made in _candidates(current, file, keys, wanted, old):
+        if made is not None and _says(made, wanted, file.path):
+            return made
     message = f"{file.path} is written in a way that vfiomgr cannot edit without harm"
     raise Refusal(message, "take the keys out by hand, then run the command again")
 
@@ -177,16 +228,18 @@ def _says(made: str, wanted: values.Data, place: str) -> bool:
 
 
 def _candidates(
-    current: str, file: OwnedFile, keys: tuple[OwnedKey, ...], wanted: values.Data
-) -> Iterator[str]:
+    current: str,
+    file: OwnedFile,
+    keys: tuple[OwnedKey, ...],
+    wanted: values.Data,
+    old: values.Data,
+) -> Iterator[str | None]:
     """Texts that may be what is wanted, the one that keeps most first."""
-    cut = reverted(current, file.before or "", file.after)
-    if cut is not None:
-        yield cut
+    yield reverted(current, file.before or "", file.after)
     if is_json(file.path):
         yield _set_json(current, wanted)
     else:
-        yield _taken_out_of_toml(current, keys)
+        yield _attempt(_taken_out_of_toml, current, keys, old)
 
 
 def reverted(current: str, before: str, after: str) -> str | None:
@@ -203,7 +256,7 @@ def reverted(current: str, before: str, after: str) -> str | None:
     return current
 
 
-def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey]) -> str:
+def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey], old: values.Data) -> str:
     import tomlkit  # noqa: PLC0415 - slow to import
 
     document = tomlkit.parse(current)
@@ -222,10 +275,11 @@ def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey]) -> str:
             chain[-1][last] = _item(left)
             continue
         chain[-1].remove(last)
-        for outer, name in zip(reversed(chain[:-1]), reversed(tables), strict=True):
-            if len(outer[name]):
+        for depth in range(len(tables), 0, -1):
+            was_there = values.found(old, tuple(tables[:depth])) is not values.ABSENT
+            if len(chain[depth]) or was_there:
                 break
-            outer.remove(name)
+            chain[depth - 1].remove(tables[depth - 1])
     return document.as_string()
 
 

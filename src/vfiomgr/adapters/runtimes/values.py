@@ -54,15 +54,18 @@ def owned(data: Data, settings: Iterable[Setting]) -> tuple[OwnedKey, ...]:
     return tuple(keys)
 
 
-def without_keys(data: Data, keys: Iterable[OwnedKey]) -> Data:
-    """The same document as if the values had never been set; empty tables go with them."""
+def without_keys(data: Data, keys: Iterable[OwnedKey], before: Data) -> Data:
+    """The same document as if the values had never been set into what was there before.
+
+    Tables that were made for them go too, where nothing else is in them.
+    """
     result = copy.deepcopy(data)
     for key in keys:
-        _take_out(result, key)
+        _take_out(result, key, before)
     return result
 
 
-def _take_out(data: Data, key: OwnedKey) -> None:
+def _take_out(data: Data, key: OwnedKey, before: Data) -> None:
     *tables, last = key.path
     chain = [data]
     for name in tables:
@@ -77,10 +80,10 @@ def _take_out(data: Data, key: OwnedKey) -> None:
         chain[-1][last] = left
         return
     del chain[-1][last]
-    for outer, name in zip(reversed(chain[:-1]), reversed(tables), strict=True):
-        if outer[name]:
+    for depth in range(len(tables), 0, -1):
+        if chain[depth] or found(before, tuple(tables[:depth])) is not ABSENT:
             return
-        del outer[name]
+        del chain[depth - 1][tables[depth - 1]]
 
 
 def remaining(current: Any, key: OwnedKey) -> Any:  # noqa: ANN401 - documents hold anything
