@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.runtimes import template, text, values
+from vfiomgr.errors import Refusal
 from vfiomgr.model.runtime import (
     InstalledRuntime,
     OwnedFile,
@@ -71,6 +72,7 @@ def remove(
             continue
         if not file.keys:
             left[file.path] = template.without_block(current, file, entry.name, command)
+            others = _rebased(others, entry, file, ())
             continue
         data = text.parse(current, file.path)
         values.refuse_edited(data, file.keys, file.path, command)
@@ -78,10 +80,49 @@ def remove(
         notes += keys.left
         handed += [_part(file, keys.handed)] if keys.handed else []
         left[file.path] = text.without_file(current, file, keys.taken)
+        others = _rebased(others, entry, file, keys.taken)
+    heir = next((one for one in others if one.program == entry.program), None)
     if heir is not None and handed:
         grown = replace(heir, files=(*heir.files, *handed))
         others = tuple(grown if one is heir else one for one in others)
     return Removal(left, others, tuple(dict.fromkeys(notes)))
+
+
+def _rebased(
+    others: tuple[InstalledRuntime, ...],
+    entry: InstalledRuntime,
+    file: OwnedFile,
+    taken: tuple[OwnedKey, ...],
+) -> tuple[InstalledRuntime, ...]:
+    """The record of entries that came later, as if the one that goes had never been there.
+
+    Else the last of them would not know that the file was made for the first.
+    """
+
+    def without(told: str | None) -> str | None:
+        if told is None:
+            return None
+        if taken:
+            return text.without_file(told, file, taken)
+        return template.without_block(told, file, entry.name, "")
+
+    def rebased(later: OwnedFile) -> OwnedFile:
+        if later.path != file.path:
+            return later
+        try:
+            after = without(later.after)
+            return (
+                later
+                if after is None
+                else replace(later, before=without(later.before), after=after)
+            )
+        except Refusal:
+            return later  # what it says of before is as good as it was
+
+    return tuple(
+        replace(one, files=tuple(map(rebased, one.files))) if one.program == entry.program else one
+        for one in others
+    )
 
 
 def _sorted_out(

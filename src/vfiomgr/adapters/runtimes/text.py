@@ -236,6 +236,11 @@ def _candidates(
 ) -> Iterator[str | None]:
     """Texts that may be what is wanted, the one that keeps most first."""
     yield reverted(current, file.before or "", file.after)
+    if keys != file.keys:
+        settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
+        yield reverted(
+            current, file.before or "", with_settings(file.before or "", settings, file.path)
+        )
     if is_json(file.path):
         yield _set_json(current, wanted)
     else:
@@ -244,16 +249,32 @@ def _candidates(
 
 def reverted(current: str, before: str, after: str) -> str | None:
     """A text with what led from `before` to `after` undone; None where that is not found in it."""
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
-        if kind == "equal":
-            continue
-        made, lost = "".join(new[j1:j2]), "".join(old[i1:i2])
-        if not made or current.count(made) != 1:
+    old, new, now = (text.splitlines(keepends=True) for text in (before, after, current))
+    places = _places(new, now)
+    hunks = [hunk for hunk in _matcher(old, new).get_opcodes() if hunk[0] != "equal"]
+    for _, i1, i2, j1, j2 in reversed(hunks):
+        found = [places.get(number, -1) for number in range(j1, j2)]
+        if not found or -1 in found or found[-1] - found[0] != j2 - j1 - 1:
             return None
-        current = current.replace(made, lost)
-    return current
+        now[found[0] : found[-1] + 1] = old[i1:i2]
+    torn = (line if line.endswith("\n") else f"{line}\n" for line in now[:-1])
+    return "".join((*torn, *now[-1:]))
+
+
+def _places(new: list[str], now: list[str]) -> dict[int, int]:
+    """Where lines of a text are in a later state of it."""
+    blocks = _matcher(new, now).get_matching_blocks()
+    return {b.a + number: b.b + number for b in blocks for number in range(b.size)}
+
+
+def _matcher(one: list[str], other: list[str]) -> difflib.SequenceMatcher[str]:
+    """Of lines, whether the last one has an end or not."""
+    return difflib.SequenceMatcher(
+        None,
+        [line.removesuffix("\n") for line in one],
+        [line.removesuffix("\n") for line in other],
+        autojunk=False,
+    )
 
 
 def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey], old: values.Data) -> str:
