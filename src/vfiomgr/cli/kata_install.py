@@ -73,7 +73,6 @@ def install(
       vfiomgr kata install --config /etc/kata-containers/gpu.toml
       vfiomgr kata install --runtime-path /opt/kata/runtime-rs/bin/containerd-shim-kata-v2
       vfiomgr kata install --root /mnt/image --for containerd --containerd-version 2.1
-      vfiomgr kata install --for containerd --runtime-config /etc/containerd/config.toml
     """
     _require_handler(handler)
     place = place_of(session, program, runtime_config, containerd_version)
