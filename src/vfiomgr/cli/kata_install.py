@@ -9,7 +9,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.output import note
-from vfiomgr.cli.runtime_entry import carry_out, place_of, place_options
+from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
@@ -85,7 +85,7 @@ def install(
         set_default=set_default,
         enable_cdi=True,
     )
-    undo = _uninstalling(handler, program)
+    undo = _uninstalling(handler) + at_place(session, program, runtime_config)
     carry_out(session, api.prepare_entry(session.files, place, wish, undo), undo)
 
 
@@ -113,13 +113,13 @@ def uninstall(
     """
     _require_handler(handler)
     place = place_of(session, program, runtime_config, containerd_version)
-    command = _uninstalling(handler, program)
+    command = _uninstalling(handler) + at_place(session, program, runtime_config)
     carry_out(session, api.prepare_removal(session.files, place, handler, command))
 
 
-def _uninstalling(handler: str, program: str | None) -> str:
+def _uninstalling(handler: str) -> str:
     named = "" if handler == DEFAULT_HANDLER else f" --handler {handler}"
-    return f"vfiomgr kata uninstall{named}{'' if program is None else f' --for {program}'}"
+    return f"vfiomgr kata uninstall{named}"
 
 
 def _require_handler(handler: str) -> None:

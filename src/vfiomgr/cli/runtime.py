@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.runtime_entry import carry_out, place_of, place_options
+from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.path import HostPath
@@ -79,7 +79,7 @@ def configure(
         message = f"there is no {path}"
         raise Refusal(message, "install it first, or name where it is with --path")
     wish = Wish(place.program, name, path, set_default=set_default, enable_cdi=enable_cdi)
-    undo = _unconfiguring(name, program)
+    undo = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
     carry_out(session, api.prepare_entry(session.files, place, wish, undo), undo)
 
 
@@ -104,12 +104,8 @@ def unconfigure(
     """
     _require_name(name)
     place = place_of(session, program, runtime_config, containerd_version)
-    command = _unconfiguring(name, program)
+    command = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
     carry_out(session, api.prepare_removal(session.files, place, name, command))
-
-
-def _unconfiguring(name: str, program: str | None) -> str:
-    return f"vfiomgr runtime unconfigure {name}{'' if program is None else f' --for {program}'}"
 
 
 def _require_name(name: str) -> None:

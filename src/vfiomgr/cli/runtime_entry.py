@@ -71,6 +71,13 @@ def place_of(
     return api.locate_runtime(session.files, chosen, runtime_config, version)
 
 
+def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
+    """The options that lead another command to the same place."""
+    root = "" if session.files.is_machine else session.root
+    told = {"--root": root, "--for": program, "--runtime-config": runtime_config}
+    return "".join(f" {option} {value}" for option, value in told.items() if value)
+
+
 def _parsed(text: str) -> Version:
     from vfiomgr.model.version import Version  # noqa: PLC0415 - few commands ask
 

@@ -102,6 +102,17 @@ def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
     return parse_record(text_of_record)
 
 
+def _entry(record: Iterable[InstalledRuntime], place: Place, name: str) -> InstalledRuntime | None:
+    wanted = (place.program, place.main, name)
+    return next((one for one in record if (one.program, one.main, one.name) == wanted), None)
+
+
+def _elsewhere(record: Iterable[InstalledRuntime], place: Place, name: str) -> str:
+    """Where else an entry of the name is."""
+    alike = (one for one in record if (one.program, one.name) == (place.program, name))
+    return "".join(f"; there is one in {one.main}: --runtime-config {one.main}" for one in alike)
+
+
 # ---- giving an entry
 
 
@@ -114,7 +125,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
 
     """
     record = read_record(tree)
-    mine = next((one for one in record if one.is_of(wish.program, wish.name)), None)
+    mine = _entry(record, place, wish.name)
     rest = tuple(one for one in record if one is not mine)
     cleaned, others = _without(tree, place, mine, rest, command)
     now = _facts(tree, place, cleaned, was_ours=mine is not None)
@@ -129,7 +140,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
             place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
         )
     kept = _with_backups(made, record)
-    entry = InstalledRuntime(wish.program, wish.name, kept)
+    entry = InstalledRuntime(wish.program, place.main, wish.name, kept)
     changes = (
         *_backups(tree, kept, record),
         *_changes(tree, {}, cleaned),
@@ -186,9 +197,9 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
 
     """
     record = read_record(tree)
-    mine = next((one for one in record if one.is_of(place.program, name)), None)
+    mine = _entry(record, place, name)
     if mine is None:
-        why = f"vfiomgr gave {_told(place)} no entry {name}, or took it back"
+        why = f"{_told(place)} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
         return Prepared(place, _nothing(place, name, why), ())
     rest = tuple(one for one in record if one is not mine)
     taken = removal.remove(mine, rest, _texts(tree, mine), _beside(tree, place), command)

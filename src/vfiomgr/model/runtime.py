@@ -114,16 +114,14 @@ class InstalledRuntime:
     """What is to be known of an entry, so that exactly that can be taken back."""
 
     program: str
+    main: str
+    """The runtime's own file: there may be two containerds on a host."""
     name: str
     files: tuple[OwnedFile, ...]
 
-    def is_of(self, program: str, name: str) -> bool:
-        """Whether it is the entry of this name."""
-        return (self.program, self.name) == (program, name)
-
-    def file(self, path: str) -> OwnedFile | None:
-        """What was written into a file."""
-        return next((file for file in self.files if file.path == path), None)
+    def is_beside(self, other: InstalledRuntime) -> bool:
+        """Whether both are in the files of one runtime."""
+        return (self.program, self.main) == (other.program, other.main)
 
 
 def render_record(installed: Iterable[InstalledRuntime]) -> str:
@@ -161,7 +159,7 @@ def _installed(entry: dict[str, Any]) -> InstalledRuntime:
         OwnedFile(**{**file, "keys": tuple(map(_owned_key, file["keys"]))})
         for file in entry["files"]
     )
-    return InstalledRuntime(entry["program"], entry["name"], tuple(files))
+    return InstalledRuntime(entry["program"], entry["main"], entry["name"], tuple(files))
 
 
 def _owned_key(key: dict[str, Any]) -> OwnedKey:

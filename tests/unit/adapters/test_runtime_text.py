@@ -211,7 +211,7 @@ def test_a_pattern_finds_what_gos_does(pattern: str, path: str, *, is_found: boo
 def test_the_record_says_again_what_was_recorded() -> None:
     from vfiomgr.model.runtime import InstalledRuntime  # noqa: PLC0415
 
-    entries = (InstalledRuntime("containerd", "kata", (written("a = 1\n"),)),)
+    entries = (InstalledRuntime("containerd", TOML, "kata", (written("a = 1\n"),)),)
     assert parse_record(render_record(entries)) == entries
     for damaged in ("{", "[]", '{"api_version": "vfiomgr/v2", "entries": []}', '{"entries": 1}'):
         with pytest.raises(InvalidDocument):

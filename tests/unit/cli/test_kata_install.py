@@ -223,6 +223,7 @@ def test_an_image_needs_no_kernel(tmp_path: Path, run: Run) -> None:
     answer = run("kata", "install", "--root", str(root), "--containerd-version", "1.7")
     assert answer.status == 0, answer.stderr
     assert "not checked: what containerd 1.7.0 makes of it" in answer.stderr
+    assert f"undo with: vfiomgr kata uninstall --root {root}\n" in answer.stderr
     place = root / MAIN.lstrip("/")
     assert "enable_cdi = true" in place.read_text()
     assert run("kata", "uninstall", "--root", str(root)).status == 0

@@ -499,6 +499,20 @@ def test_the_record_is_roots_alone_and_one_that_cannot_be_read_is_told(tmp_path:
         uninstall(kernel)
 
 
+def test_two_containerds_have_entries_of_their_own(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    put(kernel, "/etc/second/config.toml", V3)
+    install(kernel)
+    second = prepare(kernel, main="/etc/second/config.toml")
+    api.apply_prepared(second, tree=kernel)
+    assert text(kernel, "/etc/second/conf.d/50-vfiomgr.toml")
+    uninstall(kernel)
+    assert text(kernel, MAIN) == V3
+    assert text(kernel, "/etc/second/conf.d/50-vfiomgr.toml")
+    (told,) = prepare_removal(kernel).intent.already
+    assert "--runtime-config /etc/second/config.toml" in told
+
+
 # ---- plain runtimes
 
 

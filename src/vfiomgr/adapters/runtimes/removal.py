@@ -61,7 +61,7 @@ def remove(
 
     """
     others = tuple(others)
-    heir = next((one for one in others if one.program == entry.program), None)
+    heir = next((one for one in others if one.is_beside(entry)), None)
     left = dict(texts)
     notes: list[str] = []
     handed: list[OwnedFile] = []
@@ -81,7 +81,7 @@ def remove(
         handed += [_part(file, keys.handed)] if keys.handed else []
         left[file.path] = text.without_file(current, file, keys.taken)
         others = _rebased(others, entry, file, keys.taken)
-    heir = next((one for one in others if one.program == entry.program), None)
+    heir = next((one for one in others if one.is_beside(entry)), None)
     if heir is not None and handed:
         grown = replace(heir, files=(*heir.files, *handed))
         others = tuple(grown if one is heir else one for one in others)
@@ -120,7 +120,7 @@ def _rebased(
             return later  # what it says of before is as good as it was
 
     return tuple(
-        replace(one, files=tuple(map(rebased, one.files))) if one.program == entry.program else one
+        replace(one, files=tuple(map(rebased, one.files))) if one.is_beside(entry) else one
         for one in others
     )
 
