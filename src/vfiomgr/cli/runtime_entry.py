@@ -73,7 +73,7 @@ def place_of(
 
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
     """The options that lead another command to the same place."""
-    root = "" if session.files.is_machine else session.root
+    root = session.root if session.root.strip("/") else None
     told = {"--root": root, "--for": program, "--runtime-config": runtime_config}
     return "".join(f" {option} {value}" for option, value in told.items() if value)
 
