@@ -9,10 +9,12 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
+    "install": ("vfiomgr.cli.kata_install", "install"),
+    "uninstall": ("vfiomgr.cli.kata_install", "uninstall"),
 }
 
 
 @click.group("kata", cls=LazyGroup, table=_COMMANDS)
 @session_options()
 def kata() -> None:
-    """Kata Containers: configuration that hands a device to a secure container."""
+    """Kata Containers: what hands a device to a secure container."""

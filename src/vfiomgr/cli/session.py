@@ -67,6 +67,19 @@ class Session:
         return HostTree(self.root)
 
     @functools.cached_property
+    def files(self) -> HostTree:
+        """The tree for those who are about files of the host alone: any directory, e.g. an image.
+
+        Raises:
+            UsageError: there is no such directory.
+
+        """
+        if not os.path.isdir(self.root):
+            message = f"{self.root!r} is no directory"
+            raise UsageError(message, "--root takes a directory that looks like the root of a host")
+        return HostTree(self.root)
+
+    @functools.cached_property
     def machine(self) -> HostTree:
         """The machine that vfiomgr runs on."""
         return HostTree(_MACHINE)
