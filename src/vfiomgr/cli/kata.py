@@ -9,6 +9,8 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
+    "check-image": ("vfiomgr.cli.kata_check_image", "check_image"),
+    "run-command": ("vfiomgr.cli.kata_run_command", "command"),
 }
 
 
