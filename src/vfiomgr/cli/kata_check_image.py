@@ -1,0 +1,126 @@
+"""`vfiomgr kata check-image`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.adapters.kata.guest import read_guest
+from vfiomgr.cli.findings import counted, print_findings, report_document
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.errors import UsageError
+from vfiomgr.host.kata_image import followed, read_guest_file
+from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
+from vfiomgr.model.kata_image import GuestImage
+from vfiomgr.model.path import HostPath
+from vfiomgr.planner.kata.guest_image import check_guest_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.pci import PciDevice
+
+_USUAL = (
+    handler_configuration(DEFAULT_HANDLER),
+    HostPath("/etc/kata-containers/configuration.toml"),
+    HostPath("/opt/kata/share/defaults/kata-containers/configuration.toml"),
+    HostPath("/usr/share/defaults/kata-containers/configuration.toml"),
+)
+_BLOCKED = 1
+
+
+@click.command("check-image")
+@click.argument("addresses", nargs=-1, shell_complete=complete_address)
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Kata's configuration, as a path of the host.  [default: the first that is there of "
+    "vfiomgr's handler, /etc/kata-containers and Kata's own]",
+)
+@click.option("--all", "every", is_flag=True, help="Show also what is fine.")
+@session_options()
+@click.pass_context
+def check_image(
+    context: click.Context, addresses: tuple[str, ...], *, config: str | None, every: bool
+) -> None:
+    """Say whether the guest of a Kata configuration can use the devices of this host.
+
+    Looked at are the files that it names, the file system of the image, and what names and hooks
+    tell of driver and toolkit; for ADDRESSES, or for the GPUs that are ready for guests. What is
+    inside an image is not looked at.
+
+    Exit status: 0 where nothing blocks, 1 where no guest would start.
+
+    \b
+    Examples:
+      vfiomgr kata check-image
+      vfiomgr kata check-image 0000:04:00.0 --all
+      vfiomgr kata check-image --config /opt/kata/share/defaults/kata-containers/configuration.toml
+    """
+    session: Session = context.obj
+    session.require_live(
+        "a snapshot holds no files of Kata",
+        "run it on the host itself, or with --root",
+    )
+    report = check_guest_image(_guest_image(session, config), _devices(session, addresses))
+    if session.format != "table":
+        print_document("CheckReport", report_document(report), session.format)
+    else:
+        print_findings(report, every=every)
+        summary = [counted(report, "blocker"), counted(report, "warning")]
+        note(f"{', '.join(summary)}; not looked at: {', '.join(report.not_checked)}")
+    if report.is_blocked:
+        context.exit(_BLOCKED)
+
+
+def _devices(session: Session, addresses: tuple[str, ...]) -> list[PciDevice]:
+    host = session.devices()
+    if not addresses:
+        known = (d for d in host.devices if d.is_graphics_or_accelerator)
+        return [device for device in known if host.is_ready_for_guests(device)]
+    return [host.device(host.parse_address(text)) for text in addresses]
+
+
+def _guest_image(session: Session, config: str | None) -> GuestImage:
+    """What the configuration says, and what is there of it.
+
+    Raises:
+        UsageError: there is no such configuration.
+        InvalidDocument: it cannot be read.
+
+    """
+    places = _USUAL if config is None else (HostPath(config),)
+    found = ((place, followed(session.tree, place)) for place in places)
+    path, real = next(((p, r) for p, r in found if r is not None), (None, None))
+    if path is None or real is None:
+        message = f"there is no configuration of Kata: {', '.join(places)}"
+        raise UsageError(message, "name one: --config FILE; or install Kata Containers")
+    guest = read_guest(_texts(session, path, real))
+    return GuestImage(
+        source=str(path),
+        hypervisor=guest.hypervisor,
+        files=tuple(read_guest_file(session.tree, key, file) for key, file in guest.files),
+        rootfs_type=guest.rootfs_type or None,
+        guest_hook_path=guest.guest_hook_path,
+        vfio_mode=guest.vfio_mode,
+    )
+
+
+def _texts(session: Session, path: HostPath, real: HostPath) -> Iterator[tuple[str, str]]:
+    """The configuration, and all files of config.d beside where its links lead.
+
+    Raises:
+        UsageError: it cannot be read.
+
+    """
+    tree, directory = session.tree, real.parent / "config.d"
+    text = tree.read_text(real)
+    if text is None:
+        message = f"{path} cannot be read"
+        raise UsageError(message, "run as root, or name another file with --config")
+    yield path, text
+    for place in (directory / name for name in tree.children(directory)):
+        target = followed(tree, place)
+        yield place, (tree.read_text(target) if target is not None else None) or ""
