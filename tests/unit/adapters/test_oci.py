@@ -106,6 +106,11 @@ def test_what_comes_is_laid_out_as_its_neighbours() -> None:
     assert "\n" not in put(TEXTS["windows editor"], GPU).after.text.replace("\r\n", "")
 
 
+def test_a_list_on_one_line_keeps_its_commas() -> None:
+    text = '{"ociVersion": "1.0.2",\n "linux": {"devices": [{"path":"/a"},{"path":"/b"}]}}'
+    assert '{"path":"/b"},{"path": "/dev/vfio/vfio",' in put(text, GPU).after.text
+
+
 def test_what_the_device_shares_stays_until_the_last_one_goes() -> None:
     both = put(TEXTS["runc spec"], GPU, TWIN).after.text
     once = out(both, "0000:04:00.1")
@@ -136,6 +141,7 @@ def test_a_node_that_somebody_else_put_in_stays_theirs() -> None:
         ([DENIED, {"allow": True, "type": "c", "major": 10, "access": "rwm"}], 1),
         ([DENIED, {"allow": True, "type": "c", "access": "rw"}], 2),
         ([{"allow": True, "access": "rwm"}, DENIED], 2),
+        ([{"allow": True, "type": "c", "major": 10, "minor": 196, "access": "rwm"}, DENIED], 2),
         ([{"allow": True}, {"allow": False, "type": "c", "major": 240, "access": "m"}], 1),
     ],
 )

@@ -93,7 +93,9 @@ def test_runtime_rs_plugs_cold_alone(run: Run) -> None:
 def test_cdevs_are_named_once_they_are_there(run: Run, kernel: FakeKernel) -> None:
     kernel.vfio.has_cdev = True
     ask = ("kata", "run-command", GPU, "--node", "cdev", "--only")
-    assert run(*ask).status == 4
+    early = run(*ask)
+    assert early.status == 4
+    assert f"vfiomgr bind {GPU}" in early.stderr
     run("bind", GPU)
     assert "--device /dev/vfio/devices/vfio0 nvcr" in run(*ask).stdout
     old = run(*ask, "--kata-version", "3.2")

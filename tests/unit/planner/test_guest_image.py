@@ -73,7 +73,7 @@ def test_what_keeps_a_guest_from_starting_blocks(image: GuestImage, kind: str, w
         (guest(KERNEL, IMAGE), [GPU], ["warning"]),
         (guest(KERNEL, IMAGE), [], ["info"]),
         (guest(KERNEL, NVIDIA_IMAGE, rootfs_type="erofs"), [GPU], ["warning"]),
-        (guest(NVIDIA_KERNEL, IMAGE), [GPU], ["warning"]),
+        (guest(NVIDIA_KERNEL, IMAGE), [], ["warning"]),
         (guest(KERNEL, INITRD), [GPU], ["warning"]),
         (guest(KERNEL, IMAGE), [AMD], ["info"]),
         (NVIDIA, [GPU, AMD], ["ok", "info"]),
@@ -131,6 +131,7 @@ XFS = b"XFSB" + b"\0" * 2044
         (disk(b"\0" * 2048), None),
         (disk(EXT4)[:2000], None),
         (b"", None),
+        (EXT4[:454] + b"\x07" + EXT4[455:510] + b"\x55\xaa" + EXT4[512:], "ext4"),
     ],
 )
 def test_the_superblock_tells_the_file_system(content: bytes, name: str | None) -> None:
