@@ -69,8 +69,11 @@ def check_image(
         print_document("CheckReport", report_document(report), session.format)
     else:
         print_findings(report, every=every)
-        summary = [counted(report, "blocker"), counted(report, "warning")]
-        note(f"{', '.join(summary)}; not looked at: {', '.join(report.not_checked)}")
+        verdict = "no guest starts" if report.is_blocked else "nothing blocks"
+        counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
+        click.echo(f"{verdict}: {', '.join(counts)}, {report.count('ok')} fine")
+        for text in report.not_checked:
+            note(f"not checked: {text}")
     if report.is_blocked:
         context.exit(_BLOCKED)
 
