@@ -43,12 +43,8 @@ def start() -> None:
     places = [f"--root={_PLACE}/root", f"--state={_PLACE}/state", f"--address={_ADDRESS}"]
     environment = {**os.environ, "PATH": f"{_PROGRAMS}:{os.environ['PATH']}"}
     with _LOG.open("wb") as log:
-        subprocess.Popen(
-            ["containerd", "--config", configuration, *places],
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )
+        command = ["setsid", "--fork", "containerd", "--config", str(configuration), *places]
+        subprocess.run(command, stdout=log, stderr=log, env=environment, check=True)
     _wait()
     archive = _PLACE / "image.tar"
     archive.write_bytes(image())

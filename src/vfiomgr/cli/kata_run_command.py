@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.adapters.kata.run_command import DOCKER_FILE, RunWish, Tool, run_command
+from vfiomgr.cli.oci_inject import tell_who_comes_along
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
@@ -122,6 +123,8 @@ def command(
     )
     _print(session, found, [unit.name for unit in units])
     _tell_of_configuration(release.runtime if release is not None else runtime, config)
+    if node == "group":
+        tell_who_comes_along(host, units)
     if waiting:
         around = session.surrounded(host)
         tell_how_to_bind(around, [around.device(device.address) for device in waiting])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.oci_files import conclude, read_bundle
+from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.host.device_node import read_node
@@ -87,6 +88,14 @@ def inject(
     _refuse(session, host, [unit for unit, _ in units], runtime)
     injections = [_injection(session, unit, node, runtime, cdi) for unit, cdi in units]
     conclude(session, edit.inject(document, injections))
+    if node == "group":
+        tell_who_comes_along(host, [unit for unit, _ in units])
+
+
+def tell_who_comes_along(host: HostSnapshot, units: Sequence[Unit]) -> None:
+    """Functions of other devices that share a group with those that are given."""
+    for device in container_nodes.companions(host, units):
+        note(f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}")
 
 
 def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str | None]]:

@@ -91,6 +91,15 @@ def waiting(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
     return tuple(found.values())
 
 
+def companions(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
+    """The functions that come along unnamed: who opens a group has all that VFIO serves in it."""
+    known = tuple(units)
+    named = {function.address for unit in known for function in unit.functions}
+    groups = dict.fromkeys(f.iommu_group for unit in known for f in unit.functions)
+    members = (member for group in groups for member in host.group_members(group))
+    return tuple(m for m in members if m.address not in named and m.is_for_guests)
+
+
 def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
     return host.is_ready_for_guests(function) and function.iommu_group is not None
 

@@ -103,6 +103,18 @@ def test_what_is_not_bound_is_refused_with_the_command_that_binds_it(
     assert (bundle / "config.json").read_text() == TEXTS["runc spec"]
 
 
+def test_what_comes_along_in_the_group_is_told(run: Run, bundle: Path) -> None:
+    allowed = ("--allow", "default-route", "--allow", "mounted-disk", "--yes")
+    assert run("bind", "0000:04:02.0", "--with-group", *allowed).status == 0
+    answer = run("oci", "inject", str(bundle), "0000:04:02.0")
+    assert answer.status == 0
+    told = answer.stderr.splitlines()
+    assert [line.split()[3] for line in told] == ["0000:04:00.0", "0000:04:01.0"]
+    assert all(line.endswith("too: it is in IOMMU group 20") for line in told)
+    by_hand = run("kata", "run-command", "0000:04:02.0").stderr
+    assert set(told) <= set(by_hand.splitlines())
+
+
 def test_a_mediated_device_is_not_for_kata(run: Run, kernel: FakeKernel, bundle: Path) -> None:
     kernel.load_module("vfio-pci")
     made = run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small")
