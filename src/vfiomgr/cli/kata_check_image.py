@@ -6,28 +6,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.adapters.kata.guest import read_guest
+from vfiomgr.adapters.kata.read import read_settings
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
-from vfiomgr.host.kata_image import followed, read_guest_file
-from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
+from vfiomgr.host.kata import read_configuration
+from vfiomgr.host.kata_image import read_guest_file
+from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration, search_path
 from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.kata.guest_image import check_guest_image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from vfiomgr.model.kata_installation import KataConfigurationFile
     from vfiomgr.model.pci import PciDevice
 
-_USUAL = (
-    handler_configuration(DEFAULT_HANDLER),
-    HostPath("/etc/kata-containers/configuration.toml"),
-    HostPath("/opt/kata/share/defaults/kata-containers/configuration.toml"),
-    HostPath("/usr/share/defaults/kata-containers/configuration.toml"),
-)
+_FILES = ("kernel", "image", "initrd")
 _BLOCKED = 1
 
 
@@ -87,43 +82,34 @@ def _devices(session: Session, addresses: tuple[str, ...]) -> list[PciDevice]:
 
 
 def _guest_image(session: Session, config: str | None) -> GuestImage:
-    """What the configuration says, and what is there of it.
-
-    Raises:
-        UsageError: there is no such configuration.
-        InvalidDocument: it cannot be read.
-
-    """
-    places = _USUAL if config is None else (HostPath(config),)
-    found = ((place, followed(session.tree, place)) for place in places)
-    path, real = next(((p, r) for p, r in found if r is not None), (None, None))
-    if path is None or real is None:
-        message = f"there is no configuration of Kata: {', '.join(places)}"
-        raise UsageError(message, "name one: --config FILE; or install Kata Containers")
-    guest = read_guest(_texts(session, path, real))
+    """What the configuration says, and what is there of it."""
+    file = _configuration(session, config)
+    drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
+    settings = read_settings(file.path, file.text, drop_ins)
+    named = ((key, settings.hypervisor_text(key)) for key in _FILES)
     return GuestImage(
-        source=str(path),
-        hypervisor=guest.hypervisor,
-        files=tuple(read_guest_file(session.tree, key, file) for key, file in guest.files),
-        rootfs_type=guest.rootfs_type or None,
-        guest_hook_path=guest.guest_hook_path,
-        vfio_mode=guest.vfio_mode,
+        source=str(file.path),
+        hypervisor=settings.hypervisor,
+        files=tuple(read_guest_file(session.tree, key, path) for key, path in named if path),
+        rootfs_type=settings.hypervisor_text("rootfs_type") or None,
+        guest_hook_path=settings.hypervisor_text("guest_hook_path"),
+        vfio_mode=settings.vfio_mode,
     )
 
 
-def _texts(session: Session, path: HostPath, real: HostPath) -> Iterator[tuple[str, str]]:
-    """The configuration, and all files of config.d beside where its links lead.
+def _configuration(session: Session, config: str | None) -> KataConfigurationFile:
+    """The one that is named, or the first of those that are usual.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: there is none.
 
     """
-    tree, directory = session.tree, real.parent / "config.d"
-    text = tree.read_text(real)
-    if text is None:
-        message = f"{path} cannot be read"
-        raise UsageError(message, "run as root, or name another file with --config")
-    yield path, text
-    for place in (directory / name for name in tree.children(directory)):
-        target = followed(tree, place)
-        yield place, (tree.read_text(target) if target is not None else None) or ""
+    own = handler_configuration(DEFAULT_HANDLER)
+    usual = (own, *search_path("rs"), *search_path("go"))
+    places = usual if config is None else (HostPath(config),)
+    for place in places:
+        file = read_configuration(session.tree, place)
+        if file is not None:
+            return file
+    message = f"cannot read a configuration of Kata: {', '.join(places)}"
+    raise UsageError(message, "name one: --config FILE; or install Kata Containers")

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from vfiomgr.host.kata import followed
 from vfiomgr.model.kata_image import GuestFile, file_system_of
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-
-_MOST_LINKS = 40
-"""As many as the kernel follows (MAXSYMLINKS in include/linux/namei.h)."""
-
-
-def followed(tree: HostTree, path: HostPath) -> HostPath | None:
-    """Where the links of a file lead; absolute ones, which Kata's are, lead on within the tree."""
-    for _ in range(_MOST_LINKS):
-        target = tree.link(path)
-        if target is None:
-            return path if tree.exists(path) else None
-        path = HostPath(os.path.normpath(os.path.join(path.parent, target)))
-    return None
 
 
 def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:

@@ -76,7 +76,7 @@ def test_the_handler_s_own_configuration_comes_first(run: Run, kata: FakeKernel)
 @pytest.mark.parametrize(
     ("text", "options", "told"),
     [
-        (None, (), (2, "there is no configuration of Kata")),
+        (None, (), (2, "cannot read a configuration of Kata")),
         (None, ("--config", "/nix.toml"), (2, "/nix.toml")),
         (b"[hypervisor\n", ("--config", "/k.toml"), (65, "/k.toml is no TOML")),
     ],
