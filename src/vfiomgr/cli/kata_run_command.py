@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.adapters.kata.read import read_settings
 from vfiomgr.adapters.kata.run_command import DOCKER_FILE, RunWish, Tool, run_command
+from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.oci_inject import tell_who_comes_along
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
+from vfiomgr.host.kata import read_configuration
 from vfiomgr.model.hostdev import DeviceWish
-from vfiomgr.model.kata import DEFAULT_HANDLER, KataRelease, RuntimeName, handler_configuration
+from vfiomgr.model.kata import (
+    DEFAULT_HANDLER,
+    RuntimeName,
+    handler_configuration,
+    search_path,
+)
+from vfiomgr.model.kata_settings import NO_PORT
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.version import Version
 from vfiomgr.planner import container_nodes
 from vfiomgr.planner.guest.units import units_of
 
@@ -32,8 +40,6 @@ if TYPE_CHECKING:
 _CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
 _PLAIN = "docker.io/library/ubuntu:24.04"
 _NVIDIA_DISPLAY = ("10de", "03")
-_RS_BY_DEFAULT = Version(4, 0)
-"""From here on kata-deploy's default shim is runtime-rs."""
 
 
 @click.command("run-command")
@@ -48,12 +54,7 @@ _RS_BY_DEFAULT = Version(4, 0)
     show_default=True,
     help="What starts the container.",
 )
-@click.option("--kata-version", metavar="VERSION", help="Of Kata, e.g. 4.1.")
-@click.option(
-    "--runtime",
-    type=click.Choice(["go", "rs"]),
-    help="Which of Kata's runtimes.  [default: rs from 4.0 on]",
-)
+@release_options
 @click.option(
     "--config",
     metavar="FILE",
@@ -99,7 +100,9 @@ def command(
       vfiomgr kata run-command 04:00.0 05:00.0 --config /etc/kata-containers/configuration.toml
       vfiomgr kata run-command 04:00.0 --node cdev --only --runtime go --kata-version 3.20
     """
-    release = _release(kata_version, runtime)
+    installation = read_installation(session)
+    is_known = bool(kata_version or installation.version)
+    release = kata_release(installation, kata_version, runtime) if is_known else None
     config = config or _handler_configuration(session)
     host = session.devices()
     units = units_of(host, [DeviceWish(name, is_alone=only) for name in devices])
@@ -122,7 +125,7 @@ def command(
         )
     )
     _print(session, found, [unit.name for unit in units])
-    _tell_of_configuration(release.runtime if release is not None else runtime, config)
+    _tell_of_ports(session, release.runtime if release is not None else runtime, config)
     if node == "group":
         tell_who_comes_along(host, units)
     if waiting:
@@ -148,19 +151,22 @@ def _print(session: Session, found: RunCommand, devices: Sequence[str]) -> None:
     print_document("KataRunCommand", body, session.format)
 
 
-def _tell_of_configuration(runtime: RuntimeName | None, config: str | None) -> None:
+def _tell_of_ports(session: Session, runtime: RuntimeName | None, config: str | None) -> None:
     """A guest has the device only where Kata's configuration has a port for it."""
-    place = config or "the configuration that Kata finds by itself"
     keys = "cold_plug_vfio" if runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
-    note(f"{place} needs a port for it ({keys}): vfiomgr kata config prints that")
-
-
-def _release(version: str | None, runtime: RuntimeName | None) -> KataRelease | None:
-    """What is told of Kata; its version decides what it can."""
-    if version is None:
-        return None
-    parsed = Version.parse(version)
-    return KataRelease(parsed, runtime or ("rs" if parsed >= _RS_BY_DEFAULT else "go"))
+    needed = f"a port for the device ({keys}): vfiomgr kata config prints that"
+    usual = search_path(runtime) if runtime else (*search_path("rs"), *search_path("go"))
+    places = usual if config is None else (HostPath(config),)
+    known = (None if session.snapshot else read_configuration(session.tree, p) for p in places)
+    file = next((file for file in known if file is not None), None)
+    if file is None:
+        note(f"{config or 'the configuration that Kata finds by itself'} needs {needed}")
+        return
+    drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
+    settings = read_settings(file.path, file.text, drop_ins)
+    ports = {settings.cold_plug} | (set() if runtime == "rs" else {settings.hot_plug})
+    if ports == {NO_PORT}:
+        note(f"{file.path} lacks {needed}")
 
 
 def _words(program: str | None) -> tuple[str, ...]:

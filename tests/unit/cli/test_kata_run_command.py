@@ -90,6 +90,33 @@ def test_runtime_rs_plugs_cold_alone(run: Run) -> None:
     assert "(cold_plug_vfio or hot_plug_vfio)" in go
 
 
+def test_a_configuration_with_a_port_needs_no_word(run: Run, kernel: FakeKernel) -> None:
+    run("bind", GPU)
+    for text, told in (
+        ('[hypervisor.qemu]\nhot_plug_vfio = "root-port"\n', False),
+        ('[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n', False),
+        ('[hypervisor.qemu]\ncold_plug_vfio = "no-port"\n', True),
+    ):
+        kernel.sysfs.put_bytes("/etc/kata-containers/configuration.toml", text.encode())
+        said = run("kata", "run-command", GPU).stderr
+        assert ("/etc/kata-containers/configuration.toml lacks a port" in said) is told
+        assert ("needs a port" in said) is False
+    place = "/etc/kata-containers/config.d/50-vfiomgr.toml"
+    kernel.sysfs.put_bytes(place, b'[hypervisor.qemu]\nhot_plug_vfio = "root-port"\n')
+    assert "lacks a port" not in run("kata", "run-command", GPU).stderr
+    hot_alone = run("kata", "run-command", GPU, "--config", CONFIG, "--runtime", "rs").stderr
+    assert f"{CONFIG} needs a port for the device (cold_plug_vfio)" in hot_alone
+
+
+def test_the_installed_kata_counts_where_none_is_told(run: Run, kernel: FakeKernel) -> None:
+    kernel.vfio.has_cdev = True
+    kernel.sysfs.put_bytes("/opt/kata/VERSION", b"3.14.0\n")
+    run("bind", GPU)
+    ask = ("kata", "run-command", GPU, "--node", "cdev")
+    assert "Kata 3.14.0 (Go runtime) takes no cdev" in run(*ask).stderr
+    assert run(*ask, "--kata-version", "3.15").status == 0
+
+
 def test_cdevs_are_named_once_they_are_there(run: Run, kernel: FakeKernel) -> None:
     kernel.vfio.has_cdev = True
     ask = ("kata", "run-command", GPU, "--node", "cdev", "--only")

@@ -17,7 +17,6 @@ from vfiomgr.model.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.model.kata import RuntimeName
 
 Tool = Literal["ctr", "nerdctl", "docker", "podman"]
 SHIM = "io.containerd.kata.v2"
@@ -27,7 +26,6 @@ SHIM_PATH = "/opt/kata/bin/containerd-shim-kata-v2"
 CONFIG_ANNOTATION = "io.katacontainers.config_path"
 """Goes before what containerd and the environment say (loadRuntimeConfig in create.go)."""
 DOCKER_FILE = "/etc/docker/daemon.json"
-_SINCE_CDEV: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3, 31)}
 _SINCE_DOCKER_26 = Version(3, 29)
 
 
@@ -147,9 +145,8 @@ def _check_cdevs(wish: RunWish) -> None:
     release = wish.release
     if release is None or not any("/devices/" in node for node in wish.nodes):
         return
-    since = _SINCE_CDEV[release.runtime]
-    if release.version < since:
-        message = f"{release} takes no cdev: that came with {_short(since)}"
+    if not release.takes_cdevs:
+        message = f"{release} takes no cdev: that came with 3.15 in Go, with 3.31 as runtime-rs"
         raise Refusal(message, "take the group: --node group")
 
 
