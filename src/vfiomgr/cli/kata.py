@@ -11,6 +11,8 @@ _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
     "install": ("vfiomgr.cli.kata_install", "install"),
     "uninstall": ("vfiomgr.cli.kata_install", "uninstall"),
+    "check-image": ("vfiomgr.cli.kata_check_image", "check_image"),
+    "run-command": ("vfiomgr.cli.kata_run_command", "command"),
 }
 
 
