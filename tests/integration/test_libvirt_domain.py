@@ -271,6 +271,15 @@ def test_a_virtual_iommu_comes_with_what_vfio_needs_of_it(embed: Embed) -> None:
     expected = {"intremap": "on", "caching-mode": True, "device-iotlb": True, "aw-bits": 48}
     assert expected.items() <= iommu.items()
     assert "kernel_irqchip=split" in arguments
+    (bridge,) = devices_of(arguments, "pcie-pci-bridge")
+    behind = {d["host"]: (d["bus"], d["addr"]) for d in devices_of(arguments, "vfio-pci")}
+    assert behind == {GPU: (bridge["id"], "0x1"), AUDIO: (bridge["id"], "0x1.0x1")}
+    assert bridge["bus"] in {port["id"] for port in devices_of(arguments, "pcie-root-port")}
+
+
+def test_a_group_behind_expanders_is_on_a_bridge_that_libvirt_keeps(embed: Embed) -> None:
+    xml = text_of(GPU, FAR, kind="qemu", firmware="bios", viommu="intel")
+    assert_kept(etree.fromstring(xml), etree.fromstring(embed.defined(xml)))
 
 
 def test_more_cpus_than_255_are_taken_by_libvirt(embed: Embed) -> None:

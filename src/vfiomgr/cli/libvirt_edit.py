@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -33,17 +32,18 @@ from vfiomgr.planner.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
+from vfiomgr.planner.guards import refuse_if_any
 from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
+from vfiomgr.planner.guest.spaces import space_objections
 from vfiomgr.planner.guest.units import is_uuid, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from vfiomgr.adapters.libvirt.document import Document
     from vfiomgr.model.domain import Domain
     from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.planner.domain_edit import Placed
     from vfiomgr.planner.guest.units import Unit
 
 _DEVICE = "ADDRESS|UUID"
@@ -159,8 +159,11 @@ def _edited(
     by_names = {unit.function_names: unit for unit in units}
     staying = domain_of(left.root)
     refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
+    if host is not None:
+        refuse_if_any(space_objections(host, staying, units), frozenset())
     additions = plan_additions(staying, by_names)
-    hostdevs = tuple(h for one in additions.placed for h in _hostdevs(by_names[one.names], one))
+    coming = [(by_names[one.names], one.guest) for one in additions.placed]
+    hostdevs = tuple(h for unit, guest in coming for h in hostdevs_of(unit, guest))
     ports = [root_port(port.index, port.device) for port in additions.ports]
     after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
     return Edited(document, after, removals, additions), hostdevs
@@ -170,12 +173,3 @@ def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
     """Devices of a domain as its file means them; the domain of an address may be left out."""
     known = [device.address for device in domain.hostdevs if device.address is not None]
     return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]
-
-
-def _hostdevs(unit: Unit, placed: Placed) -> Iterator[GuestHostdev]:
-    """The functions of a device, from its place on."""
-    for number, planned in enumerate(hostdevs_of(unit, None)):
-        guest = placed.guest
-        if guest is not None:
-            guest = replace(guest, function=number, multifunction=number == 0)
-        yield replace(planned, device=replace(planned.device, guest=guest))

@@ -14,6 +14,7 @@ from vfiomgr.model.version import Version
 __all__ = [
     "EXPANDER",
     "ROOT_PORT",
+    "TO_PCI",
     "Domain",
     "DomainCpu",
     "DomainHostdev",
@@ -28,6 +29,8 @@ __all__ = [
 
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
+TO_PCI = "pcie-to-pci-bridge"
+"""What conventional PCI is behind on a machine of PCI Express."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class DomainIommu:
     address_bits: int | None = None
     has_eim: bool = False
     """Extended interrupt mode: identities of CPUs that have 32 bits."""
+    bus: int | None = None
+    """`<driver pciBus>` of an smmuv3: the one bus of the guest that it is for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.domain import ROOT_PORT
-from vfiomgr.model.hostdev import DeviceWish, HandOver
+from vfiomgr.model.hostdev import DeviceWish, GuestAddress, HandOver
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
 from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.planner.guards import Objection, refuse_if_any, taking
 from vfiomgr.planner.guest.hostdevs import hostdevs_of
+from vfiomgr.planner.guest.spaces import space_objections
 from vfiomgr.planner.guest.units import Unit, units_of
 from vfiomgr.planner.readying import how_to_bind
 
@@ -69,7 +70,8 @@ class Attachment:
 
     def hostdevs(self) -> Iterator[GuestHostdev]:
         """One for each function."""
-        return hostdevs_of(self.unit, self.bus)
+        place = None if self.bus is None else GuestAddress(self.bus, 0, 0)
+        return hostdevs_of(self.unit, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,21 @@ def _objections(
     yield from _live_objections(hypervisor, domain, live, wish)
     for item in live:
         yield from _strangers(host, hypervisor, item)
+    yield from _space_objections(host, domain, items)
+
+
+def _space_objections(
+    host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
+) -> Iterator[Objection]:
+    """Of a guest that has an IOMMU, as it runs and as it is defined."""
+    found: dict[Objection, None] = {}
+    if domain.running is not None:
+        coming = [item.unit for item in items if item.scope.live]
+        found.update(dict.fromkeys(space_objections(host, domain.running, coming)))
+    if domain.defined is not None:
+        coming = [item.unit for item in items if item.scope.config]
+        found.update(dict.fromkeys(space_objections(host, domain.defined, coming)))
+    yield from found
 
 
 def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:

@@ -20,6 +20,7 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.definition import VgpuDefinition, render_definition
 from vfiomgr.model.definition_facts import DefinitionFacts
+from vfiomgr.model.domain import DomainIommu
 from vfiomgr.model.hostdev import GuestAddress
 from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.pci import PciAddress
@@ -92,6 +93,21 @@ def test_a_gpu_goes_to_a_definition_with_its_audio_on_the_first_free_port() -> N
     (item,) = planned("04:00.1", domain=known(None, taken), scope=CONFIG).items
     assert item.names == ("0000:04:00.0", "0000:04:00.1")
     assert item.bus == 2
+
+
+def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
+    """Behind a port each function is an address space of its own there."""
+    nested = replace(RUNNING, iommu=DomainIommu("intel", has_caching_mode=True))
+    told = refused("04:00.0", domain=known(None, nested), scope=CONFIG)
+    assert "0000:04:00.0, 0000:04:00.1 are of IOMMU group" in told
+    assert "--only" in told
+    alone = planned("04:00.0", domain=known(None, nested), scope=CONFIG, only=True)
+    assert alone.items[0].names == ("0000:04:00.0",)
+    has_one = with_hostdevs(nested, hostdev("0000:04:00.1", GuestAddress(1, 0, 0)))
+    assert "of IOMMU group" in refused("04:00.0", domain=known(has_one), scope=LIVE, only=True)
+    assert planned("41:00.4", domain=known(has_one), scope=LIVE).items, "of another group"
+    of_a_bus = replace(RUNNING, iommu=DomainIommu("smmuv3", bus=1))
+    assert planned("04:00.0", domain=known(None, of_a_bus), scope=CONFIG).items
 
 
 def test_without_a_free_port_a_definition_gets_a_new_one() -> None:

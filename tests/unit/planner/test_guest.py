@@ -11,7 +11,7 @@ from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.model.domain import EXPANDER, ROOT_PORT
+from vfiomgr.model.domain import EXPANDER, ROOT_PORT, TO_PCI
 from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, GuestAddress, HandOver
 from vfiomgr.model.version import Version
@@ -95,19 +95,61 @@ def test_a_guest_has_so_many_buses() -> None:
             planned(*names, spare_ports=most + 1)
 
 
-def test_a_virtual_iommu_keeps_a_group_in_one_slot() -> None:
-    """Two devices of one group, each in a slot: `used in multiple address spaces`."""
+def test_behind_a_virtual_iommu_a_group_shares_a_bridge() -> None:
+    """On ports, also as functions of one slot: `group 10 used in multiple address spaces`."""
     other = gpu("0000:18:00.0", 10)
     host = two_sockets(other)
-    apart = planned(GPU, "0000:18:00.0", host=host)
-    assert guests(apart)["0000:18:00.0"] != guests(apart)[GPU]
-    together = guests(planned(GPU, "0000:18:00.0", host=host, viommu="intel"))
-    assert {guest.bus for guest in together.values() if guest} == {1}
-    assert [guest.function for guest in together.values() if guest] == [0, 1, 2]
-    many = [replace(gpu(f"0000:1{n}:00.0", 10)) for n in range(8, 10)]
-    many += [replace(d, address=replace(d.address, function=f)) for d in many for f in (1, 2, 3)]
-    with pytest.raises(Refusal, match="can only be in one slot of the guest, which has 8"):
-        planned(GPU, "0000:18:00.0", "0000:19:00.0", host=two_sockets(*many), viommu="intel")
+    apart = planned(GPU, "0000:18:00.0", NEAR, host=host, numa="off")
+    assert controllers(apart, TO_PCI) == []
+    plan = planned(GPU, NEAR, "0000:18:00.0", host=host, viommu="intel", numa="off")
+    (bridge,) = controllers(plan, TO_PCI)
+    assert (bridge.index, bridge.guest) == (2, GuestAddress(1, 0, 0))
+    assert guests(plan) == {
+        GPU: GuestAddress(2, 1, 0, multifunction=True),
+        AUDIO: GuestAddress(2, 1, 1),
+        "0000:18:00.0": GuestAddress(2, 2, 0),
+        NEAR: GuestAddress(3, 0, 0),
+    }
+    assert "IOMMU group 10" in plan.why("controller 2")
+    (note,) = plan.notes
+    assert f"{GPU}, {AUDIO}, 0000:18:00.0 share an IOMMU group" in note
+    assert note.endswith(f"--device {GPU},only")
+
+
+def test_functions_that_have_groups_of_their_own_stay_on_a_port() -> None:
+    alone = planned(devices=(DeviceWish(GPU, is_alone=True),), viommu="intel")
+    assert controllers(alone, TO_PCI) == []
+    assert not any("share an IOMMU group" in note for note in alone.notes)
+    apart = two_sockets(replace(gpu("0000:18:00.0", 20)), replace(gpu("0000:18:00.1", 21)))
+    plan = planned("0000:18:00.0", host=apart, viommu="intel")
+    assert guests(plan)["0000:18:00.1"] == GuestAddress(1, 0, 1)
+
+
+def test_groups_that_a_slot_joins_share_one_bridge() -> None:
+    """Functions of one slot can only be on one bridge, whatever groups they are of."""
+    more = [gpu("0000:18:00.0", 20), gpu("0000:18:00.1", 21), gpu("0000:19:00.0", 20)]
+    host = two_sockets(*more, gpu("0000:1a:00.0", 21))
+    names = ("0000:1a:00.0", "0000:19:00.0", "0000:18:00.1")
+    plan = planned(*names, host=host, viommu="intel", numa="off")
+    assert len(controllers(plan, TO_PCI)) == 1
+    assert len({(g.bus, g.slot) for g in guests(plan).values() if g}) == 3
+
+
+def test_a_bridge_behind_an_expander_has_a_bus_number_too() -> None:
+    plan = planned(GPU, FAR, viommu="intel")
+    first, second = controllers(plan, EXPANDER)
+    assert (first.bus_nr, second.bus_nr) == (251, 254), "252 for the port, 253 for the bridge"
+    (bridge,) = controllers(plan, TO_PCI)
+    assert bridge.guest == GuestAddress(first.index + 1, 0, 0)
+
+
+def test_a_bridge_has_so_many_slots() -> None:
+    many = [gpu(f"0000:{bus:02x}:00.0", 40) for bus in range(0x60, 0x80)]
+    names = [str(device.address) for device in many]
+    host = replace(two_sockets(*many), cpu_address_bits=52)
+    assert planned(*names[:31], host=host, viommu="intel", numa="off")
+    with pytest.raises(Refusal, match="one bridge, which has 31 slots"):
+        planned(*names, host=host, viommu="intel", numa="off")
 
 
 def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:

@@ -14,7 +14,14 @@ from vfiomgr.adapters.libvirt.read_devices import (
     read_hostdevs,
     read_taken,
 )
-from vfiomgr.adapters.libvirt.values import is_on, number_of, set_of, size_of, uuid_of
+from vfiomgr.adapters.libvirt.values import (
+    is_on,
+    number_of,
+    set_of,
+    size_of,
+    uuid_of,
+    whole_number,
+)
 from vfiomgr.model.domain import Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
 from vfiomgr.model.libvirt_hook import NAMESPACE
 
@@ -225,4 +232,5 @@ def _iommu(root: Element) -> DomainIommu | None:
         has_caching_mode=is_on(driver, "caching_mode"),
         address_bits=bits or None,
         has_eim=is_on(driver, "eim"),
+        bus=None if driver is None else whole_number(driver.get("pciBus")),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -17,17 +18,22 @@ from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
 from vfiomgr.planner.guest.locking import plan_lock
 from vfiomgr.planner.guest.nodes import lay_nodes
 from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM, check_vcpus
+from vfiomgr.planner.guest.spaces import seats_of, space_notes
 from vfiomgr.planner.guest.units import is_uuid, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.model.domain import PciController
     from vfiomgr.model.guest import DomainWish
     from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.version import Version
     from vfiomgr.planner.guest.aperture import Aperture
+    from vfiomgr.planner.guest.buses import Buses
+    from vfiomgr.planner.guest.locking import Lock
     from vfiomgr.planner.guest.nodes import Nodes
+    from vfiomgr.planner.guest.spaces import Seat
     from vfiomgr.planner.guest.units import Unit
 
 _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
@@ -51,50 +57,30 @@ def plan_guest(
     """
     _check_wish(wish)
     check_vcpus(wish, qemu)
-    units = units_of(host, wish.devices, with_viommu=wish.viommu is not None)
-    units, boot_orders = _with_boot_orders(host, wish, units)
+    units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
     check(units, lambda: libvirt, lambda: qemu)
     nodes = lay_nodes(host, wish, units)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
     aperture = plan_aperture(host, wish, units, libvirt, emulated)
-    cells = [cell.host_node for cell in nodes.cells]
-    is_local = wish.numa != "off"
-    buses = lay_buses(units, emulated, wish.spare_ports, cells, is_local=is_local)
-    root = replace(buses.controllers[0], hole64_kib=aperture.hole64_kib)
-    pairs = zip(units, buses.of_units, strict=True)
-    hostdevs = tuple(h for unit, bus in pairs for h in hostdevs_of(unit, bus))
-    has_iommufd, hostdevs = _iommufd(hostdevs, libvirt)
-    locked, limit, why_locked = plan_lock(wish, len(hostdevs), libvirt)
+    seats = seats_of(units, has_viommu=wish.viommu is not None)
+    buses = _buses(wish, seats, nodes, emulated)
+    placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places[unit.name]))
+    has_iommufd, hostdevs = _iommufd(placed, libvirt)
+    lock = plan_lock(wish, len(hostdevs), libvirt)
     iommu, why_iommu = _iommu(host, wish, libvirt)
+    why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, aperture.reasons)
+    notes = (nodes.notes, aperture.notes, space_notes(seats), _group_notes(host, units))
     return GuestPlan(
         wish=wish,
-        controllers=(root, *buses.controllers[1:]),
+        controllers=_controllers(buses, aperture),
         hostdevs=hostdevs,
-        memory=GuestMemory(
-            cells=nodes.cells,
-            mode="preferred" if wish.numa == "preferred" else "strict",
-            host_nodes=nodes.host_nodes,
-            locked_bytes=locked,
-            hard_limit_bytes=limit,
-        ),
+        memory=_memory(wish, nodes, lock),
         cpus=_cpus(wish, nodes, aperture),
         iommu=iommu,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
-        reasons=(
-            *_why_hostdevs(host, units),
-            *buses.reasons,
-            *nodes.reasons,
-            *aperture.reasons,
-            *why_locked,
-            *why_iommu,
-        ),
-        notes=(
-            *nodes.notes,
-            *aperture.notes,
-            *_group_notes(host, units),
-            *fabric_notes(host, units),
-        ),
+        reasons=tuple(chain(*why, lock.reasons, why_iommu)),
+        notes=tuple(chain(*notes, fabric_notes(host, units))),
     )
 
 
@@ -208,6 +194,27 @@ def _iommu(
         text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
     iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
     return iommu, (Reason("iommu", text),)
+
+
+def _buses(wish: DomainWish, seats: Sequence[Seat], nodes: Nodes, emulated: int) -> Buses:
+    cells = [cell.host_node for cell in nodes.cells]
+    return lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
+
+
+def _controllers(buses: Buses, aperture: Aperture) -> tuple[PciController, ...]:
+    """The root with its window, and all others."""
+    root, *others = buses.controllers
+    return (replace(root, hole64_kib=aperture.hole64_kib), *others)
+
+
+def _memory(wish: DomainWish, nodes: Nodes, lock: Lock) -> GuestMemory:
+    return GuestMemory(
+        cells=nodes.cells,
+        mode="preferred" if wish.numa == "preferred" else "strict",
+        host_nodes=nodes.host_nodes,
+        locked_bytes=lock.needed_bytes,
+        hard_limit_bytes=lock.limit_bytes,
+    )
 
 
 def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:

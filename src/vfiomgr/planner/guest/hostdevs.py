@@ -19,23 +19,22 @@ if TYPE_CHECKING:
 LAST_BUS = 0xFF
 
 
-def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
-    """One hostdev a function, all in slot 0 of a bus; None leaves the place to libvirt.
+def hostdevs_of(unit: Unit, place: GuestAddress | None) -> Iterator[GuestHostdev]:
+    """One hostdev a function, all in the slot of a place; None leaves it to libvirt.
 
     A driver that is named is for functions like the first: no variant has a GPU and its audio.
     """
     if unit.vgpu is not None and not unit.functions:
-        yield _mediated(unit, bus)
+        yield _mediated(unit, place)
         return
     several = len(unit.functions) > 1
     for number, function in enumerate(unit.functions):
-        guest = GuestAddress(bus, 0, number, several and number == 0) if bus is not None else None
         device = DomainHostdev(
             line=0,
             kind="pci",
             address=function.address,
             managed=unit.hand_over.is_managed,
-            guest=guest,
+            guest=_in_slot(place, number, several=several),
             alias=_alias(str(function.address)),
             driver="vfio",
         )
@@ -44,14 +43,20 @@ def hostdevs_of(unit: Unit, bus: int | None) -> Iterator[GuestHostdev]:
         yield GuestHostdev(_with_options(device, unit.hand_over, number), function.name)
 
 
-def _mediated(unit: Unit, bus: int | None) -> GuestHostdev:
+def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
+    if place is None:
+        return None
+    return replace(place, function=number, multifunction=several and number == 0)
+
+
+def _mediated(unit: Unit, place: GuestAddress | None) -> GuestHostdev:
     vgpu = unit.vgpu
     assert vgpu is not None  # noqa: S101 - by the caller
     device = DomainHostdev(
         line=0,
         kind="mdev",
         uuid=vgpu.uuid,
-        guest=GuestAddress(bus, 0, 0) if bus is not None and unit.model == "vfio-pci" else None,
+        guest=place if unit.model == "vfio-pci" else None,
         alias=_alias(str(vgpu.uuid)),
         model=unit.model,
     )
@@ -171,5 +176,5 @@ def places(units: Iterable[Unit], first_bus: int) -> Iterator[GuestHostdev]:
         if several and bus > LAST_BUS:
             message = f"no guest bus is left for {unit.name}"
             raise UsageError(message, "choose a lower --guest-bus")
-        yield from hostdevs_of(unit, bus if several else None)
+        yield from hostdevs_of(unit, GuestAddress(bus, 0, 0) if several else None)
         bus += several

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.domain import TO_PCI
 from vfiomgr.model.path import IOMMU_GROUPS
 from vfiomgr.model.readiness import Finding
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 _ELEMENT = "devices/iommu"
 _INTEL = "intel"
-_CONVENTIONAL = ("pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge")
+_CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
 
@@ -24,8 +25,10 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
 
     A function of PCI Express has a space of its own, also in one slot with others; all that is
     behind a bridge to conventional PCI has one (pci_device_iommu_address_space in hw/pci/pci.c).
+    Of an IOMMU that is for one bus nothing is said.
     """
-    if situation.domain.iommu is None:
+    iommu = situation.domain.iommu
+    if iommu is None or iommu.bus is not None:
         return
     groups: dict[int, list[Taken]] = defaultdict(list)
     for taken in situation.functions:
@@ -49,7 +52,7 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
             'one: QEMU ends with "group used in multiple address spaces"',
             f"take <iommu> out of line {line}: only a guest that hands devices on needs one; or "
             "put all of the group on the bus of one <controller type='pci' "
-            "model='pcie-to-pci-bridge'/>",
+            f"model='{TO_PCI}'/>; or take all but one out",
         )
 
 

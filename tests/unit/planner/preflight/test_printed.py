@@ -51,6 +51,7 @@ def test_a_domain_that_is_printed_has_room_for_what_it_gets(
             disks=(GuestDisk("/a", "raw"),) * data.draw(some.integers(0, 3), "disks"),
             networks=(NETWORK,) * data.draw(some.integers(0, 2), "networks"),
             has_fixed_aperture=data.draw(some.booleans(), "fixed"),
+            viommu=data.draw(some.sampled_from([None, "intel"]), "viommu"),
         )
     except Refusal:
         assume(False)  # noqa: FBT003 - hypothesis's own
