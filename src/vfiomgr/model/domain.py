@@ -70,6 +70,8 @@ class DomainMemory:
     """Their sizes, where they are written."""
     host_nodes: frozenset[int] = frozenset()
     """Of the host's NUMA nodes those that it is bound to; empty where it is not."""
+    cell_nodes: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Of cells of the guest to the host's nodes that their memory comes from: `<memnode>`."""
 
 
 @dataclass(frozen=True, slots=True)

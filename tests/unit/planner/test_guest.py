@@ -128,11 +128,11 @@ def test_functions_that_have_groups_of_their_own_stay_on_a_port() -> None:
 def test_groups_that_a_slot_joins_share_one_bridge() -> None:
     """Functions of one slot can only be on one bridge, whatever groups they are of."""
     more = [gpu("0000:18:00.0", 20), gpu("0000:18:00.1", 21), gpu("0000:19:00.0", 20)]
-    host = two_sockets(*more, gpu("0000:1a:00.0", 21))
-    names = ("0000:1a:00.0", "0000:19:00.0", "0000:18:00.1")
+    host = two_sockets(*more, gpu("0000:1a:00.0", 21), gpu("0000:1b:00.0", 20))
+    names = ("0000:1a:00.0", "0000:19:00.0", "0000:18:00.1", "0000:1b:00.0")
     plan = planned(*names, host=host, viommu="intel", numa="off")
     assert len(controllers(plan, TO_PCI)) == 1
-    assert len({(g.bus, g.slot) for g in guests(plan).values() if g}) == 3
+    assert len({(g.bus, g.slot) for g in guests(plan).values() if g}) == 4
 
 
 def test_a_bridge_behind_an_expander_has_a_bus_number_too() -> None:

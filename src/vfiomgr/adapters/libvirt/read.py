@@ -53,6 +53,7 @@ _LOCATED = (
 """Elements whose places messages tell."""
 _MOST_CPUS = 16_384
 _MOST_BITS = 128
+_MOST_CELLS = 1024
 
 
 def read_domain(text: bytes, source: str) -> Domain:
@@ -158,6 +159,10 @@ def _memory(root: Element) -> DomainMemory:
             size_of(page, attribute="size") for page in root.each("memoryBacking/hugepages/page")
         ),
         host_nodes=frozenset().union(*_bound_nodes(root)),
+        cell_nodes=tuple(
+            (number_of(node, "cellid", _MOST_CELLS), set_of(node, node.get("nodeset")))
+            for node in root.each("numatune/memnode")
+        ),
     )
 
 

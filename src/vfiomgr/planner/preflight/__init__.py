@@ -96,6 +96,8 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     numa.far_memory,
     numa.far_cpus,
     numa.unbound,
+    numa.without_cell,
+    numa.elsewhere,
     versions.dropped,
     versions.unknown_iommu,
     versions.old_backend,

@@ -38,11 +38,44 @@ CELL = (
     "<cpu mode='host-passthrough'>"
     "<numa><cell id='0' cpus='0-3' memory='8' unit='GiB'/></numa></cpu>"
 )
+CELLS = (
+    "<cpu mode='host-passthrough'><numa><cell id='0' cpus='0-1' memory='4' unit='GiB'/>"
+    "<cell id='1' cpus='2-3' memory='4' unit='GiB'/></numa></cpu>"
+)
+MEMNODES = (
+    "<numatune><memnode cellid='0' mode='strict' nodeset='0'/>"
+    "<memnode cellid='1' mode='strict' nodeset='{}'/></numatune>"
+)
+NEAR_EXPANDER = EXPANDERS.format(node=0, bus=160)
 
 
 VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
 
 CASES = [
+    Case(
+        "device-without-cell",
+        "warning",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1))),
+        "<target busNr='253'><node>0</node>",
+        "/sys/bus/pci/devices/0000:01:00.0/numa_node: 0",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1), ports=NEAR_EXPANDER)),
+    ),
+    Case(
+        "device-without-cell",
+        "warning",
+        Side(xml(NIC_ELEMENT, cpu=CELLS, before="", ports=NEAR_EXPANDER)),
+        "<target busNr='126'><node>C</node></target></controller> (C: the cell whose",
+        "numa_node: 0",
+        Side(xml(NIC_ELEMENT, cpu=CELL, before="", ports=NEAR_EXPANDER)),
+    ),
+    Case(
+        "device-of-other-cell",
+        "warning",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1), ports=EXPANDERS.format(node=1, bus=160))),
+        "write <node>0</node> in line 10",
+        "gpu.xml:10: expander with <node>1</node>",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1), ports=NEAR_EXPANDER)),
+    ),
     Case(
         "display-without-graphics",
         "blocker",

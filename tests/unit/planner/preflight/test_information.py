@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.devices import host_of
 from tests.unit.planner.preflight import situations as good
+from tests.unit.planner.preflight.guest_cases import CELLS, MEMNODES
 from tests.unit.planner.preflight.situations import (
     BOTH,
     GIB,
@@ -365,3 +366,23 @@ def test_what_could_not_be_looked_at_is_told() -> None:
 def test_an_unknown_node_of_a_device_is_no_distance() -> None:
     snapshot = host(replace(GPU, numa_node=-1), replace(SOUND, numa_node=None))
     assert troubles(judge(xml(before=NUMA.replace("'0'", "'1'")), snapshot)) == []
+
+
+def test_a_device_that_has_cells_of_its_own_needs_no_expander() -> None:
+    """`<acpi nodeset>`, and a guest whose cells are all on one node."""
+    lost = xml(NIC_ELEMENT, cpu=CELLS, before=MEMNODES.format(1))
+    assert troubles(judge(lost)) == ["device-without-cell"]
+    told = NIC_ELEMENT.replace("<source>", "<acpi nodeset='1'/><source>")
+    assert troubles(judge(xml(told, cpu=CELLS, before=MEMNODES.format(1)))) == []
+    assert troubles(judge(xml(NIC_ELEMENT, cpu=CELLS, before=MEMNODES.format(0)))) == []
+
+
+def test_a_vgpu_is_near_what_its_parent_is() -> None:
+    report = judge(
+        xml(MDEV_ELEMENT, cpu=CELLS, before=MEMNODES.format(1)),
+        host(function("0000:42:00.4", numa_node=1)),
+    )
+    finding = good.found(report, "device-without-cell")
+    assert finding is not None
+    assert "<node>1</node>" in finding.remedy
+    assert "/sys/bus/pci/devices/0000:42:00.4/numa_node: 1" in finding.evidence

@@ -61,6 +61,18 @@ def test_a_domain_that_is_printed_has_room_for_what_it_gets(
     assert troubles(of(read, host, hypervisor)) == []
 
 
+@pytest.mark.parametrize("viommu", [None, "intel"])
+def test_a_guest_on_two_nodes_is_told_where_its_devices_are(viommu: str | None) -> None:
+    plan = planned(GPU, NEAR, FAR, viommu=viommu)
+    read = read_domain(render.domain(plan).encode(), "printed.xml")
+    assert len(read.cpu.cells) == len(read.memory.cell_nodes) == 2
+    assert troubles(of(read, two_sockets(), libvirt(libvirt=Version(9, 0)))) == []
+    crossed = replace(
+        read, memory=replace(read.memory, cell_nodes=((0, frozenset({1})), (1, frozenset({0}))))
+    )
+    assert troubles(of(crossed, two_sockets())) == ["device-of-other-cell"] * 3
+
+
 def test_a_window_that_is_full_to_the_brim_has_no_room_for_disks() -> None:
     """Devices that QEMU emulates have 64-bit BARs behind ports as well."""
     host = replace(two_sockets(), devices=(replace(gpu(GPU, 10), bars=(bar(64 * GIB, index=1),)),))
