@@ -42,6 +42,15 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     )
 
 
+_ARCHITECTURES = (
+    ("flags", "x86_64"),
+    ("CPU implementer", "aarch64"),
+    ("isa", "riscv64"),
+    ("cpu", "ppc64le"),
+)
+"""By what /proc/cpuinfo has of one kind of CPU alone (arch/*/kernel: show_cpuinfo, c_show)."""
+
+
 def scan_devices(
     tree: HostTree, machine: HostTree, serials_of: frozenset[tuple[int, int, int]] = frozenset()
 ) -> HostSnapshot:
@@ -57,6 +66,7 @@ def scan_devices(
         boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
         cpu_vendor=cpu.get("vendor_id"),
         cpu_address_bits=_address_bits(cpu),
+        architecture=next((name for key, name in _ARCHITECTURES if key in cpu), None),
         iommu=iommu.read_state(tree, groups),
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,

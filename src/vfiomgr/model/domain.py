@@ -29,6 +29,7 @@ __all__ = [
 
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
+_X86 = (None, "x86_64", "i686")
 TO_PCI = "pcie-to-pci-bridge"
 """What conventional PCI is behind on a machine of PCI Express."""
 
@@ -138,6 +139,11 @@ class Domain:
     """Whether its metadata has vfiomgr's hook make its devices ready."""
     lines: tuple[tuple[str, int], ...] = ()
     """Where elements stand that are there once, by path: `memtune/hard_limit`."""
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether it is for a PC; libvirt takes what is not written for the host's."""
+        return self.architecture in _X86
 
     def line(self, path: str) -> int:
         """The line of an element; of one that is not there, that of the domain."""

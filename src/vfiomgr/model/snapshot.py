@@ -135,6 +135,8 @@ class HostSnapshot:
     """NUMA nodes and processors; None where nobody looked."""
     cpu_address_bits: int | None = None
     """Width of the physical addresses of an x86 CPU; others do not tell."""
+    architecture: str | None = None
+    """Of the CPU, as libvirt names it: `x86_64`, `aarch64`; None where nothing tells."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:

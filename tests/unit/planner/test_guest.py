@@ -128,7 +128,8 @@ def test_functions_that_have_groups_of_their_own_stay_on_a_port() -> None:
 def test_groups_that_a_slot_joins_share_one_bridge() -> None:
     """Functions of one slot can only be on one bridge, whatever groups they are of."""
     more = [gpu("0000:18:00.0", 20), gpu("0000:18:00.1", 21), gpu("0000:19:00.0", 20)]
-    host = two_sockets(*more, gpu("0000:1a:00.0", 21), gpu("0000:1b:00.0", 20))
+    more += [gpu("0000:19:00.1", 22), gpu("0000:1a:00.0", 21), gpu("0000:1b:00.0", 22)]
+    host = two_sockets(*more)
     names = ("0000:1a:00.0", "0000:19:00.0", "0000:18:00.1", "0000:1b:00.0")
     plan = planned(*names, host=host, viommu="intel", numa="off")
     assert len(controllers(plan, TO_PCI)) == 1
@@ -284,6 +285,13 @@ def test_a_function_alone_goes_without_its_slot() -> None:
     plan = planned(devices=(DeviceWish(AUDIO, is_alone=True),))
     assert guests(plan) == {AUDIO: GuestAddress(1, 0, 0)}
     assert plan.notes[0].startswith("IOMMU group 10 also holds 0000:17:00.0 ")
+
+
+def test_another_architecture_is_refused_by_name() -> None:
+    assert planned(GPU, host=replace(two_sockets(), architecture="x86_64"))
+    with pytest.raises(Refusal, match="this host is aarch64, and whole domains") as refused:
+        planned(GPU, host=replace(two_sockets(), architecture="aarch64"))
+    assert "vfiomgr libvirt edit FILE --add" in refused.value.hint
 
 
 def test_a_bridge_is_no_device_for_a_guest() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model import libvirt_feature as features
 from vfiomgr.model.domain import DomainIommu
 from vfiomgr.model.guest import GuestCpus, GuestMemory, GuestPlan, Reason
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.planner.guest.units import Unit
 
 _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
+_ARCHITECTURE = "x86_64"
 _SHORT_BITS, _LONG_BITS = 39, 48
 """The widths that an emulated VT-d has: three levels of page tables, or four."""
 _IOMMU_FEATURES = {"virtio": features.VIRTIO_IOMMU, "amd": features.AMD_IOMMU}
@@ -55,6 +56,7 @@ def plan_guest(
         Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
 
     """
+    _check_architecture(host)
     _check_wish(wish)
     check_vcpus(wish, qemu)
     units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
@@ -82,6 +84,25 @@ def plan_guest(
         reasons=tuple(chain(*why, lock.reasons, why_iommu)),
         notes=tuple(chain(*notes, fabric_notes(host, units))),
     )
+
+
+def _check_architecture(host: HostSnapshot) -> None:
+    """The machine, its firmware, its windows and its IOMMUs are those of a PC.
+
+    Raises:
+        Refusal: the host is none.
+
+    """
+    if host.architecture not in (None, _ARCHITECTURE):
+        message = (
+            f"this host is {host.architecture}, and whole domains are written for {_ARCHITECTURE} "
+            "(q35) alone"
+        )
+        remedy = (
+            "have virt-install write the domain, and put the devices into it with vfiomgr libvirt "
+            "edit FILE --add ADDRESS; vfiomgr libvirt hostdev prints them alone"
+        )
+        raise Refusal(message, remedy)
 
 
 def _check_wish(wish: DomainWish) -> None:

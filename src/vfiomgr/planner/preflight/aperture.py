@@ -44,7 +44,6 @@ _HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
 """pci-hole64-size, where nobody sets it."""
 _CHECKED_SINCE = Version(7, 1)
 """The QEMU that does not start where the space is too small (pc_memory_init)."""
-_X86 = (None, "x86_64", "i686")
 _WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
 _AMD = "AuthenticAMD"
 """Also of the CPU that QEMU emulates by itself (qemu64)."""
@@ -78,7 +77,7 @@ def space_too_small(situation: Situation) -> Iterator[Finding]:
 def _guest_bits(situation: Situation) -> tuple[int | None, str]:
     """How wide the guest's physical addresses are, and what says so; None where nothing does."""
     domain, host = situation.domain, situation.host
-    if domain.architecture not in _X86:
+    if not domain.is_x86:
         return None, ""
     line = situation.at(domain.line("cpu/maxphysaddr"))
     if domain.cpu.physical_bits is not None:

@@ -386,3 +386,31 @@ def test_a_vgpu_is_near_what_its_parent_is() -> None:
     assert finding is not None
     assert "<node>1</node>" in finding.remedy
     assert "/sys/bus/pci/devices/0000:42:00.4/numa_node: 1" in finding.evidence
+
+
+ARM = ("arch='x86_64' machine='pc-q35-7.2'", "arch='aarch64' machine='virt'")
+
+
+def test_of_another_architecture_it_is_told_what_nobody_judges() -> None:
+    large = replace(GPU, bars=bar(1 << 14))
+    on_pc = xml(firmware=" firmware='efi'").replace("<vcpu>4<", "<vcpu>300<")
+    text = on_pc.replace(*ARM)
+    assert troubles(judge(on_pc, host(large))) == ["too-many-cpus", "aperture-too-small"]
+    report = judge(text, host(large, architecture="aarch64"))
+    assert troubles(report) == []
+    assert any("of a machine of aarch64" in line for line in report.not_checked)
+    assert not any("of a machine of" in line for line in judge().not_checked)
+
+
+@pytest.mark.parametrize(
+    ("host_is", "is_found"), [("x86_64", True), ("aarch64", False), (None, False)]
+)
+def test_kvm_runs_guests_of_its_own_architecture(host_is: str | None, *, is_found: bool) -> None:
+    text = xml().replace(*ARM)
+    report = judge(text, host(architecture=host_is))
+    assert ("other-architecture" in troubles(report)) is is_found
+    emulated = xml(kind="qemu").replace(*ARM)
+    assert good.found(judge(emulated, host(architecture=host_is)), "other-architecture") is None
+    small = xml().replace("arch='x86_64'", "arch='i686'")
+    on_pc = judge(small, host(architecture="x86_64"))
+    assert good.found(on_pc, "other-architecture") is None
