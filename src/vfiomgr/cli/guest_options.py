@@ -9,9 +9,18 @@ from vfiomgr.errors import UsageError
 from vfiomgr.model.guest import DirectBoot, DiskBus, GuestDisk, GuestNetwork, NetworkModel
 from vfiomgr.model.hostdev import DeviceWish, HandOver
 
-_DEVICE_KEYS = "managed, display, ramfb, only, rom=FILE|off, model=DRIVER"
-_FLAGS = {"managed": "is_managed", "display": "display", "ramfb": "ramfb"}
-_VALUES = {"rom": "rom", "model": "driver_model"}
+_DEVICE_KEYS = (
+    "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
+    "subsystem=VENDOR:DEVICE"
+)
+_FLAGS = {
+    "managed": "is_managed",
+    "unassigned": "is_unassigned",
+    "display": "display",
+    "ramfb": "ramfb",
+    "vga": "has_vga",
+}
+_VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem"}
 _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vhdx": "vhdx"}
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
 _MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}
@@ -37,6 +46,7 @@ def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceWish:
         elif word != "only":
             message = f"--device {text}: {word!r} says nothing about a device"
             raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
+    has_iommufd = has_iommufd and "unassigned" not in words
     hand_over = HandOver(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
     return DeviceWish(name, hand_over, is_alone="only" in words)
 

@@ -106,6 +106,9 @@ def edit(
       vfiomgr libvirt edit guest --add 0000:04:00.0                  the definition of a domain
       vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
       vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt edit guest.xml --add UUID --display --ramfb
+      vfiomgr libvirt edit guest.xml --add 05:00.0 --managed --unassigned
+      vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --libvirt-version 11.8
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
@@ -161,7 +164,8 @@ def _edited(
     refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
     if host is not None:
         refuse_if_any(space_objections(host, staying, units), frozenset())
-    additions = plan_additions(staying, by_names)
+    is_unassigned = not any(unit.is_seen for unit in units)
+    additions = plan_additions(staying, by_names, is_unassigned=is_unassigned)
     coming = [(by_names[one.names], one.guest) for one in additions.placed]
     hostdevs = tuple(h for unit, guest in coming for h in hostdevs_of(unit, guest))
     ports = [root_port(port.index, port.device) for port in additions.ports]

@@ -29,6 +29,16 @@ _FIRST_BUS = 8
 def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a device that is given to a guest."""
     for decorate in (
+        click.option(
+            "--acpi-nodes",
+            metavar="CELLS",
+            help="Memoryless cells of the guest for its own memory, 1-8 (libvirt 11.8; GB200).",
+        ),
+        click.option(
+            "--unassigned",
+            is_flag=True,
+            help="The guest does not get it: libvirt takes it from the host for its IOMMU group.",
+        ),
         click.option("--iommufd", is_flag=True, help="Through /dev/iommu (libvirt 12.1)."),
         click.option(
             "--driver-model",
@@ -59,6 +69,8 @@ class DeviceOptions(TypedDict):
     boot_order: int | None
     driver_model: str | None
     iommufd: bool
+    unassigned: bool
+    acpi_nodes: str | None
 
 
 def hand_over(options: DeviceOptions) -> HandOver:
@@ -71,6 +83,8 @@ def hand_over(options: DeviceOptions) -> HandOver:
         boot_order=options["boot_order"],
         driver_model=options["driver_model"],
         has_iommufd=options["iommufd"],
+        is_unassigned=options["unassigned"],
+        acpi_nodes=options["acpi_nodes"],
     )
 
 
@@ -109,6 +123,9 @@ def hostdev(
       vfiomgr libvirt hostdev 0000:04:00.0
       vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
       vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --only
+      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      of the group of another one
+      vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
     host = session.devices()

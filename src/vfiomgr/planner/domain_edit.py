@@ -59,11 +59,14 @@ class Removals:
     """Functions that stay, and that the guest cannot find without those that go."""
 
 
-def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additions:
+def plan_additions(
+    domain: Domain, devices: Iterable[tuple[str, ...]], *, is_unassigned: bool = False
+) -> Additions:
     """Places for devices, each a tuple of functions that become one device of the guest.
 
-    A function that goes alone gets no address: libvirt finds a port for it, or adds one. Several
-    get a bus that nothing else says it is on: that of a free root port, else of a new one.
+    A function that goes alone gets no address: libvirt finds a port for it, or adds one. None has
+    what the guest is not to have (`is_unassigned`). Several get a bus that nothing else says it is
+    on: that of a free root port, else of a new one.
 
     Raises:
         Refusal: a device is there in part, or there is no place.
@@ -80,7 +83,7 @@ def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additi
             continue
         if there:
             _refuse_part(domain, names, there)
-        if len(names) == 1:
+        if len(names) == 1 or is_unassigned:
             placed.append(Placed(names, None))
             continue
         guest, is_new = next(places, (None, False))

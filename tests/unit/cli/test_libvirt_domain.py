@@ -173,6 +173,14 @@ def test_devices_are_written_with_their_options(text: str, wish: DeviceWish) -> 
     assert parse_device(text) == wish
 
 
+def test_what_stays_outside_is_opened_in_no_way() -> None:
+    assert parse_device("x", has_iommufd=True).hand_over == HandOver(has_iommufd=True)
+    outside = parse_device("x,unassigned,managed", has_iommufd=True).hand_over
+    assert outside == HandOver(is_managed=True, is_unassigned=True)
+    card = parse_device("x,vga,subsystem=17aa:3aff").hand_over
+    assert card == HandOver(has_vga=True, subsystem="17aa:3aff")
+
+
 @pytest.mark.parametrize("text", ["x,", "x,fast", "x,rom=", "x,rom", "x,display=on"])
 def test_a_word_that_says_nothing_about_a_device(text: str) -> None:
     with pytest.raises(UsageError, match="says nothing about a device") as raised:

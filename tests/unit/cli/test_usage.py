@@ -24,7 +24,7 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
     [
         ("sriov set 05:00.0 x", "COUNT: 'x' is no whole number from 0 up", "sriov set 0000:05"),
         ("sriov set 05:00.0 -1", "no option -1, and takes no negative number", "sriov set 0000:05"),
-        ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "8"),
+        ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "3"),
         ("list --deadline nan", f"--deadline: 'nan' {DEADLINE}", "e.g. --deadline 120"),
         ("list --deadline inf", f"--deadline: 'inf' {DEADLINE}", "e.g. --deadline 120"),
         ("list --deadline 0", f"--deadline: '0' {DEADLINE}", "e.g. --deadline 120"),

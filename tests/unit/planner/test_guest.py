@@ -298,3 +298,87 @@ def test_a_bridge_is_no_device_for_a_guest() -> None:
     bridge = replace(pci_device("0000:16:01.0"), header_type=1, class_code="060400", iommu_group=9)
     with pytest.raises(Refusal, match="is a bridge"):
         planned("0000:16:01.0", host=two_sockets(bridge), libvirt=OLD)
+
+
+def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None:
+    kept = DeviceWish(NEAR, HandOver(is_managed=True, is_unassigned=True))
+    plan = planned(devices=(DeviceWish(GPU), kept))
+    assert guests(plan)[NEAR] is None
+    assert controllers(plan, EXPANDER) == []
+    text = render.domain(plan)
+    assert text.count("<address type='unassigned'/>") == 1
+    assert "the guest does not get it" in plan.why(f"hostdev {NEAR}")
+    with pytest.raises(UsageError, match="the guest has no such device"):
+        planned(devices=(DeviceWish(GPU), kept), boot=(NEAR,))
+    audio = DeviceWish(AUDIO, HandOver(is_managed=True, is_unassigned=True), is_alone=True)
+    gpu_alone = DeviceWish(GPU, HandOver(is_managed=True), is_alone=True)
+    nested = planned(devices=(gpu_alone, audio), viommu="intel")
+    assert controllers(nested, TO_PCI) == [], "QEMU opens one of the group"
+    assert nested.notes == ()
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_function_is_in_the_guest_or_outside_and_never_both(*, is_alone: bool) -> None:
+    outside = DeviceWish(AUDIO, HandOver(is_unassigned=True), is_alone=is_alone)
+    plan = planned(devices=(DeviceWish(GPU), outside))
+    assert guests(plan) == {GPU: GuestAddress(1, 0, 0), AUDIO: None}
+    whole = planned(devices=(DeviceWish(GPU, HandOver(is_unassigned=True)),))
+    assert guests(whole) == {GPU: None, AUDIO: None}
+
+
+def test_what_stays_outside_decides_nothing_about_the_guest() -> None:
+    far = DeviceWish(FAR, HandOver(is_unassigned=True))
+    huge = replace(gpu("0000:52:00.0", 52, size=1 << 44), device_id="1111")
+    kept = DeviceWish("0000:52:00.0", HandOver(is_unassigned=True))
+    host = two_sockets(huge, *SWITCHES)
+    plan = planned(devices=(DeviceWish(GPU), far, kept), host=host)
+    alone = planned(GPU, host=host)
+    assert plan.memory.host_nodes == alone.memory.host_nodes == (0,)
+    assert plan.cpus.aperture_mib == alone.cpus.aperture_mib
+    assert plan.notes == alone.notes == (), "one GPU needs no partition of the fabric"
+
+
+def test_iommufd_is_of_the_domain_whatever_the_guest_does_not_get() -> None:
+    kept = DeviceWish(NEAR, HandOver(is_unassigned=True))
+    plan = planned(devices=(DeviceWish(GPU, HandOver(has_iommufd=True)), kept), libvirt=NEW)
+    assert plan.has_iommufd
+
+
+def test_devices_that_no_guest_ejects() -> None:
+    plan = planned(GPU, FAR, has_hotplug=False, spare_ports=1, viommu="intel")
+    text = render.domain(plan)
+    assert text.count("<target hotplug='off'/>") == 2
+    ports = controllers(plan, ROOT_PORT)
+    assert [port.index for port in ports if not port.has_hotplug] == [4, 7]
+    assert "hotplug" not in render.domain(planned(GPU, FAR))
+    with pytest.raises(Refusal, match="hotplug='off'"):
+        planned(GPU, has_hotplug=False, libvirt=Version(6, 2))
+
+
+def test_properties_that_libvirt_has_no_word_for() -> None:
+    host = two_sockets(replace(gpu("0000:51:00.0", 51), class_code="030000"))
+    card = DeviceWish("0000:51:00.0", HandOver(has_vga=True, subsystem="17AA:3aff"))
+    text = render.domain(planned(devices=(card,), host=host))
+    assert "xmlns:qemu=" in text
+    assert text.count("<qemu:device alias=") == 1
+    for line in (
+        "<qemu:device alias='ua-vfio-0000-51-00-0'>",
+        "<qemu:property name='x-vga' type='bool' value='true'/>",
+        "<qemu:property name='x-pci-sub-vendor-id' type='unsigned' value='6058'/>",
+        "<qemu:property name='x-pci-sub-device-id' type='unsigned' value='15103'/>",
+        "<model type='none'/>",
+    ):
+        assert line in text, line
+    with pytest.raises(Refusal, match="<qemu:override>"):
+        planned(devices=(card,), host=host, libvirt=Version(8, 1))
+
+
+def test_a_guest_need_not_show_kvm() -> None:
+    linux = render.domain(planned(GPU, hides_kvm=True))
+    assert "<hidden state='on'/>" in linux
+    assert "vendor_id" not in linux
+    windows = render.domain(planned(GPU, hides_kvm=True, system="windows"))
+    assert "<vendor_id state='on' value='vfiomgr'/>" in windows
+    assert "hidden" not in render.domain(planned(GPU, system="windows"))
+    with pytest.raises(UsageError, match="no KVM to hide"):
+        planned(GPU, hides_kvm=True, kind="qemu")

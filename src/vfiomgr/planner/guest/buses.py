@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
@@ -64,6 +64,22 @@ def lay_buses(
     for place, number in zip(expanded, numbers, strict=True):
         laying.add_expander(place, number, [seat for seat in seats if _place(seat) == place])
     return Buses(tuple(laying.controllers), laying.places, tuple(laying.reasons))
+
+
+def without_hotplug(buses: Buses) -> Buses:
+    """The same, with ports that a guest cannot eject the host's devices from."""
+    ports = {_port(buses, place.bus) for place in buses.places.values()}
+    controllers = (
+        replace(controller, has_hotplug=controller.index not in ports)
+        for controller in buses.controllers
+    )
+    return replace(buses, controllers=tuple(controllers))
+
+
+def _port(buses: Buses, bus: int) -> int:
+    """That which a bus is below: of a bridge, the one that it is behind."""
+    controller = buses.controllers[bus]
+    return controller.guest.bus if controller.model == TO_PCI and controller.guest else bus
 
 
 def _bus_numbers(places: Sequence[Place], seats: Sequence[Seat]) -> list[int]:

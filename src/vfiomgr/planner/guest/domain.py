@@ -11,8 +11,8 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model import libvirt_feature as features
 from vfiomgr.model.domain import DomainIommu
 from vfiomgr.model.guest import GuestCpus, GuestMemory, GuestPlan, Reason
-from vfiomgr.planner.guest.aperture import TCG_BITS, plan_aperture
-from vfiomgr.planner.guest.buses import lay_buses
+from vfiomgr.planner.guest.aperture import guest_bits, plan_aperture
+from vfiomgr.planner.guest.buses import lay_buses, without_hotplug
 from vfiomgr.planner.guest.fabric import fabric_notes
 from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
 from vfiomgr.planner.guest.locking import plan_lock
@@ -61,12 +61,15 @@ def plan_guest(
     check_vcpus(wish, qemu)
     units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
     check(units, lambda: libvirt, lambda: qemu)
-    nodes = lay_nodes(host, wish, units)
+    if not wish.has_hotplug:
+        features.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
+    seen = [unit for unit in units if unit.is_seen]
+    nodes = lay_nodes(host, wish, seen)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
-    aperture = plan_aperture(host, wish, units, libvirt, emulated)
-    seats = seats_of(units, has_viommu=wish.viommu is not None)
+    aperture = plan_aperture(host, wish, seen, libvirt, emulated)
+    seats = seats_of(seen, has_viommu=wish.viommu is not None)
     buses = _buses(wish, seats, nodes, emulated)
-    placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places[unit.name]))
+    placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
     has_iommufd, hostdevs = _iommufd(placed, libvirt)
     lock = plan_lock(wish, len(hostdevs), libvirt)
     iommu, why_iommu = _iommu(host, wish, libvirt)
@@ -82,7 +85,7 @@ def plan_guest(
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
         reasons=tuple(chain(*why, lock.reasons, why_iommu)),
-        notes=tuple(chain(*notes, fabric_notes(host, units))),
+        notes=tuple(chain(*notes, fabric_notes(host, seen))),
     )
 
 
@@ -109,6 +112,9 @@ def _check_wish(wish: DomainWish) -> None:
     if not _NAME.fullmatch(wish.name):
         message = f"{wish.name!r} is no name of a domain"
         raise UsageError(message, "a name has no slash, no line break and no space in front")
+    if wish.hides_kvm and wish.kind == "qemu":
+        message = "there is no KVM to hide from a guest of the kind qemu"
+        raise UsageError(message, "leave out --hide-kvm, or pass --virt-type kvm")
     displayed = [device.name for device in wish.devices if device.hand_over.display]
     if displayed and wish.graphics == "none":
         message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
@@ -174,7 +180,7 @@ def _boot_parts(
         parts = found[name]
     else:
         address = name.lower() if is_uuid(name) else _boot_address(host, name)
-        holders = (u for u in units.values() if address in u.names.split(", "))
+        holders = (u for u in units.values() if u.is_seen and address in u.names.split(", "))
         parts = [unit.name for unit in holders]
     if not parts:
         message = f"--boot {name}: the guest has no such device"
@@ -186,7 +192,7 @@ def _iommufd(
     hostdevs: tuple[GuestHostdev, ...], libvirt: Version
 ) -> tuple[bool, tuple[GuestHostdev, ...]]:
     """For the domain as a whole, where libvirt has that and all devices want it."""
-    wanted = [hostdev.device.iommufd for hostdev in hostdevs]
+    wanted = [h.device.iommufd for h in hostdevs if not h.device.is_unassigned]
     if not (any(wanted) and all(wanted) and features.DOMAIN_IOMMUFD.is_in(libvirt)):
         return False, hostdevs
     bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
@@ -207,9 +213,9 @@ def _iommu(
     if feature := _IOMMU_FEATURES.get(wish.viommu):
         feature.require(libvirt, f"a virtual IOMMU of the kind {wish.viommu}")
         return DomainIommu(wish.viommu), ()
-    guest_bits = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
-    bits = _SHORT_BITS if (guest_bits or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
-    text = f"the guest's physical addresses have {guest_bits or 'an unknown number of'} bits"
+    own = guest_bits(host, wish)
+    bits = _SHORT_BITS if (own or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
+    text = f"the guest's physical addresses have {own or 'an unknown number of'} bits"
     has_eim = wish.vcpus > MOST_WITHOUT_EIM
     if has_eim:
         text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
@@ -219,7 +225,8 @@ def _iommu(
 
 def _buses(wish: DomainWish, seats: Sequence[Seat], nodes: Nodes, emulated: int) -> Buses:
     cells = [cell.host_node for cell in nodes.cells]
-    return lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
+    laid = lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
+    return laid if wish.has_hotplug else without_hotplug(laid)
 
 
 def _controllers(buses: Buses, aperture: Aperture) -> tuple[PciController, ...]:
@@ -247,7 +254,8 @@ def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
         cores=wish.vcpus // max(1, sockets),
         pins=nodes.pins,
         emulator=nodes.emulator,
-        passes_address_bits=aperture.passes_address_bits,
+        address_width=aperture.address_width,
+        address_bits=aperture.address_bits,
         aperture_mib=aperture.fw_cfg_mib,
     )
 
@@ -258,6 +266,8 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]
             text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
         elif not unit.functions:
             text = "a mediated device, which libvirt never binds"
+        elif unit.hand_over.is_unassigned:
+            text = "the guest does not get it: it is kept from the host and from others"
         elif unit.hand_over.is_managed:
             text = "libvirt binds it before the start, and gives it back after"
         elif any(host.makes_vgpus(function) for function in unit.functions):

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHostdev, HandOver
+from vfiomgr.model.hostdev import (
+    NO_ROM,
+    DomainHostdev,
+    GuestAddress,
+    GuestHostdev,
+    HandOver,
+    QemuProperty,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +24,10 @@ if TYPE_CHECKING:
     from vfiomgr.planner.guest.units import Unit
 
 LAST_BUS = 0xFF
+_SUBSYSTEM = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
+_NODESET = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+_VGA = "0300"
+"""The class of VGA controllers."""
 
 
 def hostdevs_of(unit: Unit, place: GuestAddress | None) -> Iterator[GuestHostdev]:
@@ -37,10 +48,23 @@ def hostdevs_of(unit: Unit, place: GuestAddress | None) -> Iterator[GuestHostdev
             guest=_in_slot(place, number, several=several),
             alias=_alias(str(function.address)),
             driver="vfio",
+            is_unassigned=unit.hand_over.is_unassigned,
         )
         if function.device_id == unit.functions[0].device_id:
             device = replace(device, driver_model=unit.hand_over.driver_model)
-        yield GuestHostdev(_with_options(device, unit.hand_over, number), function.name)
+        properties = () if number else tuple(_properties(unit.hand_over))
+        planned = _with_options(device, unit.hand_over, number)
+        yield GuestHostdev(planned, function.name, properties)
+
+
+def _properties(hand_over: HandOver) -> Iterator[QemuProperty]:
+    """What hw/vfio/pci.c knows and libvirt has no word for."""
+    if hand_over.has_vga:
+        yield QemuProperty("x-vga", "bool", "true")
+    if hand_over.subsystem is not None:
+        vendor, _, device = hand_over.subsystem.partition(":")
+        yield QemuProperty("x-pci-sub-vendor-id", "unsigned", str(int(vendor, 16)))
+        yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
 
 
 def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
@@ -84,6 +108,7 @@ def _with_options(device: DomainHostdev, hand_over: HandOver, number: int) -> Do
         display=hand_over.display,
         ramfb=hand_over.ramfb,
         boot_order=hand_over.boot_order,
+        acpi_nodes=hand_over.acpi_nodes,
         rom_file=hand_over.rom if has_rom else None,
     )
 
@@ -123,17 +148,48 @@ def _check_options(unit: Unit) -> None:
     if hand_over.rom is not None and hand_over.rom != NO_ROM and not hand_over.rom.startswith("/"):
         message = f"the option ROM {hand_over.rom} of {unit.name} has no absolute path"
         raise UsageError(message, f"write it from / on, or {NO_ROM} for none")
+    _check_form(hand_over)
     if unit.functions:
+        _check_unassigned(unit)
+        _check_vga(unit)
         return
     of_functions = {
         "an option ROM": hand_over.rom,
         "a driver model": hand_over.driver_model,
         "iommufd": hand_over.has_iommufd,
         "a boot order": hand_over.boot_order is not None,
+        "a place outside of the guest": hand_over.is_unassigned,
+        "NUMA cells of its own": hand_over.acpi_nodes is not None,
+        "legacy VGA": hand_over.has_vga,
+        "another subsystem": hand_over.subsystem is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"{unit.name} is a mediated device, and libvirt has {what} for PCI functions only"
         raise UsageError(message, "leave it out")
+
+
+def _check_form(hand_over: HandOver) -> None:
+    if hand_over.subsystem is not None and not _SUBSYSTEM.fullmatch(hand_over.subsystem):
+        message = f"{hand_over.subsystem} is no subsystem of a PCI device"
+        raise UsageError(message, "write vendor and device in hexadecimal: 17aa:3aff")
+    if hand_over.acpi_nodes is not None and not _NODESET.fullmatch(hand_over.acpi_nodes):
+        message = f"{hand_over.acpi_nodes} is no set of the guest's NUMA cells"
+        raise UsageError(message, "write numbers and ranges: 1-8, or 1,3")
+
+
+def _check_unassigned(unit: Unit) -> None:
+    """What a guest does not get, it has no options of."""
+    hand_over = unit.hand_over
+    own = HandOver(is_managed=hand_over.is_managed, driver_model=hand_over.driver_model)
+    if hand_over.is_unassigned and replace(hand_over, is_unassigned=False) != own:
+        message = f"{unit.name} is not to be in the guest, and has options of a device there"
+        raise UsageError(message, "leave out all but managed and the driver model")
+
+
+def _check_vga(unit: Unit) -> None:
+    if unit.hand_over.has_vga and not unit.functions[0].class_code.startswith(_VGA):
+        message = f"{unit.functions[0]} is no VGA controller"
+        raise UsageError(message, "leave out vga: only graphics cards have those addresses")
 
 
 def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
@@ -149,6 +205,12 @@ def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
         yield features.DRIVER_MODEL, f"the driver {hand_over.driver_model} for {unit.name}"
     if unit.functions and (hand_over.display or hand_over.ramfb):
         yield features.PCI_DISPLAY, f"the display of {unit.name}"
+    if hand_over.is_unassigned:
+        yield features.UNASSIGNED_ADDRESS, f"{unit.name}, which the guest is not to have,"
+    if hand_over.acpi_nodes is not None:
+        yield features.ACPI_NODESET, f"cells of {unit.name}'s own"
+    if hand_over.has_vga or hand_over.subsystem is not None:
+        yield features.QEMU_OVERRIDE, f"a property of QEMU's for {unit.name}"
     if hand_over.has_iommufd:
         yield features.IOMMUFD, f"/dev/iommu for {unit.name}"
 
@@ -172,7 +234,7 @@ def places(units: Iterable[Unit], first_bus: int) -> Iterator[GuestHostdev]:
     """
     bus = first_bus
     for unit in units:
-        several = len(unit.functions) > 1
+        several = len(unit.functions) > 1 and not unit.hand_over.is_unassigned
         if several and bus > LAST_BUS:
             message = f"no guest bus is left for {unit.name}"
             raise UsageError(message, "choose a lower --guest-bus")

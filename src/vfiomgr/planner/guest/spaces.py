@@ -89,8 +89,9 @@ def space_objections(
     """Functions that cannot come into a domain that has an IOMMU, each behind a port of pcie.0."""
     if domain.iommu is None or domain.iommu.bus is not None:
         return
-    coming = {f.address: f for unit in units for f in unit.functions}
-    there = (host.device_named(hostdev.name) for hostdev in domain.hostdevs if hostdev.address)
+    coming = {f.address: f for unit in units if unit.is_seen for f in unit.functions}
+    seen = (h for h in domain.hostdevs if h.address is not None and not h.is_unassigned)
+    there = (host.device_named(hostdev.name) for hostdev in seen)
     all_ = {**{f.address: f for f in there if f is not None}, **coming}
     for number, members in _several(all_.values()).items():
         new = [str(member.address) for member in members if member.address in coming]

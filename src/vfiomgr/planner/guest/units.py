@@ -12,7 +12,7 @@ from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.vgpu import Vgpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.model.hostdev import DeviceWish
     from vfiomgr.model.snapshot import HostSnapshot
@@ -37,6 +37,11 @@ class Unit:
     root_complex: str | None
     """`pci0000:40`; None of a parent that is no PCI function."""
     iommu_group: int | None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the guest gets it, and the domain does not only keep it from others."""
+        return not self.hand_over.is_unassigned
 
     @property
     def name(self) -> str:
@@ -83,9 +88,27 @@ def units_of(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> tuple[Unit, ..
         first = unit.functions[0] if unit.functions else None
         key: object = unit.vgpu_uuid
         if first is not None:
-            key = first.address if first.physical_function else first.address.slot
+            place = first.address if first.physical_function else first.address.slot
+            key = (place, unit.is_seen)
         slots[key] = _joined(slots[key], unit) if key in slots else unit
-    return tuple(slots.values())
+    return tuple(_apart(slots.values(), host, known))
+
+
+def _apart(
+    units: Iterable[Unit], host: HostSnapshot, wishes: Iterable[DeviceWish]
+) -> Iterator[Unit]:
+    """Each function once: in the guest where it is named so, else outside where its slot is."""
+    units = tuple(units)
+    unseen = {f.address for unit in units if not unit.is_seen for f in unit.functions}
+    if not unseen:
+        yield from units
+        return
+    seen = (w for w in wishes if not (w.hand_over.is_unassigned or is_uuid(w.name)))
+    unseen -= {_named(host, wish).address for wish in seen}
+    for unit in units:
+        own = tuple(f for f in unit.functions if (f.address in unseen) is not unit.is_seen)
+        if own or not unit.functions:
+            yield replace(unit, functions=own)
 
 
 def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:

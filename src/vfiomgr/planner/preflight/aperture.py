@@ -25,6 +25,7 @@ from vfiomgr.planner.guest.aperture import (
     ovmf_window,
 )
 from vfiomgr.planner.preflight.situation import place, shown_size, sysfs
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -133,7 +134,7 @@ def _hole(situation: Situation) -> int:
 def bars_too_large(situation: Situation) -> Iterator[Finding]:
     """A BAR that finds no place reads as 0, and the guest's driver gives up."""
     bits, source = _guest_bits(situation)
-    sizes = [(taken, large_bytes([taken.device])) for taken in situation.functions]
+    sizes = [(taken, large_bytes([taken.device])) for taken in seen(situation)]
     needed = bar_window(_slots(situation), _emulated(situation))
     if bits is None or not needed or _highest_address(situation) > 1 << bits:
         return
@@ -163,7 +164,7 @@ def bars_too_large(situation: Situation) -> Iterator[Finding]:
 def _slots(situation: Situation) -> Iterable[list[PciDevice]]:
     """The functions of each slot of the guest; one without a place gets a port of its own."""
     found: dict[object, list[PciDevice]] = defaultdict(list)
-    for taken in situation.functions:
+    for taken in seen(situation):
         guest = taken.hostdev.guest
         key = (guest.bus, guest.slot) if guest else taken.device.address
         found[key].append(taken.device)

@@ -125,5 +125,6 @@ def code_43(situation: Situation) -> Iterator[Finding]:
             f"the driver of {device} may stop with Code 43 in a guest",
             (situation.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
             "all drivers for a GeForce of this age look for KVM; since 465 none does",
-            "write <kvm><hidden state='on'/></kvm> into <features>",
+            "write <kvm><hidden state='on'/></kvm> into <features>, as vfiomgr libvirt domain "
+            "--hide-kvm does",
         )

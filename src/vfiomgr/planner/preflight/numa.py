@@ -13,6 +13,7 @@ from vfiomgr.model.domain import EXPANDER, DomainHostdev, PciController
 from vfiomgr.model.numbers import write_numbers
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.situation import sysfs
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,14 +194,14 @@ def _near_cells(situation: Situation) -> Iterator[_Near]:
     if not is_split or len(situation.domain.memory.host_nodes) == 1:
         return
     for hostdev, node, where in _nodes_of_hostdevs(situation):
-        if node is not None and node >= 0 and not hostdev.has_acpi_nodes:
+        if node is not None and node >= 0 and hostdev.acpi_nodes is None:
             yield _Near(hostdev, node, where, _expander_above(situation, hostdev.guest))
 
 
 def _nodes_of_hostdevs(
     situation: Situation,
 ) -> Iterator[tuple[DomainHostdev, int | None, str]]:
-    for taken in situation.functions:
+    for taken in seen(situation):
         node = taken.device.numa_node
         yield taken.hostdev, node, f"{sysfs(taken.device)}/numa_node: {node}"
     for hostdev, vgpu in situation.vgpus:
@@ -247,7 +248,7 @@ def _free_number(situation: Situation, devices: list[_Near]) -> int:
 
 def _near_some_node(situation: Situation) -> list[PciDevice]:
     """Its functions that the firmware gave a node; -1 says nothing."""
-    devices = (taken.device for taken in situation.functions)
+    devices = (taken.device for taken in seen(situation))
     return [d for d in devices if d.numa_node is not None and d.numa_node >= 0]
 
 

@@ -71,7 +71,7 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
         yield IOMMUFD, f"<driver iommufd> of {hostdev.name}"
     if hostdev.kind == "pci" and (hostdev.display or hostdev.ramfb):
         yield PCI_DISPLAY, f"display or ramfb of {hostdev.name}"
-    if hostdev.has_acpi_nodes:
+    if hostdev.acpi_nodes is not None:
         yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
 
 

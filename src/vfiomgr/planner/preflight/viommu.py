@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.model.domain import TO_PCI
 from vfiomgr.model.path import IOMMU_GROUPS
 from vfiomgr.model.readiness import Finding
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
     if iommu is None or iommu.bus is not None:
         return
     groups: dict[int, list[Taken]] = defaultdict(list)
-    for taken in situation.functions:
+    for taken in seen(situation):
         if taken.device.iommu_group is not None:
             groups[taken.device.iommu_group].append(taken)
     for number, members in groups.items():

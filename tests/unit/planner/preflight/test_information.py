@@ -414,3 +414,25 @@ def test_kvm_runs_guests_of_its_own_architecture(host_is: str | None, *, is_foun
     small = xml().replace("arch='x86_64'", "arch='i686'")
     on_pc = judge(small, host(architecture="x86_64"))
     assert good.found(on_pc, "other-architecture") is None
+
+
+def test_what_the_guest_does_not_get_takes_no_room_and_no_address_space() -> None:
+    kept = pci_element("0000:01:00.1", managed="no", rest="      <address type='unassigned'/>\n")
+    nested = GPU_ELEMENT + kept + "<iommu model='intel'><driver caching_mode='on'/></iommu>"
+    assert troubles(judge(xml(nested))) == []
+    assert troubles(judge(xml(nested.replace("unassigned", "none")))) == ["viommu-group-apart"]
+    huge = replace(GPU, bars=bar(1 << 16))
+    lone = pci_element("0000:01:00.0", rest="      <address type='unassigned'/>\n")
+    assert "aperture-too-small" in troubles(judge(xml(BOTH), host(huge)))
+    assert "aperture-too-small" not in troubles(judge(xml(lone), host(huge)))
+    lost = xml(lone, cpu=CELLS, before=MEMNODES.format(1))
+    assert troubles(judge(lost)) == []
+    apart = BOTH.replace("<address type='pci' bus='0x01' slot='0x00' function='0x1'/>", "")
+    assert good.found(judge(xml(apart)), "companions-apart") is not None
+    assert good.found(judge(xml(GPU_ELEMENT + kept)), "companions-apart") is None
+
+
+def test_an_index_of_acpi_is_no_set_of_cells() -> None:
+    numbered = NIC_ELEMENT.replace("<source>", "<acpi index='1'/><source>")
+    report = judge(xml(numbered, cpu=CELLS, before=MEMNODES.format(1)))
+    assert troubles(report) == ["device-without-cell"]
