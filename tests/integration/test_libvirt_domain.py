@@ -20,6 +20,7 @@ from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr import api
 from vfiomgr.adapters.libvirt import render
+from vfiomgr.cli.guest_options import FORMATS, parse_disk
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, MIB, DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
@@ -323,6 +324,15 @@ def test_more_cpus_than_255_are_taken_by_libvirt(embed: Embed) -> None:
     arguments = emulated(embed, GPU, viommu="intel", vcpus=256, numa="off")
     (iommu,) = devices_of(arguments, "intel-iommu")
     assert iommu["eim"] == "on"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_libvirt_has_a_word_for_each_format(kind: str) -> None:
+    disk = GuestDisk("/a", kind)
+    networks = (GuestNetwork("bridge", "br-0.1:2"), GuestNetwork("network", "my net"))
+    xml = text_of(disks=(disk,), networks=networks)
+    SCHEMA.assertValid(etree.fromstring(xml))
+    assert parse_disk(f"/a,format={kind}") == disk
 
 
 def test_a_node_without_memory_is_a_cell(embed: Embed) -> None:

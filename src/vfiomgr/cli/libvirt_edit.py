@@ -108,7 +108,8 @@ def edit(
       vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
       vfiomgr libvirt edit guest.xml --add UUID --display --ramfb
       vfiomgr libvirt edit guest.xml --add 05:00.0 --managed --unassigned
-      vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --libvirt-version 11.8
+      vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --iommufd \\
+        --libvirt-version 12.1
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml

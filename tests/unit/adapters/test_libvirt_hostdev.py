@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
+MODEL = HandOver(driver_model="x", is_managed=True)
 LONE = replace(GPU, address=replace(GPU.address, bus=9))
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
 
@@ -133,7 +134,7 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
 @pytest.mark.parametrize(
     ("hand_over", "versions", "words"),
     [
-        (HandOver(driver_model="x"), ("9.9", None), "<driver model>, which libvirt has since 10.0"),
+        (MODEL, ("9.9", None), "<driver model>, which libvirt has since 10.0"),
         (HandOver(display=True), ("10.2", None), "display and ramfb of PCI devices"),
         (HandOver(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
         (HandOver(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
@@ -183,6 +184,8 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
     [
         ("0000:04:00.0", HandOver(rom="gpu.rom"), "has no absolute path"),
         ("0000:04:00.0", HandOver(ramfb=True, boot_order=1), "cannot boot from"),
+        ("0000:04:00.0", HandOver(driver_model="../x", is_managed=True), "no name of a driver"),
+        ("0000:04:00.0", HandOver(driver_model="x"), "libvirt binds only what is managed"),
         ("0000:04:00.0", HandOver(subsystem="17aa:1"), "17aa:1 is no subsystem"),
         ("0000:04:00.0", HandOver(acpi_nodes="1-"), "no set of the guest's NUMA cells"),
         ("0000:09:00.0", HandOver(has_vga=True), "is no VGA controller"),

@@ -133,7 +133,7 @@ def test_the_document_has_the_plan_and_its_reasons(run: Run, servers: tuple[str,
     [
         ("--disk", "/a/\x01.qcow2"),
         ("--cdrom", "/a/\x1b.iso"),
-        ("--network", "bridge=a\x7f"),
+        ("--network", "a\x7f"),
         ("--kernel", "/vmlinuz", "--kernel-arguments", "quiet\nroot=/dev/vda"),
     ],
 )
@@ -193,7 +193,11 @@ def test_disks_tell_their_format() -> None:
     assert parse_disk("/dev/vg/a") == GuestDisk("/dev/vg/a", "raw")
     assert parse_disk("/a,format=raw") == GuestDisk("/a", "raw")
     assert parse_disk("a.img").path.startswith("/")
-    for text in ("/a", "/a,raw", "/a.img,format="):
+    assert parse_disk("/a.vdi") == GuestDisk("/a.vdi", "vdi")
+    with pytest.raises(UsageError, match="no disks of the format vhdx") as raised:
+        parse_disk("/a b.vhdx,format=vhdx")
+    assert "qemu-img convert -O qcow2 '/a b.vhdx'" in (raised.value.hint or "")
+    for text in ("/a", "/a,raw", "/a.img,format=", "/a.vhdx"):
         with pytest.raises(UsageError, match="--disk /a"):
             parse_disk(text)
 
@@ -264,7 +268,8 @@ def test_networks_are_libvirts_or_bridges() -> None:
     assert parse_network("default") == GuestNetwork("network", "default")
     assert parse_network("bridge=br0") == GuestNetwork("bridge", "br0")
     assert parse_network("n,model=e1000e") == GuestNetwork("network", "n", "e1000e")
-    for text in ("", "bridge=", "vlan=3", "n,model=ne2k", "n,"):
+    odd = ("bridge=a b", "a/b", "a\nb", " a")
+    for text in ("", "bridge=", "vlan=3", "n,model=ne2k", "n,", *odd):
         with pytest.raises(UsageError, match="is no network"):
             parse_network(text)
 

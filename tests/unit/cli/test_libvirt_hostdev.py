@@ -17,11 +17,15 @@ GPU = "0000:01:00.0"
 
 def test_options_are_written_for_the_libvirt_that_is_told(run: Run) -> None:
     options = ("--driver-model", "nvgrace_gpu_vfio_pci", "--rom", "/gpu.rom", "--boot-order", "1")
-    made = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "10.0")
+    idle = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "10.0")
+    assert (idle.status, idle.stdout) == (2, "")
+    assert f"vfiomgr bind {GPU} --driver nvgrace_gpu_vfio_pci" in idle.stderr
+    managed = (*options, "--managed")
+    made = run("libvirt", "hostdev", GPU, *managed, "--libvirt-version", "10.0")
     assert made.status == 0
     for text in ("model='nvgrace_gpu_vfio_pci'", "<rom file='/gpu.rom'/>", "<boot order='1'/>"):
         assert text in made.stdout
-    refused = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "9.10")
+    refused = run("libvirt", "hostdev", GPU, *managed, "--libvirt-version", "9.10")
     assert (refused.status, refused.stdout) == (4, "")
     assert "<driver model>, which libvirt has since 10.0.0: this is 9.10.0" in refused.stderr
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LAST_BUS = 0xFF
 _SUBSYSTEM = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 _NODESET = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+_MODULE = re.compile(r"[A-Za-z0-9_+-]+")
+"""genericName of libvirt's schema (basictypes.rng)."""
 _VGA = "0300"
 """The class of VGA controllers."""
 
@@ -150,6 +152,7 @@ def _check_options(unit: Unit) -> None:
         raise UsageError(message, f"write it from / on, or {NO_ROM} for none")
     _check_form(hand_over)
     if unit.functions:
+        _check_model(unit)
         _check_unassigned(unit)
         _check_vga(unit)
         return
@@ -175,6 +178,19 @@ def _check_form(hand_over: HandOver) -> None:
     if hand_over.acpi_nodes is not None and not _NODESET.fullmatch(hand_over.acpi_nodes):
         message = f"{hand_over.acpi_nodes} is no set of the guest's NUMA cells"
         raise UsageError(message, "write numbers and ranges: 1-8, or 1,3")
+
+
+def _check_model(unit: Unit) -> None:
+    model = unit.hand_over.driver_model
+    if model is None:
+        return
+    if not _MODULE.fullmatch(model):
+        message = f"{model!r} is no name of a driver"
+        raise UsageError(message, "write that of its module: vfio-pci, mlx5_vfio_pci")
+    if not unit.hand_over.is_managed:
+        message = f"the driver {model} for {unit.name}: libvirt binds only what is managed"
+        bind = f"vfiomgr bind {unit.name} --driver {model}"
+        raise UsageError(message, f"ask for managed too, or leave it out and bind it: {bind}")
 
 
 def _check_unassigned(unit: Unit) -> None:
