@@ -73,11 +73,11 @@ def domain(
     depends = options["iommufd"] or wish.vcpus > MOST_WITHOUT_EIM
     qemu = libvirt_versions.qemu_version(session)() if depends else None
     plan = plan_guest(host, wish, libvirt, qemu)
-    refuse_to_hurt(session, host, plan.hostdevs)
+    refuse_to_hurt(lambda: host, plan.hostdevs, host)
     _print(session, plan, libvirt, explain=explain)
     for line in plan.notes:
         note(line)
-    tell_what_waits(session, host, plan.hostdevs)
+    tell_what_waits(lambda: host, plan.hostdevs, host)
 
 
 def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool) -> None:

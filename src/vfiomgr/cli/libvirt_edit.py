@@ -124,7 +124,7 @@ def edit(
     place = place_of(target, output, uri, is_change=not session.dry_run)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
     if host is not None:
-        refuse_to_hurt(session, host, hostdevs)
+        refuse_to_hurt(lambda: host, hostdevs, host)
     if session.dry_run:
         print_difference(session, done)
     else:
@@ -132,7 +132,7 @@ def edit(
         undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
         print_edited(session, done, is_piped=place.is_pipe, undo=undo)
     if host is not None:
-        tell_what_waits(session, host, hostdevs)
+        tell_what_waits(lambda: host, hostdevs, host)
 
 
 def _host(session: Session, *, required: bool) -> HostSnapshot | None:

@@ -128,7 +128,7 @@ def hostdev(
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
-    host = session.devices()
+    host = session.slots_of(devices)
     units = units_of(
         host, [DeviceWish(name, hand_over(options), is_alone=only) for name in devices]
     )
@@ -138,17 +138,21 @@ def hostdev(
         libvirt_versions.qemu_version(session),
     )
     hostdevs = tuple(places(units, guest_bus))
-    refuse_to_hurt(session, host, hostdevs)
+    refuse_to_hurt(session.host, hostdevs, host)
     elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    tell_what_waits(session, host, hostdevs)
+    tell_what_waits(session.host, hostdevs, host)
 
 
-def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
+def refuse_to_hurt(
+    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
+) -> None:
     """What libvirt is to bind, it binds without any guard: so they are kept here.
+
+    `host` knows the devices, `around` gives all of the host, which is asked for where it matters.
 
     Raises:
         Refusal: `vfiomgr bind` would refuse one of the devices.
@@ -160,11 +164,13 @@ def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[Gues
     if taken:
         from vfiomgr.planner.guards import refuse_if_any, taking  # noqa: PLC0415 - only then
 
-        around = session.surrounded(host)
-        refuse_if_any(taking(around, [around.device(address) for address in taken]), frozenset())
+        whole = around()
+        refuse_if_any(taking(whole, [whole.device(address) for address in taken]), frozenset())
 
 
-def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
+def tell_what_waits(
+    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
+) -> None:
     """What makes devices ready for the guest that vfiomgr is to bind."""
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
     waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
@@ -174,5 +180,5 @@ def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[Gue
         if len(waiting) > readying.MOST:
             readying.tell_of_many([host.device(address) for address in waiting])
             return
-        around = session.surrounded(host)
-        readying.tell_how_to_bind(around, [around.device(address) for address in waiting])
+        whole = around()
+        readying.tell_how_to_bind(whole, [whole.device(address) for address in waiting])

@@ -52,11 +52,18 @@ _ARCHITECTURES = (
 
 
 def scan_devices(
-    tree: HostTree, machine: HostTree, serials_of: frozenset[tuple[int, int, int]] = frozenset()
+    tree: HostTree,
+    machine: HostTree,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    only: frozenset[tuple[int, int, int]] | None = None,
 ) -> HostSnapshot:
-    """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them."""
+    """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them.
+
+    With the slots that are `only` to be read there are no other functions in it.
+    """
     groups = iommu.read_groups(tree)
-    devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
+    found = pci.read_devices(tree, Names(tree, machine), serials_of, only)
+    devices = display.mark_displays(tree, found)
     cpu = _cpu(tree)
     mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
     vendor_parents, vendor_vgpus = vendor_vgpu.read_vendor_vgpus(tree, devices)
