@@ -232,9 +232,10 @@ def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
 
 
 def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
-    from vfiomgr.model.libvirt_feature import QEMU_IOMMUFD as needed  # noqa: N811, PLC0415
+    from vfiomgr.model import libvirt_feature as features  # noqa: PLC0415 - few devices need any
 
-    if qemu is not None and qemu < needed:
+    if features.lacks_iommufd(qemu):
+        needed = features.QEMU_IOMMUFD
         message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
         raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
 
