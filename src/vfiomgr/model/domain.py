@@ -134,6 +134,7 @@ class Domain:
     boot_orders: tuple[int, ...] = ()
     """The orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
+    """What it tells QEMU past libvirt: arguments, and properties as `name=value`."""
     has_iommufd: bool = False
     is_bound_by_hook: bool = False
     """Whether its metadata has vfiomgr's hook make its devices ready."""

@@ -57,7 +57,7 @@ def test_a_guest_on_two_nodes(run: Run, servers: tuple[str, str], matches: Match
 def test_a_newer_libvirt_gets_what_it_can_read(
     run: Run, servers: tuple[str, str], matches: Matches
 ) -> None:
-    wish = ("fd", "--memory", "16G", "--vcpus", "4", "--disk", "/vm/a.qcow2", "--viommu", "amd")
+    wish = ("fd", "--memory", "16G", "--vcpus", "4", "--disk", "/vm/a.qcow2", "--viommu", "virtio")
     device = f"{GPU},managed,model=nvgrace_gpu_vfio_pci,rom=off"
     options = (*servers, "libvirt", "domain", *wish, "--device", device, "--iommufd")
     made = run(*options, "--libvirt-version", "12.2", "--firmware", "bios")

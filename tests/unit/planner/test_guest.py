@@ -166,6 +166,15 @@ def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
         planned(GPU, viommu="amd", libvirt=Version(11, 4))
 
 
+def test_behind_amds_iommu_vfio_is_told_nothing() -> None:
+    with pytest.raises(Refusal, match="no guest starts that has devices") as refused:
+        planned(GPU, viommu="amd", libvirt=Version(11, 5))
+    assert "--viommu intel" in refused.value.hint
+    assert planned(viommu="amd", libvirt=Version(11, 5)).iommu is not None
+    outside = (DeviceWish(GPU, HandOver(is_unassigned=True)),)
+    assert planned(devices=outside, viommu="amd", libvirt=Version(11, 5)).iommu is not None
+
+
 def test_more_than_255_cpus_need_extended_interrupt_mode() -> None:
     many: dict[str, Any] = {"vcpus": 256, "numa": "off"}
     with pytest.raises(Refusal, match="more than 255 need") as refused:

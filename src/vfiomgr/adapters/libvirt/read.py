@@ -93,11 +93,7 @@ def domain_of(root: Element) -> Domain:
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
         boot_orders=tuple(_boot_orders(root)),
-        qemu_arguments=tuple(
-            argument.get("value")
-            for line in root.all("commandline", QEMU_NAMESPACE)
-            for argument in line.all("arg", QEMU_NAMESPACE)
-        ),
+        qemu_arguments=tuple(_qemu_arguments(root)),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
         is_bound_by_hook=is_bound_by_hook(root),
         lines=tuple(_lines(root)),
@@ -217,6 +213,16 @@ def _cells(root: Element) -> Iterator[NumaCell]:
             memory_bytes=size_of(cell, attribute="memory") if "memory" in cell.attributes else 0,
             cpus=set_of(cell, cell.get("cpus")),
         )
+
+
+def _qemu_arguments(root: Element) -> Iterator[str]:
+    for line in root.all("commandline", QEMU_NAMESPACE):
+        yield from (argument.get("value") for argument in line.all("arg", QEMU_NAMESPACE))
+    for override in root.all("override", QEMU_NAMESPACE):
+        for device in override.all("device", QEMU_NAMESPACE):
+            for frontend in device.all("frontend", QEMU_NAMESPACE):
+                for changed in frontend.all("property", QEMU_NAMESPACE):
+                    yield f"{changed.get('name')}={changed.get('value')}"
 
 
 def _firmware(root: Element) -> str | None:

@@ -212,6 +212,7 @@ def _iommu(
         return None, ()
     if feature := _IOMMU_FEATURES.get(wish.viommu):
         feature.require(libvirt, f"a virtual IOMMU of the kind {wish.viommu}")
+        _check_mapping(wish)
         return DomainIommu(wish.viommu), ()
     own = guest_bits(host, wish)
     bits = _SHORT_BITS if (own or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
@@ -243,6 +244,21 @@ def _memory(wish: DomainWish, nodes: Nodes, lock: Lock) -> GuestMemory:
         locked_bytes=lock.needed_bytes,
         hard_limit_bytes=lock.limit_bytes,
     )
+
+
+def _check_mapping(wish: DomainWish) -> None:
+    """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2).
+
+    Raises:
+        Refusal: the guest gets devices of the host.
+
+    """
+    if wish.viommu == "amd" and any(not d.hand_over.is_unassigned for d in wish.devices):
+        message = (
+            "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "
+            "nothing of what is mapped (dma-remap, since 10.2), and libvirt has no word for that"
+        )
+        raise Refusal(message, "pass --viommu intel, which hosts of AMD have too, or virtio")
 
 
 def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:

@@ -84,6 +84,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     places.no_spare_port,
     viommu.group_apart,
     viommu.caching_mode,
+    viommu.maps_nothing,
     aperture.space_too_small,
     aperture.bars_too_large,
     aperture.emulated_bits,

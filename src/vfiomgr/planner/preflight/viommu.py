@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
 _ELEMENT = "devices/iommu"
-_INTEL = "intel"
+_INTEL, _AMD = "intel", "amd"
+_REMAPS = re.compile(r"\bdma-remap=(?:on|true|1|yes)\b")
 _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
@@ -67,6 +69,31 @@ def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
         if guest is not None
     }
     return len(placed) + sum(taken.hostdev.guest is None for taken in members)
+
+
+def maps_nothing(situation: Situation) -> Iterator[Finding]:
+    """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
+    iommu = situation.domain.iommu
+    taking = [hostdev for hostdev in situation.hostdevs if not hostdev.is_unassigned]
+    if iommu is None or iommu.model != _AMD or not taking:
+        return
+    if any(_REMAPS.search(argument) for argument in situation.domain.qemu_arguments):
+        return
+    line = situation.domain.line(_ELEMENT)
+    yield Finding(
+        "viommu-without-mapping",
+        "blocker",
+        "the guest's IOMMU tells VFIO nothing of what the guest maps",
+        (
+            f"{situation.at(line)}: <iommu model='{_AMD}'>",
+            *(situation.cite(hostdev) for hostdev in taking),
+        ),
+        "QEMU's amd-iommu has that since 10.2, switched off, and libvirt no word for it: QEMU ends "
+        'with "requires dma-remap=1", or "requires iommu notifier"',
+        f"write <iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu> in line "
+        f"{line}, which hosts of AMD have too; or, with QEMU 10.2, <qemu:commandline> with "
+        "<qemu:arg value='-global'/> and <qemu:arg value='amd-iommu.dma-remap=on'/>",
+    )
 
 
 def caching_mode(situation: Situation) -> Iterator[Finding]:

@@ -198,6 +198,36 @@ CASES = [
         Side(xml(BOTH + VIOMMU, ports=PORTS.replace("-root-port", "-to-pci-bridge"))),
     ),
     Case(
+        "viommu-without-mapping",
+        "blocker",
+        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>")),
+        "amd-iommu.dma-remap=on",
+        "<iommu model='amd'>",
+        Side(
+            xml(NIC_ELEMENT + "<iommu model='amd'/>").replace(
+                "</domain>",
+                "<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>"
+                "<arg value='amd-iommu.dma-remap=on'/></commandline></domain>",
+            )
+        ),
+    ),
+    Case(
+        "viommu-without-mapping",
+        "blocker",
+        Side(xml(MDEV_ELEMENT + "<iommu model='amd'/>")),
+        "write <iommu model='intel'>",
+        "<hostdev> of f715f63c",
+        Side(
+            xml(MDEV_ELEMENT + "<iommu model='amd'/>").replace(
+                "</domain>",
+                "<override xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>"
+                "<device alias='iommu0'><frontend>"
+                "<property name='dma-remap' type='bool' value='true'/>"
+                "</frontend></device></override></domain>",
+            )
+        ),
+    ),
+    Case(
         "viommu-caching-mode",
         "blocker",
         Side(xml(NIC_ELEMENT + "<iommu model='intel'/>")),
@@ -382,10 +412,10 @@ CASES = [
     Case(
         "iommu-model-unknown",
         "blocker",
-        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>"), libvirt=libvirt(libvirt=Version(11, 3))),
-        "libvirt 11.5.0 or later",
-        "<iommu model='amd'>",
-        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>")),
+        Side(xml(NIC_ELEMENT + "<iommu model='virtio'/>"), libvirt=libvirt(libvirt=Version(8, 2))),
+        "libvirt 8.3.0 or later",
+        "<iommu model='virtio'>",
+        Side(xml(NIC_ELEMENT + "<iommu model='virtio'/>")),
     ),
     Case(
         "old-backend",
