@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from vfiomgr.cli.main import cli
+
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
 
 
@@ -16,6 +20,13 @@ def vfiomgr(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str
     result = subprocess.run([VFIOMGR, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == status, result.stdout + result.stderr
     return result
+
+
+def vfiomgr_here(*arguments: str) -> str:
+    """Run it in this process, which has loaded it: under emulation that takes seconds else."""
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, f"{result.output}{result.exception}"
+    return result.output
 
 
 def document(*arguments: str) -> dict[str, Any]:
