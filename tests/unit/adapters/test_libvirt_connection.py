@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from vfiomgr.adapters.libvirt import connection
 from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
+from vfiomgr.adapters.libvirt.library import library
 from vfiomgr.cli.libvirt_attach import attach
 from vfiomgr.cli.libvirt_connection import complete_domain
 from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def without_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    connection._library.cache_clear()
+    library.cache_clear()
     monkeypatch.setitem(sys.modules, "libvirt", None)
     yield
-    connection._library.cache_clear()
+    library.cache_clear()
 
 
 @pytest.mark.usefixtures("without_library")
@@ -119,14 +119,13 @@ def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
     monkeypatch: pytest.MonkeyPatch, answers: dict[str, int], left: str
 ) -> None:
     """With NVRAM of its name left over, libvirt undefines no domain but where told to keep it."""
-    library = connection._library()
     called = []
 
     def answer(call: str) -> Callable[..., int]:
         def act(_handle: object, *flags: int) -> int:
             called.append((call, *flags))
             if answers[call]:
-                error = library.libvirtError("no")
+                error = library().libvirtError("no")
                 error.err = (answers[call], 0, "no")
                 raise error
             return 0
@@ -136,11 +135,11 @@ def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
     with connect("test:///default") as opened:
         with monkeypatch.context() as patch:
             for call in ("undefine", "undefineFlags"):
-                patch.setattr(library.virDomain, call, answer(call))
+                patch.setattr(library().virDomain, call, answer(call))
             with pytest.raises(InvalidDocument, match="would drop") as caught:
                 opened.define(DROPPED, "new.xml")
         opened._lookup("new").undefine()
     assert caught.value.details == ("new.xml: dropped: domain/qemu:commandline",)
     assert left in caught.value.hint
-    assert called[0] == ("undefineFlags", library.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+    assert called[0] == ("undefineFlags", library().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
     assert [call for call, *_ in called] == list(answers)

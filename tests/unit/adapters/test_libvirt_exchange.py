@@ -20,7 +20,8 @@ from vfiomgr.model.attachment import Scope
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.adapters.libvirt.connection import Connection, Removal
+    from vfiomgr.adapters.libvirt.connection import Connection
+    from vfiomgr.adapters.libvirt.devices import Removal
 
 BOTH, LIVE = Scope(live=True, config=True), Scope(live=True, config=False)
 CONFIG = Scope(live=False, config=True)

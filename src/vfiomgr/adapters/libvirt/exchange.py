@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.adapters.libvirt.connection import Removal
+from vfiomgr.adapters.libvirt.devices import Removal
 from vfiomgr.adapters.libvirt.document import parse
 from vfiomgr.adapters.libvirt.read_devices import hostdev_elements, read_hostdevs
 from vfiomgr.errors import GuestKeepsDevice, RollbackIncomplete, RolledBack, VfiomgrError
