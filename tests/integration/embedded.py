@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 _LIMIT = 120
 
 
@@ -59,7 +59,7 @@ class Embedded:
         return answer.stdout.encode()
 
     def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        prefix = _AS_USER if os.geteuid() == 0 else ()
+        prefix = AS_USER if os.geteuid() == 0 else ()
         private = {
             "HOME": str(self.directory),
             "XDG_RUNTIME_DIR": str(self.directory / "run"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vfiomgr.adapters.libvirt.causes import Code, explain
+from vfiomgr.adapters.libvirt.conversation import KEEP_ALIVE
 from vfiomgr.adapters.libvirt.library import explained, explaining, library
 from vfiomgr.model.version import Version
 
@@ -29,6 +30,10 @@ class Caller:
         """Of libvirt, on the other side."""
         with explaining(self.uri):
             return Version.from_number(self._handle.getLibVersion())
+
+    def keep_alive(self) -> None:
+        """Have the other side say now and then that it is there; without an answer it is lost."""
+        self._if_supported(lambda: self._handle.setKeepAlive(*KEEP_ALIVE))
 
     def _if_supported(self, call: Callable[[], _Result | None]) -> _Result | None:
         """What a call gives; None where there is no such call here."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from vfiomgr.adapters.libvirt.conversation import DEADLINE, converse
 from vfiomgr.adapters.libvirt.definitions import DefinitionCalls
 from vfiomgr.adapters.libvirt.devices import DeviceCalls
 from vfiomgr.adapters.libvirt.library import event_loop, explaining, library
@@ -28,9 +29,12 @@ class Connection(DefinitionCalls, DeviceCalls, MdevCalls):
 
 @contextmanager
 def connect(
-    uri: str, *, read_only: bool = False, with_events: bool = False
+    uri: str, *, read_only: bool = False, with_events: bool = False, deadline: float = DEADLINE
 ) -> Iterator[Connection]:
     """A connection to the libvirt at a URI; events of domains are heard `with_events` alone.
+
+    Each of its calls is answered within `deadline` seconds, or given up; a connection to another
+    host is tried in between, so that one which is lost ends a call that may take longer.
 
     Raises:
         HostError: libvirt-python is not installed, or no libvirt answers.
@@ -38,12 +42,16 @@ def connect(
 
     """
     libvirt = library()
-    path = split_uri(uri).path
-    needs_loop = with_events or path == _EMBEDDED
-    with event_loop() if needs_loop else nullcontext():
-        with explaining(uri):
-            handle = (libvirt.openReadOnly if read_only else libvirt.open)(uri)
-        try:
-            yield Connection(handle, uri)
-        finally:
-            handle.close()
+    parts = split_uri(uri)
+    open_it = libvirt.openReadOnly if read_only else libvirt.open
+    is_remote = bool(parts.hostname or "+" in parts.scheme)
+    needs_loop = with_events or is_remote or parts.path == _EMBEDDED
+    with (
+        event_loop() if needs_loop else nullcontext(),
+        explaining(uri),
+        converse(open_it, uri, deadline) as handle,
+    ):
+        connection = Connection(handle, uri)
+        if is_remote or with_events:
+            connection.keep_alive()
+        yield connection

@@ -8,6 +8,7 @@ vfiomgr is written: a command that was cut off is ended by typing it again.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.adapters.libvirt.devices import Removal
 from vfiomgr.adapters.libvirt.document import parse
 from vfiomgr.adapters.libvirt.read_devices import hostdev_elements, read_hostdevs
-from vfiomgr.errors import GuestKeepsDevice, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import (
+    GuestKeepsDevice,
+    LibvirtSilent,
+    RollbackIncomplete,
+    RolledBack,
+    VfiomgrError,
+)
 from vfiomgr.model.attachment import Scope
 
 if TYPE_CHECKING:
@@ -58,7 +65,7 @@ def attach_all(
             connection.attach(domain, exchange.element, exchange.scope)
         except (VfiomgrError, KeyboardInterrupt) as error:
             if not done:
-                raise
+                raise _unknown(error, domain, exchange) from None
             live = reversed([one for one in done if one.scope.live])
             removals = [
                 partial(
@@ -97,7 +104,7 @@ def detach_all(
             raise
         except (VfiomgrError, KeyboardInterrupt) as error:
             if not done:
-                raise
+                raise _unknown(error, domain, exchange) from None
             live = [elements[one.device] for one in done if one.scope.live]
             returns = [partial(connection.attach, domain, element, _LIVE) for element in live]
             raise _rolled_back(connection, domain, before, returns, error) from error
@@ -145,6 +152,15 @@ def _rolled_back(
         left = f"what was done before could not be taken back: {another.message}"
         return RollbackIncomplete(f"{told}; and {left}", another.hint)
     return RolledBack(f"{told}; {domain} is as it was before", hint)
+
+
+def _unknown(error: BaseException, domain: str, exchange: Exchange) -> BaseException:
+    """A call that was given up libvirt may carry out all the same."""
+    if not isinstance(error, LibvirtSilent):
+        return error
+    left = f"whether {domain} has {exchange.device} is not known"
+    hint = f"{error.hint}; then vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
+    return RollbackIncomplete(f"{error.message}: {left}", hint)
 
 
 def _told(error: BaseException) -> tuple[str, str]:
