@@ -131,7 +131,7 @@ def define(
         known = find_mdev(connection.mdevs(), name)
         if known is not None and known.state.is_defined:
             _refuse_another(known, str(wish.parent), wish.type)
-            is_changed = known.state.starts_by_itself != autostart
+            is_changed = bool(known.state.starts_by_itself) != autostart
             if is_changed:
                 connection.set_mdev_autostart(known, autostart=autostart)
         else:
