@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
 from vfiomgr.adapters.libvirt.library import library
 from vfiomgr.cli.libvirt_attach import attach
 from vfiomgr.cli.libvirt_connection import complete_domain
+from vfiomgr.cli.main import cli
 from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +96,31 @@ def test_a_host_that_nobody_knows_is_told_as_such() -> None:
         connect("qemu+tcp://nohost.invalid/system"),
     ):
         pass
+
+
+@pytest.mark.parametrize("inactive", [True, False])
+def test_what_of_a_domain_cannot_be_read_is_known(
+    monkeypatch: pytest.MonkeyPatch, *, inactive: bool
+) -> None:
+    """The other XML of it is read all the same, and it stays as persistent as it is."""
+    real = library().virDomain.XMLDesc
+
+    def describe(domain: object, flags: int = 0) -> str:
+        is_odd = bool(flags & library().VIR_DOMAIN_XML_INACTIVE) == inactive
+        return "<odd/>" if is_odd else str(real(domain, flags))
+
+    monkeypatch.setattr(library().virDomain, "XMLDesc", describe)
+    with connect("test:///default") as opened:
+        (known,) = opened.hypervisor().domains
+    assert (known.is_definition_unread, known.is_running_unread) == (inactive, not inactive)
+    assert (known.defined is None, known.running is None) == (inactive, not inactive)
+    assert (known.is_unread, known.is_persistent) == (True, True)
+    result = CliRunner().invoke(cli, ["libvirt", "preflight", "test", "-c", "test:///default"])
+    if inactive:
+        assert isinstance(result.exception, HostError)
+        assert "virsh dumpxml --inactive test" in result.exception.hint
+    else:
+        assert "not checked: the XML of the domain test cannot be made sense of" in result.output
 
 
 DROPPED = b"""\

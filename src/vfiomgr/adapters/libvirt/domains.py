@@ -151,7 +151,8 @@ class DomainCalls(Caller):
             running=running,
             defined=defined,
             autostarts=bool(is_persistent and handle.autostart()),
-            is_unreadable=bool((is_active and not running) or (is_persistent and not defined)),
+            is_running_unread=bool(is_active and not running),
+            is_definition_unread=bool(is_persistent and not defined),
         )
 
     def _qemu_version(self) -> Version | None:
