@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.embedded import AS_USER
+from tests.integration.embed import AS_USER
 from vfiomgr.adapters.libvirt import caller, conversation
 from vfiomgr.adapters.libvirt.connection import connect
 from vfiomgr.errors import LibvirtSilent
@@ -55,11 +55,10 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     if shutil.which("libvirtd") is None:
         pytest.skip("libvirtd is not installed")
     (tmp_path / "libvirtd.conf").write_text(f'log_outputs = "3:file:{tmp_path}/log"\n')
-    prefix = AS_USER if os.geteuid() == 0 else ()
     arguments = ["-f", str(tmp_path / "libvirtd.conf"), "-p", str(tmp_path / "pid")]
     path = tmp_path / "libvirt/libvirt-sock"
     with subprocess.Popen(
-        [*prefix, "libvirtd", *arguments],
+        [*AS_USER, "libvirtd", *arguments],
         env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
         stderr=subprocess.DEVNULL,
     ) as process:
