@@ -102,6 +102,26 @@ def test_a_daemon_that_stops_in_the_middle_is_asked_once(
     assert time.monotonic() - began < _SOON
 
 
+_PROGRAM = """\
+import os, signal, sys
+from vfiomgr.adapters.libvirt.connection import connect
+from vfiomgr.errors import LibvirtSilent
+with connect(sys.argv[1], deadline=1) as connection:
+    assert connection.domain_names() == ("test",)
+    os.kill(int(sys.argv[2]), signal.SIGSTOP)
+    try:
+        connection.domain_names()
+    except LibvirtSilent:
+        print("silent")
+"""
+
+
+def test_a_process_ends_though_its_connection_cannot_be_closed(daemon: Daemon) -> None:
+    command = [sys.executable, "-c", _PROGRAM, daemon.uri, str(daemon.process.pid)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SOON)
+    assert (answer.returncode, answer.stdout) == (0, "silent\n"), answer.stderr
+
+
 def test_a_call_that_may_take_long_ends_when_its_daemon_is_lost(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +131,17 @@ def test_a_call_that_may_take_long_ends_when_its_daemon_is_lost(
         daemon.stop()
         with pytest.raises(LibvirtSilent, match="has not answered for 2 s"):
             connection.domain_names()
+
+
+def test_a_call_that_is_not_answered_can_be_interrupted(daemon: Daemon) -> None:
+    began = time.monotonic()
+    interrupt = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    with connect(daemon.uri, deadline=600) as connection:
+        daemon.stop()
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            connection.domain_names()
+    assert time.monotonic() - began < _SOON
 
 
 def test_a_daemon_that_goes_on_in_time_is_waited_for(daemon: Daemon) -> None:

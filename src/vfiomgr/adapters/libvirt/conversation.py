@@ -95,10 +95,8 @@ class _Conversation:
 
     def close(self, handle: _Guarded) -> None:
         """Close the connection; one that does not answer is left, for closing would wait, too."""
-        is_closed = not self._silence and self._put(handle.target.close).is_there.wait(_FAREWELL)
-        if not is_closed:
-            self._silence = self._silence or _FAREWELL
-            handle.target._o = None  # noqa: SLF001 - else it is closed when Python forgets it
+        if not self._silence and not self._put(handle.target.close).is_there.wait(_FAREWELL):
+            self._silence = _FAREWELL
 
     def end(self) -> None:
         """End the thread, which must not be in libvirt when the interpreter frees what it uses."""
