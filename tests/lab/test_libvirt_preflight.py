@@ -166,7 +166,7 @@ def test_a_device_of_a_running_domain() -> None:
     assert "in use by driver QEMU, domain other" in why_not(domain(TWIN))
     with libvirt.open(daemon.URI) as connection:
         connection.lookupByName("other").destroy()
-    starts(domain(TWIN))
+    assert troubles(domain(TWIN)) == {}
 
 
 def test_a_device_that_a_qemu_of_nobody_has() -> None:
@@ -207,7 +207,7 @@ def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
     remedy = breaks(text, "vgpu-missing", "not found", uuid)
     assert remedy.startswith(f"vfiomgr vgpu create --type TYPE --uuid {uuid} ")
     vfiomgr_here("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
-    starts(text)
+    assert troubles(text) == {}
     vfiomgr_here("vgpu", "define", "--uuid", uuid)
     vfiomgr_here("vgpu", "stop", uuid)
     follow(breaks(text, "vgpu-inactive", "not found", uuid), f"vfiomgr vgpu start {uuid}")
@@ -229,11 +229,11 @@ def vgpus() -> Iterator[tuple[str, str]]:
 def test_displays_of_vgpus(vgpus: tuple[str, str]) -> None:
     one, other = vgpus
     shown, drawn = " display='on'", " display='on' ramfb='on'"
-    breaks(domain(mdev(one, shown)), "display-without-graphics", "graphics")
-    starts(domain(mdev(one, shown) + VNC))
-    breaks(domain(mdev(one, drawn) + mdev(other, drawn) + VNC), "several-ramfb", "ramfb")
-    starts(domain(mdev(one, drawn) + mdev(other, shown) + VNC))
+    right = domain(mdev(one, drawn) + mdev(other, shown) + VNC)
+    breaks(right.replace(VNC, ""), "display-without-graphics", "graphics")
+    breaks(right.replace(shown + ">", drawn + ">"), "several-ramfb", "ramfb")
     breaks(domain(mdev(one, model="vfio-ccw")), "vgpu-model", "CCW")
+    starts(right)
 
 
 @pytest.mark.parametrize("name", RIGHT)
