@@ -14,7 +14,7 @@ import libvirt
 import pytest
 
 from tests.lab import libvirtd as daemon
-from tests.lab.command import vfiomgr, vfiomgr_here
+from tests.lab.command import vfiomgr
 from tests.lab.libvirt_mistakes import (
     ADDRESSES,
     MISTAKES,
@@ -47,9 +47,9 @@ pytestmark = [pytest.mark.topology("workstation"), pytest.mark.usefixtures("libv
 @pytest.fixture(scope="module")
 def bound(topology: Topology) -> Iterator[None]:
     """The twin on vfio-pci, and nothing else of what can be bound."""
-    vfiomgr_here("bind", topology.addresses["twin"])
+    vfiomgr("bind", topology.addresses["twin"])
     yield
-    vfiomgr_here("unbind", topology.addresses["twin"])
+    vfiomgr("unbind", topology.addresses["twin"])
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def cleared() -> Iterator[None]:
 def released() -> Iterator[None]:
     """What a test bound is on its host drivers after it."""
     yield
-    vfiomgr_here("unbind", ADDRESSES["gpu"])
+    vfiomgr("unbind", ADDRESSES["gpu"])
 
 
 def troubles(text: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ def follow(remedy: str, start: str) -> None:
     """Run the command that a remedy begins with."""
     command = shlex.split(remedy.partition(";")[0].partition(" (")[0].partition(",")[0])
     assert remedy.startswith(start)
-    vfiomgr_here(*command[1:])
+    vfiomgr(*command[1:])
 
 
 @pytest.mark.usefixtures("released")
@@ -126,7 +126,7 @@ def test_a_device_on_its_host_driver_in_a_domain_that_libvirt_knows() -> None:
     answer = vfiomgr("libvirt", "preflight", NAME, status=1).stdout
     assert f"{NAME}: not ready: 1 blocker, 0 warnings" in answer
     follow(remedy, f"vfiomgr bind {ADDRESSES['gpu']}")
-    answer = vfiomgr_here("libvirt", "preflight", "--all")
+    answer = vfiomgr("libvirt", "preflight", "--all").stdout
     assert f"{NAME}: nothing about its devices blocks its start" in answer
     starts(text)
 
@@ -144,7 +144,7 @@ def test_a_device_that_the_host_lacks() -> None:
     remedy = breaks(text, "device-missing", "0000:77:00.0", "the cause is unknown")
     assert remedy.endswith(": vfiomgr libvirt edit guest.xml --remove 0000:77:00.0")
     FILE.write_text(text)
-    vfiomgr_here("libvirt", "edit", str(FILE), "--remove", "0000:77:00.0")
+    vfiomgr("libvirt", "edit", str(FILE), "--remove", "0000:77:00.0")
     starts(FILE.read_text())
 
 
@@ -206,14 +206,14 @@ def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
     text = domain(mdev(uuid))
     remedy = breaks(text, "vgpu-missing", "not found", uuid)
     assert remedy.startswith(f"vfiomgr vgpu create --type TYPE --uuid {uuid} ")
-    vfiomgr_here("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
+    vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
     assert troubles(text) == {}
-    vfiomgr_here("vgpu", "define", "--uuid", uuid)
-    vfiomgr_here("vgpu", "stop", uuid)
+    vfiomgr("vgpu", "define", "--uuid", uuid)
+    vfiomgr("vgpu", "stop", uuid)
     follow(breaks(text, "vgpu-inactive", "not found", uuid), f"vfiomgr vgpu start {uuid}")
     starts(text)
-    vfiomgr_here("vgpu", "stop", uuid)
-    vfiomgr_here("vgpu", "undefine", uuid)
+    vfiomgr("vgpu", "stop", uuid)
+    vfiomgr("vgpu", "undefine", uuid)
 
 
 @pytest.fixture
@@ -221,9 +221,9 @@ def vgpus() -> Iterator[tuple[str, str]]:
     """Two small vGPUs with displays."""
     made = (str(uuids.uuid4()), str(uuids.uuid4()))
     for uuid in made:
-        vfiomgr_here("vgpu", "create", "--parent", "mdpy", "--type", "mdpy-vga", "--uuid", uuid)
+        vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", "mdpy-vga", "--uuid", uuid)
     yield made
-    vfiomgr_here("vgpu", "remove", *made)
+    vfiomgr("vgpu", "remove", *made)
 
 
 def test_displays_of_vgpus(vgpus: tuple[str, str]) -> None:
