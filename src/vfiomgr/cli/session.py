@@ -257,7 +257,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {
             "type": Seconds(),
             "metavar": "SECONDS",
-            "help": "How long one step of a change may take.  [default: 60]",
+            "help": "How long one step may take, or libvirt to answer.  [default: 60, 30]",
         },
     ),
     (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),

@@ -167,8 +167,20 @@ class KnownDomain:
     defined: Domain | None
     autostarts: bool = False
     """Whether it starts with the host."""
-    is_unreadable: bool = False
-    """Whether vfiomgr cannot make sense of its XML, so that what it holds and claims is unknown."""
+    is_running_unread: bool = False
+    """Whether vfiomgr cannot make sense of the XML as it runs: what it has is unknown."""
+    is_definition_unread: bool = False
+    """Whether it cannot make sense of its definition: what it claims is unknown."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it may have or claim devices of which nothing is known."""
+        return self.is_running_unread or self.is_definition_unread
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it is defined; one that is not is gone when it ends."""
+        return self.defined is not None or self.is_definition_unread
 
     @property
     def argument(self) -> str:

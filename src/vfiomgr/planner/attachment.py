@@ -12,6 +12,7 @@ from vfiomgr.model.iommu import blockers
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
 from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.planner.claims import how_to_read, unread_domains, unread_text
 from vfiomgr.planner.guards import Objection, refuse_if_any, taking
 from vfiomgr.planner.guest.hostdevs import hostdevs_of
 from vfiomgr.planner.guest.spaces import space_objections
@@ -88,21 +89,17 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
         Refusal: it was asked for what the domain does not have, or it cannot be read.
 
     """
-    if domain.is_unreadable:
-        message = f"the XML of the domain {domain.name} cannot be made sense of"
-        told = (
-            f"virsh dumpxml {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says where"
-        )
-        raise Refusal(message, told)
+    if domain.is_unread:
+        raise Refusal(unread_text(domain), how_to_read(domain))
     if live and not domain.is_active:
         message = f"the domain {domain.name} is not running"
         raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
-    if config and domain.defined is None:
+    if config and not domain.is_persistent:
         message = f"the domain {domain.name} is transient: it has no definition"
         raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
     if live or config:
         return Scope(live=live, config=config)
-    return Scope(live=domain.is_active, config=domain.defined is not None)
+    return Scope(live=domain.is_active, config=domain.is_persistent)
 
 
 def plan_attach(
@@ -126,7 +123,7 @@ def plan_attach(
             for unit in left
             if not unit.scope
         ),
-        notes=(*_notes(host, domain, items), *unreadable(hypervisor)),
+        notes=(*_notes(host, domain, items), *unread_domains(hypervisor)),
     )
 
 
@@ -392,13 +389,6 @@ def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> 
 
 
 # ---- what is told
-
-
-def unreadable(hypervisor: Hypervisor) -> Iterator[str]:
-    """Domains that may have devices of which nothing is known."""
-    for domain in hypervisor.domains:
-        if domain.is_unreadable:
-            yield f"the XML of the domain {domain.name} cannot be read: what it has is unknown"
 
 
 def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:

@@ -319,13 +319,13 @@ def test_the_usual_scope_is_all_there_is() -> None:
 
 
 def test_a_domain_that_cannot_be_read_is_neither_transient_nor_silent() -> None:
-    odd = replace(known(None, None, "odd"), is_unreadable=True)
+    odd = replace(known(None, None, "odd"), is_definition_unread=True)
     assert planned("41:00.4", others=(odd,)).notes == (
-        "the XML of the domain odd cannot be read: what it has is unknown",
+        "the XML of the domain odd cannot be made sense of: what it has is unknown",
     )
     with pytest.raises(Refusal, match="XML of the domain odd cannot be made sense of") as caught:
         usual_scope(odd, live=False, config=True)
-    assert "virsh dumpxml odd" in caught.value.hint
+    assert "virsh dumpxml --inactive odd" in caught.value.hint
 
 
 # ---- detach

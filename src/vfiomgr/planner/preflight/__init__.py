@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.readiness import SEVERITIES, Report
+from vfiomgr.planner.claims import unread_domains
 from vfiomgr.planner.preflight import (
     aperture,
     claims,
@@ -43,11 +44,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     platform.other_architecture,
     presence.missing,
     presence.twice,
-    presence.bridge,
-    presence.silence,
-    presence.stuck,
-    presence.denied,
-    presence.isolation,
+    *presence.GUARD_RULES,
     presence.plain_network_device,
     drivers.on_host_driver,
     hook.not_installed,
@@ -144,6 +141,8 @@ def _not_checked(situation: Situation) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
     if situation.hypervisor is None:
         yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
+    else:
+        yield from unread_domains(situation.hypervisor)
     yield OF_LIBVIRT
     if not situation.hostdevs:
         return

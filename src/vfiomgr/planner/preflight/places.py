@@ -15,7 +15,7 @@ from vfiomgr.planner.preflight.unassigned import seen
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.model.domain import GuestAddress, PciController
+    from vfiomgr.model.domain import DomainHostdev, GuestAddress, PciController
     from vfiomgr.model.readiness import Severity
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
@@ -24,9 +24,8 @@ _LAST_BUS = 255
 
 def without_function_zero(situation: Situation) -> Iterator[Finding]:
     """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or not guest.function:
+    for hostdev, guest in _placed(situation):
+        if not guest.function:
             continue
         if (guest.bus, guest.slot, 0) in situation.occupied:
             continue
@@ -45,9 +44,8 @@ def without_function_zero(situation: Situation) -> Iterator[Finding]:
 
 def multifunction(situation: Situation) -> Iterator[Finding]:
     """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or guest.function or guest.multifunction:
+    for hostdev, guest in _placed(situation):
+        if guest.function or guest.multifunction:
             continue
         if not any((guest.bus, guest.slot, n) in situation.occupied for n in range(1, 8)):
             continue
@@ -64,9 +62,8 @@ def multifunction(situation: Situation) -> Iterator[Finding]:
 def same_place(situation: Situation) -> Iterator[Finding]:
     """libvirt: "Attempted double use of PCI Address"."""
     told: set[tuple[int, int, int]] = set()
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or place(guest) in told or situation.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
+    for hostdev, guest in _placed(situation):
+        if place(guest) in told or situation.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
             continue
         told.add(place(guest))
         here = place(guest)
@@ -84,9 +81,8 @@ def same_place(situation: Situation) -> Iterator[Finding]:
 
 def slot_of_port(situation: Situation) -> Iterator[Finding]:
     """A PCI Express port has one device below it (27)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or not guest.slot or not situation.is_single_slot(guest.bus):
+    for hostdev, guest in _placed(situation):
+        if not guest.slot or not situation.is_single_slot(guest.bus):
             continue
         yield Finding(
             "slot-not-zero",
@@ -100,9 +96,8 @@ def slot_of_port(situation: Situation) -> Iterator[Finding]:
 
 def on_expander(situation: Situation) -> Iterator[Finding]:
     """An expander takes ports alone (27)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or situation.model_at(guest.bus) != EXPANDER:
+    for hostdev, guest in _placed(situation):
+        if situation.model_at(guest.bus) != EXPANDER:
             continue
         yield Finding(
             "device-on-expander",
@@ -180,6 +175,13 @@ def expander_limits(situation: Situation) -> Iterator[Finding]:
         fewer = f"busNr='{_LAST_BUS + 1 - behind}' or less"
         enough = f"{fewer}, and lower ones for other expanders" if numbered[1:] else fewer
         yield _without_number(situation, highest, text, enough)
+
+
+def _placed(situation: Situation) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
+    """The devices that are given a place in the guest."""
+    for hostdev in situation.domain.hostdevs:
+        if hostdev.guest is not None:
+            yield hostdev, hostdev.guest
 
 
 def _without_number(

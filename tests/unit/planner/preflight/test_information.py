@@ -70,6 +70,13 @@ def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
     )
 
 
+def test_domains_that_cannot_be_read_are_told_for_what_they_may_claim() -> None:
+    odd = replace(known(xml("")), name="odd", defined=None, is_definition_unread=True)
+    assert judge(hypervisor=libvirt(odd)).not_checked[0] == (
+        "the XML of the domain odd cannot be made sense of: what it has is unknown"
+    )
+
+
 def test_a_vendor_function_with_a_type_is_ready_for_guests() -> None:
     assert troubles(judge(xml(VF_ELEMENT))) == []
 
