@@ -9,6 +9,8 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
+    "runtimeclass": ("vfiomgr.cli.kata_runtimeclass", "runtimeclass"),
+    "pod": ("vfiomgr.cli.kata_pod", "pod"),
 }
 
 

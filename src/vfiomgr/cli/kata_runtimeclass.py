@@ -1,0 +1,104 @@
+"""`vfiomgr kata runtimeclass`."""
+
+from __future__ import annotations
+
+import click
+
+from vfiomgr.adapters.kubernetes import render
+from vfiomgr.cli.kata_manifests import print_objects
+from vfiomgr.cli.output import note
+from vfiomgr.cli.parameters import WholeNumber, mebibytes
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.model.kata import DEFAULT_HANDLER
+from vfiomgr.model.kubernetes import (
+    RuntimeClassWish,
+    parse_selector,
+    require_label,
+    require_subdomain,
+)
+from vfiomgr.planner.kata.overhead import DEFAULT_MEMORY_MIB, overhead_mib
+
+DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
+"""The label that kata-deploy gives to nodes where it has installed Kata."""
+
+
+@click.command("runtimeclass")
+@click.option(
+    "--handler",
+    default=DEFAULT_HANDLER,
+    show_default=True,
+    metavar="NAME",
+    help="What containerd or CRI-O calls it.",
+)
+@click.option("--name", metavar="NAME", help="What pods call it.  [default: as the handler]")
+@click.option(
+    "--default-memory",
+    metavar="SIZE",
+    help="default_memory of Kata's configuration.  [default: read from it, else 8192M]",
+)
+@click.option(
+    "--cpus",
+    type=WholeNumber(min=1),
+    default=1,
+    show_default=True,
+    metavar="COUNT",
+    help="Processors of the overhead: default_vcpus of Kata's configuration.",
+)
+@click.option(
+    "--node-selector",
+    "selectors",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A label of nodes with the handler.  [default: katacontainers.io/kata-runtime=true]",
+)
+@click.option("--any-node", is_flag=True, help="No node selector: all nodes have the handler.")
+@session_options()
+@click.pass_obj
+def runtimeclass(
+    session: Session,
+    *,
+    handler: str,
+    name: str | None,
+    default_memory: str | None,
+    cpus: int,
+    selectors: tuple[str, ...],
+    any_node: bool,
+) -> None:
+    """Print a RuntimeClass for a handler, with an overhead that its VMs fit in.
+
+    Kubernetes adds the overhead to the limits of a pod's containers, in the scheduler and in the
+    pod's cgroup. A VM has default_memory besides those limits, and VFIO pins all of it: with a
+    smaller overhead QEMU is killed once the guest runs.
+
+    \b
+    Examples:
+      vfiomgr kata runtimeclass | kubectl apply -f -
+      vfiomgr kata runtimeclass --handler kata-gpu --default-memory 4G
+      vfiomgr kata runtimeclass --name kata-gpu --node-selector gpu=vfio
+    """
+    if any_node and selectors:
+        forbid_together("--any-node", "--node-selector", "one says which nodes, the other all")
+    chosen = tuple(parse_selector("--node-selector", text) for text in selectors)
+    memory = _default_memory(default_memory)
+    require_label("--handler", handler)
+    wish = RuntimeClassWish(
+        name=require_subdomain("--name", name or handler),
+        handler=handler,
+        overhead_mib=overhead_mib(memory),
+        overhead_cpus=cpus,
+        default_memory_mib=memory,
+        node_selector=() if any_node else (chosen or DEFAULT_SELECTOR),
+    )
+    print_objects([render.runtime_class(wish)], session.format)
+
+
+def _default_memory(typed: str | None) -> int:
+    """What was typed, else what GPUs' configurations of Kata say."""
+    if typed is not None:
+        return mebibytes("--default-memory", typed)
+    note(
+        f"default_memory is taken to be {DEFAULT_MEMORY_MIB} MiB, as in Kata's configurations for "
+        "GPUs; --default-memory says otherwise"
+    )
+    return DEFAULT_MEMORY_MIB

@@ -1,0 +1,1 @@
+"""What Kata Containers makes of a host and a pod: pure rules."""
