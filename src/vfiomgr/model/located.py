@@ -17,7 +17,6 @@ _MOST_NODES = 100_000
 """Aliases can make a short text mean more than any host could need."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-_NO_TAGS = "leave it out: layouts have none"
 Path = tuple[str | int, ...]
 """The keys and numbers that lead to a part of a document."""
 
@@ -45,6 +44,18 @@ class Flaw:
         parts = [part for part in (self.where, self.what) if part]
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"{self.place.line}:{self.place.column}: {': '.join(parts)}{remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a kind of document is called in what is told of its text."""
+
+    noun: str = "a layout"
+    nouns: str = "layouts"
+    start: str = "a layout begins with: version: vfiomgr/v1"
+    """The remedy for an empty file."""
+    several: str = "keep one, with all layouts by name below `layouts`"
+    """The remedy for a second document."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
@@ -96,7 +107,12 @@ class Located:
             yield from part.descendants()
 
 
-def read_located(text: str, where: Callable[[Path], str]) -> tuple[Located, list[Flaw]]:
+_LAYOUT = Wording()
+
+
+def read_located(
+    text: str, where: Callable[[Path], str], wording: Wording = _LAYOUT
+) -> tuple[Located, list[Flaw]]:
     """What a text says, JSON or YAML 1.2, and what it says twice or not plainly.
 
     `where` calls a part of the document by its name, from the keys and numbers that lead to it.
@@ -106,28 +122,24 @@ def read_located(text: str, where: Callable[[Path], str]) -> tuple[Located, list
 
     """
     try:
-        node = _one_node(text)
+        node = _one_node(text, wording)
         flaws: list[Flaw] = []
-        return _Locator(flaws, where).located(node, ()), flaws
+        return _Locator(flaws, where, wording).located(node, ()), flaws
     except RecursionError:
-        _fail(Place(), "it is nested too deeply", "a layout needs no more than ten levels")
+        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
 
 
-def _one_node(text: str) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
+def _one_node(text: str, wording: Wording) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
     """The node of the only document; a text that is valid JSON is YAML 1.2, too."""
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
     except (YAMLError, ValueError) as error:
         raise Unreadable(_syntax_flaw(error, text)) from None
     if not nodes:
-        _fail(Place(), "the file is empty", _START)
+        _fail(Place(), "the file is empty", wording.start)
     if len(nodes) > 1:
-        remedy = "keep one, with all layouts by name below `layouts`"
-        _fail(_place(nodes[1]), "a second document begins here", remedy)
+        _fail(_place(nodes[1]), "a second document begins here", wording.several)
     return nodes[0]
-
-
-_START = "a layout begins with: version: vfiomgr/v1"
 
 
 def _fail(place: Place, what: str, remedy: str) -> NoReturn:
@@ -181,9 +193,10 @@ def _syntax_flaw(error: Exception, text: str) -> Flaw:
 class _Locator:
     """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
 
-    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str]) -> None:
+    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str], wording: Wording) -> None:
         self._flaws = flaws
         self._where = where
+        self._wording = wording
         self._constructor = YAML(typ="safe", pure=True).constructor
         self._above: list[int] = []
         self._count = 0
@@ -191,7 +204,11 @@ class _Locator:
     def located(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
         self._count += 1
         if self._count > _MOST_NODES:
-            _fail(_place(node), "too much for a layout", "write less, or with fewer aliases")
+            _fail(
+                _place(node),
+                f"too much for {self._wording.noun}",
+                "write less, or with fewer aliases",
+            )
         if id(node) in self._above:
             _fail(_place(node), "an alias contains itself", "write out what is meant")
         self._above.append(id(node))
@@ -203,7 +220,7 @@ class _Locator:
         if isinstance(node, ScalarNode):
             return Located(_place(node), self._scalar(node, path), str(node.value))
         if not str(node.tag).startswith(_TAG):
-            self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
+            self._add(node, path, f"the tag {node.tag}", self._no_tags)
         if isinstance(node, SequenceNode):
             items = (self.located(item, (*path, n)) for n, item in enumerate(node.value))
             return Located(_place(node), items=tuple(items))
@@ -236,7 +253,7 @@ class _Locator:
                 return self._plain(node)
             case "str" | "timestamp":
                 return node.value
-        self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
+        self._add(node, path, f"the tag {node.tag}", self._no_tags)
         return node.value
 
     def _plain(self, node: ScalarNode) -> object:
@@ -244,6 +261,10 @@ class _Locator:
             return self._constructor.construct_object(node)
         except ValueError:  # a number of more digits than Python takes
             return node.value
+
+    @property
+    def _no_tags(self) -> str:
+        return f"leave it out: {self._wording.nouns} have none"
 
     def _add(self, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
         self._flaws.append(Flaw(_place(node), self._where(path), what, remedy))
