@@ -32,3 +32,28 @@ class KataRelease:
 def handler_configuration(handler: str) -> HostPath:
     """The configuration of a handler's own: no other configuration shares its config.d."""
     return CONFIGURATIONS / handler / "configuration.toml"
+
+
+KATA_DIRECTORIES = (
+    HostPath("/etc/kata-containers"),
+    HostPath("/etc/kata-containers/runtime-rs"),
+    HostPath("/opt/kata/share/defaults/kata-containers"),
+    HostPath("/opt/kata/share/defaults/kata-containers/runtime-rs"),
+    HostPath("/usr/share/defaults/kata-containers"),
+    HostPath("/usr/share/defaults/kata-containers/runtime-rs"),
+)
+"""Where configurations lie: those of a host, of Kata's own builds, of distributions."""
+_NAME = "configuration.toml"
+
+
+def search_path(runtime: RuntimeName) -> tuple[HostPath, ...]:
+    """Where a runtime looks for its configuration where nobody names one, the first first.
+
+    DEFAULT_RUNTIME_CONFIGURATIONS in src/libs/kata-types/src/config/default.rs, and
+    GetDefaultConfigFilePaths in src/runtime/pkg/katautils/config.go.
+    """
+    own = [each for each in KATA_DIRECTORIES if each.name == "runtime-rs"]
+    etc, opt, usr = (each for each in KATA_DIRECTORIES if each.name != "runtime-rs")
+    if runtime == "rs":
+        return (own[0] / _NAME, own[2] / _NAME, own[1] / _NAME)
+    return (etc / _NAME, opt / _NAME, usr / _NAME)
