@@ -11,6 +11,7 @@ _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
     "runtimeclass": ("vfiomgr.cli.kata_runtimeclass", "runtimeclass"),
     "pod": ("vfiomgr.cli.kata_pod", "pod"),
+    "explain": ("vfiomgr.cli.kata_explain", "explain"),
 }
 
 

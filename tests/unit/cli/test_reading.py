@@ -194,6 +194,7 @@ def test_every_command_has_help_with_examples(run: Run) -> None:
         "kata config",
         "kata runtimeclass",
         "kata pod",
+        "kata explain",
         "cdi generate",
         "reset",
         "sriov list",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from fractions import Fraction
 
@@ -162,7 +163,5 @@ def test_a_quantity_is_rounded_up() -> None:
 
 @given(st.text(max_size=200) | st.text(alphabet="kind: Pod\nspec{}[]-&*!|>\"'#%,\t", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        read_objects(text, "p.yaml")
-    except InvalidDocument as error:
-        assert error.message.startswith("p.yaml")
+    with contextlib.suppress(InvalidDocument):
+        assert read_objects(text, "p.yaml").pods

@@ -1,0 +1,104 @@
+"""What of a host, beside Kata's own files, decides how a device reaches a pod."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+
+CONTAINERD = (
+    HostPath("/etc/containerd/config.toml"),
+    HostPath("/var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
+    HostPath("/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
+)
+"""Main files; the last ones are made by k3s and rke2 of their templates."""
+CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
+CRIO = HostPath("/etc/crio/crio.conf")
+CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
+CDI_DIRECTORIES = (HostPath("/etc/cdi"), HostPath("/var/run/cdi"))
+KUBELET = HostPath("/var/lib/kubelet/config.yaml")
+_RUN = (HostPath("/var/run"), HostPath("/run"))
+_UNITS = tuple(
+    HostPath(directory)
+    for directory in ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+)
+_SERVICES = {"containerd": ("containerd", "k3s", "rke2-server", "rke2-agent"), "crio": ("crio",)}
+_SHIM_DIRECTORIES = tuple(
+    HostPath(directory)
+    for directory in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
+)
+_MOST = 1 << 20
+_SCRIPT = "#!"
+_CONFIGURATION = re.compile(r"\bKATA_CONF_FILE=[\"']?([^\s\"']+)")
+"""As a script exports it, or a unit's Environment= has it."""
+
+
+def texts_below(
+    tree: HostTree, directory: HostPath, pattern: str = "*"
+) -> Iterator[tuple[str, str]]:
+    """The files of a directory whose names fit, in the order of their names."""
+    for name in sorted(tree.children(directory)):
+        path = directory / name
+        text = tree.read_text(path, _MOST) if fnmatch.fnmatchcase(name, pattern) else None
+        if text is not None:
+            yield path, text
+
+
+def imported(tree: HostTree, main: HostPath, patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The files that containerd's main file brings in; `*` stands in the last part of a pattern."""
+    for pattern in patterns:
+        place = pattern if pattern.startswith("/") else f"{main.parent}/{pattern}"
+        directory, _, name = place.rpartition("/")
+        if "/../" not in f"{directory}/":
+            yield from texts_below(tree, HostPath(directory), name)
+
+
+def cdi_texts(tree: HostTree) -> Iterator[tuple[str, str]]:
+    """The specifications of /etc/cdi and /var/run/cdi; consumers look at these names alone."""
+    for directory in CDI_DIRECTORIES:
+        for suffix in (".json", ".yaml"):
+            place = _existing(tree, directory)
+            for path, text in texts_below(tree, place, f"*{suffix}"):
+                yield f"{directory}/{HostPath(path).name}", text
+
+
+def _existing(tree: HostTree, directory: HostPath) -> HostPath:
+    """The directory; /var/run is a link to /run, which a recording may lack."""
+    old, new = _RUN
+    if directory.startswith(f"{old}/") and not tree.exists(directory):
+        return HostPath(f"{new}{directory.removeprefix(old)}")
+    return directory
+
+
+def kata_conf_file(tree: HostTree, runtime: str, programs: Iterable[str]) -> tuple[str, str] | None:
+    """What KATA_CONF_FILE is for a shim, and where that is said: a script around it, or a unit."""
+    for program in programs:
+        places = [HostPath(program)] if "/" in program else [d / program for d in _SHIM_DIRECTORIES]
+        for path in places:
+            text = tree.read_text(path, _MOST) if path.startswith("/") else None
+            if (
+                text is not None
+                and text.startswith(_SCRIPT)
+                and (said := _CONFIGURATION.search(text))
+            ):
+                return said[1], path
+    for service in _SERVICES[runtime]:
+        for unit in _UNITS:
+            files = [
+                (unit / f"{service}.service", tree.read_text(unit / f"{service}.service", _MOST))
+            ]
+            files += [
+                (HostPath(p), t)
+                for p, t in texts_below(tree, unit / f"{service}.service.d", "*.conf")
+            ]
+            for path, text in files:
+                if text is not None and (said := _CONFIGURATION.search(text)):
+                    return said[1], path
+    return None
