@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from vfiomgr.adapters.kubernetes import render
+from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.kata_manifests import print_objects
 from vfiomgr.cli.output import note
 from vfiomgr.cli.parameters import WholeNumber, mebibytes
@@ -38,6 +39,9 @@ DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
     help="default_memory of Kata's configuration.  [default: read from it, else 8192M]",
 )
 @click.option(
+    "--config", metavar="FILE", help="Kata's configuration.  [default: the one of the handler]"
+)
+@click.option(
     "--cpus",
     type=WholeNumber(min=1),
     default=1,
@@ -61,6 +65,7 @@ def runtimeclass(
     handler: str,
     name: str | None,
     default_memory: str | None,
+    config: str | None,
     cpus: int,
     selectors: tuple[str, ...],
     any_node: bool,
@@ -76,12 +81,13 @@ def runtimeclass(
       vfiomgr kata runtimeclass | kubectl apply -f -
       vfiomgr kata runtimeclass --handler kata-gpu --default-memory 4G
       vfiomgr kata runtimeclass --name kata-gpu --node-selector gpu=vfio
+      vfiomgr kata runtimeclass --config /etc/kata-containers/configuration.toml
     """
     if any_node and selectors:
         forbid_together("--any-node", "--node-selector", "one says which nodes, the other all")
     chosen = tuple(parse_selector("--node-selector", text) for text in selectors)
-    memory = _default_memory(default_memory)
     require_label("--handler", handler)
+    memory = _default_memory(session, handler, default_memory, config)
     wish = RuntimeClassWish(
         name=require_subdomain("--name", name or handler),
         handler=handler,
@@ -93,12 +99,23 @@ def runtimeclass(
     print_objects([render.runtime_class(wish)], session.format)
 
 
-def _default_memory(typed: str | None) -> int:
-    """What was typed, else what GPUs' configurations of Kata say."""
+def _default_memory(session: Session, handler: str, typed: str | None, config: str | None) -> int:
+    """What was typed, else what the configuration says, else what those for GPUs say."""
     if typed is not None:
+        if config is not None:
+            forbid_together("--default-memory", "--config", "both say how much memory a guest has")
         return mebibytes("--default-memory", typed)
+    if config is not None:
+        facts = gather.named_configuration(session, config)
+    else:
+        facts = gather.configuration_of(session, handler)
+    settings = facts.settings
+    if settings is not None and settings.default_memory_mib is not None:
+        note(f"default_memory is {settings.default_memory_mib} MiB in {settings.path}")
+        return settings.default_memory_mib
+    why = facts.problem or "it is not set there"
     note(
         f"default_memory is taken to be {DEFAULT_MEMORY_MIB} MiB, as in Kata's configurations for "
-        "GPUs; --default-memory says otherwise"
+        f"GPUs ({why}); --default-memory says otherwise"
     )
     return DEFAULT_MEMORY_MIB

@@ -86,6 +86,15 @@ def configuration_paths(
     return (*own, *search_path(runtime))
 
 
+def configuration_of(session: Session, handler: str) -> ConfigurationFacts:
+    """The configuration of a handler, as the container runtime or vfiomgr's own place has it."""
+    if session.snapshot is not None:
+        return ConfigurationFacts((), problem="a snapshot does not hold the configuration")
+    entry = read_handlers(session.tree, None).handler(handler)
+    paths = configuration_paths(entry, None, handler, "rs")
+    return read_settings_of(session.tree, (*paths, *search_path("go")))
+
+
 def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> ConfigurationFacts:
     """The first configuration that is there, with its drop-ins."""
     looked = []

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.unit.kata_nodes import CONFIGURATION, KataNode
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
     from tests.unit.cli.conftest import Answer, Run
 
 GPU, SHARED = "0000:02:00.0", "0000:04:00.0"
@@ -30,6 +35,40 @@ def test_a_runtime_class_has_an_overhead_that_holds_the_guests_memory(run: Run) 
     assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
     assert made["scheduling"]["nodeSelector"] == {"a": "on"}
     assert "# default_memory is 4096" in typed.stdout
+
+
+def test_default_memory_is_read_from_the_configuration_of_the_handler(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    node = KataNode(tmp_path / "node", "go", kernel)
+    node.change(CONFIGURATION, "8192", "4096")
+    answer = run("kata", "runtimeclass")
+    (made,) = objects(answer)
+    assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
+    assert answer.stderr == f"default_memory is 4096 MiB in /{CONFIGURATION}\n"
+    other = tmp_path / "other.toml"
+    other.write_text("[hypervisor.qemu]\ndefault_memory = 1024\n")
+    (made,) = objects(run("kata", "runtimeclass", "--config", str(other)))
+    assert made["overhead"]["podFixed"]["memory"] == "3072Mi"
+    node.change(CONFIGURATION, "default_memory = 4096\n", "")
+    assert "(it is not set there)" in run("kata", "runtimeclass").stderr
+    node.change(CONFIGURATION, "machine_type =", "machine_type")
+    assert "is no TOML" in run("kata", "runtimeclass").stderr
+
+
+def test_what_is_printed_is_explained_as_whole(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    node = KataNode(tmp_path / "node", "rs", kernel)
+    run("bind", GPU)
+    made = run("cdi", "generate", "--kind", "nvidia.com/pgpu").stdout
+    node.write("etc/cdi/vfio.json", made)
+    klass = run("kata", "runtimeclass").stdout
+    node.pod.write_text(f"{klass}---\n{run('kata', 'pod', '--naming', 'pgpu').stdout}")
+    answer = run("kata", "explain", str(node.pod))
+    assert answer.status == 0, answer.stdout
+    assert answer.stdout.endswith("the chain is complete\n")
+    assert f"{GPU} on vfio-pci -> rp0 -> nvidia.com/gpu=0" in answer.stdout
 
 
 def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> None:
@@ -98,6 +137,8 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
         ("pod --count 17", 2, "from 1 to 16"),
         ("pod 0000:05:00.0 --naming model", 4, "no plugin of NVIDIA's offers 0000:05:00.0"),
         ("runtimeclass --handler A", 2, "--handler 'A' is no name"),
+        ("runtimeclass --default-memory 1G --config x", 2, "contradict each other"),
+        ("runtimeclass --config /nowhere.toml", 2, "cannot read the configuration"),
         ("runtimeclass --default-memory 0", 2, "--default-memory 0 is no size"),
         ("runtimeclass --node-selector x", 2, "no label of a node"),
         ("runtimeclass --any-node --node-selector a=b", 2, "contradict each other"),
