@@ -13,7 +13,14 @@ RuntimeName = Literal["go", "rs"]
 PciePort = Literal["no-port", "root-port", "switch-port", "bridge-port"]
 """Where a VFIO device is plugged (PCIePort in src/runtime/pkg/device/config/config.go)."""
 
+KataHypervisor = Literal["qemu", "clh"]
+"""QEMU, or Cloud Hypervisor, which runtime-rs calls cloud-hypervisor too."""
+
 DEFAULT_HANDLER = "kata-vfio"
+MAX_PORTS = 16
+"""Of a kind (maxPCIeRootPorts, maxPCIeSwitchPorts in src/runtime/pkg/katautils/config.go)."""
+OLDEST, NEWEST = Version(3, 2), Version(4, 1)
+"""The releases whose keys are known."""
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
 
@@ -27,6 +34,11 @@ class KataRelease:
     def __str__(self) -> str:
         """`Kata 4.1.0 (runtime-rs)`."""
         return f"Kata {self.version} ({'runtime-rs' if self.runtime == 'rs' else 'Go runtime'})"
+
+    @property
+    def takes_cdevs(self) -> bool:
+        """Whether /dev/vfio/devices/vfioN is a device to it; before, only /dev/vfio/GROUP is."""
+        return self.version >= (Version(3, 31) if self.runtime == "rs" else Version(3, 15))
 
 
 def handler_configuration(handler: str) -> HostPath:
