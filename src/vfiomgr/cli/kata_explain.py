@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.adapters.cdi.render import DEFAULT_KIND
 from vfiomgr.adapters.kata.keys import key_table
 from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.kata_explained import print_explanations
@@ -15,6 +14,7 @@ from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.host.kata import SHIMS, read_installation
 from vfiomgr.host.kata_surroundings import kata_conf_file
+from vfiomgr.model.cdi import DEFAULT_KIND
 from vfiomgr.model.kata import DEFAULT_HANDLER, KataRelease
 from vfiomgr.model.kata_installation import RS_BY_DEFAULT, KataInstallation
 from vfiomgr.model.kubernetes import require_label, require_resource

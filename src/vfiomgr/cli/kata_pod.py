@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.adapters.cdi.render import DEFAULT_KIND, guest_ready_groups
 from vfiomgr.adapters.kubernetes import render
 from vfiomgr.cli.kata_manifests import print_objects
 from vfiomgr.cli.output import note
 from vfiomgr.cli.parameters import WholeNumber, mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.model.cdi import DEFAULT_KIND
 from vfiomgr.model.kata import DEFAULT_HANDLER
 from vfiomgr.model.kubernetes import (
     require_image,
@@ -20,6 +20,7 @@ from vfiomgr.model.kubernetes import (
     require_resource,
     require_subdomain,
 )
+from vfiomgr.planner.cdi.offer import offers as ready_groups
 from vfiomgr.planner.guards import bridge, refuse_if_any
 from vfiomgr.planner.kata.mediated import refuse_mediated
 from vfiomgr.planner.kata.pods import (
@@ -143,7 +144,7 @@ def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[Unit, ...]:
 
     """
     if not addresses:
-        return tuple(Unit(functions) for _, functions in guest_ready_groups(host))
+        return tuple(Unit(offer.functions) for offer in ready_groups(host))
     for text in addresses:
         refuse_mediated(host, text)
     named = [host.device(host.parse_address(text)) for text in addresses]

@@ -104,10 +104,16 @@ def carry_out(intent: Intent, work: Work) -> Outcome:
 
 @contextmanager
 def prepared(work: Work) -> Iterator[None]:
-    """Make sure that changes can be made and recorded, and tell who holds what is stuck."""
+    """Make sure that changes can be made and recorded, and tell who holds what is stuck.
+
+    What container runtimes are told of devices follows what became of them.
+    """
+    from vfiomgr.executor.cdi import follow_devices  # noqa: PLC0415 - it applies, as is done here
+
     require_rights(work.tree)
     try:
         yield
+        follow_devices(work)
     except StuckInKernel as stuck:
         raise _with_holders(stuck, work) from stuck
     except OSError as error:

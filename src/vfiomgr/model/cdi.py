@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.model.path import HostPath
+from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,7 @@ Path = tuple[str | int, ...]
 """The keys and numbers that lead to a part of a specification."""
 OddityKind = Literal[
     "unreadable",
+    "document-second",
     "key-twice",
     "key-unknown",
     "key-case",
@@ -25,6 +27,72 @@ OddityKind = Literal[
     "type-wrong",
 ]
 """`key-case`: only its case is wrong, which encoding/json of Go does not mind."""
+
+
+STATIC = HostPath("/etc/cdi")
+DYNAMIC = HostPath("/var/run/cdi")
+"""Where consumers look (pkg/cdi/spec-dirs.go); /var/run is a link to /run."""
+OWN_PREFIX = "vfiomgr-"
+DEFAULT_KIND = "vfiomgr.io/vfio"
+
+
+NodeForm = Literal["auto", "group", "cdev"]
+"""/dev/vfio/GROUP, or /dev/vfio/devices/vfioN."""
+Naming = Literal["address", "group", "cdev", "index"]
+Lifetime = Literal["static", "dynamic"]
+"""In /etc/cdi, or in /var/run/cdi, which a reboot empties."""
+NODE_FORMS: tuple[NodeForm, ...] = get_args(NodeForm)
+NAMINGS: tuple[Naming, ...] = get_args(Naming)
+DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferWish:
+    """How devices are to be offered."""
+
+    kind: str = DEFAULT_KIND
+    addresses: tuple[PciAddress, ...] = ()
+    """These alone, with all of their groups; all that is ready where empty."""
+    node: NodeForm = "auto"
+    name_by: Naming = "address"
+    is_plain: bool = False
+    """For containers without a guest of their own: whoever is inside opens VFIO by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CdiFile:
+    """A file in one of the directories, or below it, that is a specification by its name."""
+
+    path: str
+    text: str | None
+    why: str | None = None
+    """Why it cannot be read, where it cannot."""
+
+    @property
+    def directory(self) -> str:
+        """Which of the directories it is in, or below."""
+        return STATIC if self.path.startswith(f"{STATIC}/") else DYNAMIC
+
+    @property
+    def below(self) -> str:
+        """Its path below its directory; of a file that is in neither, its name."""
+        begin = f"{self.directory}/"
+        return self.path.removeprefix(begin) if self.path.startswith(begin) else self._name
+
+    @property
+    def _name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether vfiomgr wrote it: the names of such files begin alike."""
+        is_there = self.path.startswith(f"{self.directory}/") and self.below == self._name
+        return is_there and self._name.startswith(OWN_PREFIX) and self._name.endswith(".json")
+
+
+def own_file(directory: HostPath, kind: str) -> HostPath:
+    """Where vfiomgr keeps its devices of a kind."""
+    return directory / f"{OWN_PREFIX}{kind.replace('/', '-')}.json"
 
 
 @dataclass(frozen=True, slots=True)

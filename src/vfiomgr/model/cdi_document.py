@@ -21,13 +21,13 @@ from vfiomgr.model.cdi import (
     shown_path,
 )
 from vfiomgr.model.cdi_keys import KEYS, TOP, Key
+from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vfiomgr.model.cdi import OddityKind
-    from vfiomgr.model.located import Located
-    from vfiomgr.model.path import HostPath
+    from vfiomgr.model.cdi import CdiFile, OddityKind
+    from vfiomgr.model.located import Flaw, Located
 
 _FORMS = {
     "text": "a text",
@@ -48,6 +48,24 @@ def read_specification(text: str, file: HostPath | None = None) -> CdiSpecificat
         InvalidDocument: it is neither; the message names the line.
 
     """
+    read = parse_specification(text, file)
+    if not read.lines and any(oddity.kind == "unreadable" for oddity in read.oddities):
+        oddity = read.oddities[0]
+        message = f"{file or '<text>'}:{oddity.line}: {oddity.what}"
+        raise InvalidDocument(message, oddity.remedy)
+    return read
+
+
+def read_file(file: CdiFile) -> CdiSpecification:
+    """What a file of the host says; of one that cannot be read, why, as its only oddity."""
+    if file.text is not None:
+        return parse_specification(file.text, HostPath(file.path))
+    why = CdiOddity("unreadable", (), 1, file.why or "it cannot be read", "make it readable text")
+    return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
+
+
+def parse_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
+    """As `read_specification`; of what is no document, why, as its only oddity."""
     from vfiomgr.model.located import Unreadable, Wording, read_located  # noqa: PLC0415 - slow
 
     wording = Wording(
@@ -55,20 +73,19 @@ def read_specification(text: str, file: HostPath | None = None) -> CdiSpecificat
         "specifications",
         'a specification begins with: cdiVersion: "0.5.0"',
         "write each into a file of its own",
+        reads_first=True,
     )
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented so, and has no other tabs
     try:
         document, flaws = read_located(text, shown_path, wording)
     except Unreadable as error:
-        flaw, source = error.flaw, file or "<text>"
-        message = f"{source}:{flaw.place.line}:{flaw.place.column}: {flaw.what}"
-        raise InvalidDocument(message, flaw.remedy) from None
+        flaw = error.flaw
+        why = CdiOddity("unreadable", (), flaw.place.line, flaw.what, flaw.remedy)
+        return CdiSpecification("", "", file=file, oddities=(why,))
     reader = _Reader()
     for flaw in flaws:
-        twice = "twice" in flaw.what
-        what = f"{flaw.where}: {flaw.what}" if flaw.where else flaw.what
-        reader.add("key-twice" if twice else "unreadable", (), flaw.place.line, what, flaw.remedy)
+        reader.add_flaw(flaw)
     read = reader.part(document, TOP, ())
     return CdiSpecification(
         version=read.get("cdiVersion", ""),
@@ -92,6 +109,15 @@ class _Reader:
     def add(self, kind: OddityKind, path: Path, line: int, what: str, remedy: str) -> None:
         self.oddities.append(CdiOddity(kind, path, line, what, remedy))
 
+    def add_flaw(self, flaw: Flaw) -> None:
+        """What is odd about the text itself; tags are ignored by all consumers."""
+        what = f"{flaw.where}: {flaw.what}" if flaw.where else flaw.what
+        if flaw.what.startswith("a second document"):
+            self.add("document-second", (), flaw.place.line, what, flaw.remedy)
+        elif not flaw.what.startswith("the tag"):
+            kind: OddityKind = "key-twice" if flaw.what.endswith("twice") else "unreadable"
+            self.add(kind, (), flaw.place.line, what, flaw.remedy)
+
     def part(self, part: Located, table: str, path: Path) -> dict[str, Any]:
         """The values of a mapping by their key."""
         keys = KEYS[table]
@@ -109,7 +135,7 @@ class _Reader:
         for name, key in keys.items():
             if key.needed and not any(name.lower() == written.lower() for written in part.members):
                 what = f"{shown_path(path) or 'the specification'} has no {name}"
-                self.add("key-missing", path, part.place.line, what, f"add {name}")
+                self.add("key-missing", (*path, name), part.place.line, what, f"add {name}")
         return found
 
     def _strange(self, path: Path, keys: Mapping[str, Key], line: int) -> str | None:
@@ -134,12 +160,12 @@ class _Reader:
             case "texts":
                 found = tuple(self._text(item, at) for at, item in self._items(value, path))
             case "numbers":
-                numbers = [self._number(item, at) for at, item in self._items(value, path)]
+                numbers = [self._number(item, at, key) for at, item in self._items(value, path)]
                 found = tuple(number for number in numbers if number is not None)
             case "text by key":
                 found = self._texts_by_key(value, path)
             case "number":
-                found = self._number(value, path)
+                found = self._number(value, path, key)
             case "truth":
                 found = self._truth(value, path)
             case "text":
@@ -165,9 +191,12 @@ class _Reader:
             self._wrong(value, path, "text")
         return value.text
 
-    def _number(self, value: Located, path: Path) -> int | None:
-        if isinstance(value.scalar, int) and not isinstance(value.scalar, bool):
-            return value.scalar
+    def _number(self, value: Located, path: Path, key: Key) -> int | None:
+        number = value.scalar
+        if isinstance(number, int) and not isinstance(number, bool):
+            low, high = (0, 2**32) if key.is_natural else (-(2**63), 2**63)
+            if low <= number < high:
+                return number
         self._wrong(value, path, "number")
         return None
 
@@ -180,6 +209,91 @@ class _Reader:
     def _wrong(self, value: Located, path: Path, form: str) -> None:
         what = f"{shown_path(path) or 'the specification'} is not {_FORMS[form]}"
         self.add("type-wrong", path, value.place.line, what, f"write {_FORMS[form]}")
+
+
+def render_specification(specification: CdiSpecification) -> str:
+    """The text of a file, with the keys that are used alone."""
+    import json  # noqa: PLC0415 - slow to import
+
+    return json.dumps(document_of(specification), indent=2) + "\n"
+
+
+def document_of(specification: CdiSpecification) -> dict[str, Any]:
+    """A specification as lists, dictionaries and scalars."""
+    return _without_empty(
+        cdiVersion=specification.version,
+        kind=specification.kind,
+        annotations=dict(specification.annotations),
+        devices=[
+            _without_empty(
+                name=device.name,
+                annotations=dict(device.annotations),
+                containerEdits=_edits_document(device.edits),
+            )
+            for device in specification.devices
+        ],
+        containerEdits=_edits_document(specification.edits),
+    )
+
+
+def _without_empty(**members: object) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if value not in (None, "", [], {})}
+
+
+def _edits_document(edits: CdiEdits) -> dict[str, Any]:
+    rdt = edits.intel_rdt
+    return _without_empty(
+        env=list(edits.env),
+        deviceNodes=[
+            _without_empty(
+                path=node.path,
+                hostPath=node.host_path,
+                type=node.type,
+                major=node.major,
+                minor=node.minor,
+                fileMode=node.file_mode,
+                permissions=node.permissions,
+                uid=node.uid,
+                gid=node.gid,
+            )
+            for node in edits.device_nodes
+        ],
+        netDevices=[
+            {"hostInterfaceName": device.host_interface, "name": device.name}
+            for device in edits.net_devices
+        ],
+        hooks=[
+            _without_empty(
+                hookName=hook.name,
+                path=hook.path,
+                args=list(hook.args),
+                env=list(hook.env),
+                timeout=hook.timeout,
+            )
+            for hook in edits.hooks
+        ],
+        mounts=[
+            _without_empty(
+                hostPath=mount.host_path,
+                containerPath=mount.container_path,
+                options=list(mount.options),
+                type=mount.type,
+            )
+            for mount in edits.mounts
+        ],
+        intelRdt=None
+        if rdt is None
+        else _without_empty(
+            closID=rdt.clos_id,
+            l3CacheSchema=rdt.l3_cache_schema,
+            memBwSchema=rdt.mem_bw_schema,
+            schemata=list(rdt.schemata),
+            enableMonitoring=rdt.enable_monitoring,
+            enableCMT=rdt.enable_cmt,
+            enableMBM=rdt.enable_mbm,
+        ),
+        additionalGids=list(edits.additional_gids),
+    )
 
 
 def _device(part: Mapping[str, Any]) -> CdiDevice:

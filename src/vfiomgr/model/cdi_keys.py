@@ -28,6 +28,10 @@ class Key:
     """Of a part or parts: the name of their table."""
     since: Version = _FIRST
     needed: bool = False
+    is_natural: bool = False
+    """Of numbers: unsigned, of 32 bits."""
+    until: Version | None = None
+    """The version that has it no more."""
 
 
 _NEW_IN_0_5 = Version(0, 5)
@@ -56,7 +60,7 @@ KEYS: dict[str, dict[str, Key]] = {
         "hooks": Key("parts", "hook"),
         "mounts": Key("parts", "mount"),
         "intelRdt": Key("part", "intelRdt", since=_NEW_IN_0_7),
-        "additionalGids": Key("numbers", since=_NEW_IN_0_7),
+        "additionalGids": Key("numbers", since=_NEW_IN_0_7, is_natural=True),
     },
     "deviceNode": {
         "path": Key(needed=True),
@@ -64,10 +68,10 @@ KEYS: dict[str, dict[str, Key]] = {
         "type": Key(),
         "major": Key("number"),
         "minor": Key("number"),
-        "fileMode": Key("number"),
+        "fileMode": Key("number", is_natural=True),
         "permissions": Key(),
-        "uid": Key("number"),
-        "gid": Key("number"),
+        "uid": Key("number", is_natural=True),
+        "gid": Key("number", is_natural=True),
     },
     "mount": {
         "hostPath": Key(needed=True),
@@ -92,8 +96,8 @@ KEYS: dict[str, dict[str, Key]] = {
         "memBwSchema": Key(),
         "schemata": Key("texts", since=_NEW_IN_1_1),
         "enableMonitoring": Key("truth", since=_NEW_IN_1_1),
-        "enableCMT": Key("truth"),
-        "enableMBM": Key("truth"),
+        "enableCMT": Key("truth", until=_NEW_IN_1_1),
+        "enableMBM": Key("truth", until=_NEW_IN_1_1),
     },
 }
 

@@ -56,6 +56,8 @@ class Wording:
     """The remedy for an empty file."""
     several: str = "keep one, with all layouts by name below `layouts`"
     """The remedy for a second document."""
+    reads_first: bool = False
+    """Whether a second document is a flaw, and the first is read all the same."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
@@ -122,9 +124,12 @@ def read_located(
 
     """
     nodes = _nodes(text, wording)
-    if len(nodes) > 1:
-        _fail(_place(nodes[1]), "a second document begins here", wording.several)
     flaws: list[Flaw] = []
+    if len(nodes) > 1:
+        place, what = _place(nodes[1]), "a second document begins here"
+        if not wording.reads_first:
+            _fail(place, what, wording.several)
+        flaws.append(Flaw(place, "", what, wording.several))
     return _located(nodes[0], flaws, where, wording), flaws
 
 

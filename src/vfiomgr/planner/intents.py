@@ -16,6 +16,7 @@ from vfiomgr.model.intent import (
     InstallHook,
     InstallLayout,
     Intent,
+    RemoveCdi,
     RemoveVgpu,
     Reset,
     RestoreVgpus,
@@ -29,6 +30,7 @@ from vfiomgr.model.intent import (
     UndefineVgpu,
     UninstallHook,
     UninstallLayout,
+    WriteCdi,
 )
 from vfiomgr.planner import (
     definitions,
@@ -116,8 +118,15 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
-        case ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook():
-            made = _plan_persistence(host, intent)
+        case (
+            ForgetPersisted()
+            | ImportDriverctl()
+            | InstallHook()
+            | UninstallHook()
+            | WriteCdi()
+            | RemoveCdi()
+        ):
+            made = _plan_files(host, intent)
         case ApplyLayout() | RevertLayout() | InstallLayout() | UninstallLayout():
             made = _plan_layout(host, intent)
         case _ as never:
@@ -161,10 +170,11 @@ def _plan_definition(
             return restoration.plan_restore(host, intent)
 
 
-def _plan_persistence(
-    host: HostSnapshot, intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook
+def _plan_files(
+    host: HostSnapshot,
+    intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook | WriteCdi | RemoveCdi,
 ) -> Plan:
-    """What is kept for the next boot, or the next start of a guest, alone."""
+    """What is kept for the next boot, the next start of a guest or a container, alone."""
     match intent:
         case ForgetPersisted():
             return persistence.plan_forget(host, intent)
@@ -174,6 +184,14 @@ def _plan_persistence(
             return guest_hook.plan_install(host, intent)
         case UninstallHook():
             return guest_hook.plan_uninstall(host)
+        case WriteCdi():
+            from vfiomgr.planner.cdi import writing  # noqa: PLC0415 - few intents are about it
+
+            return writing.plan_write(host, intent)
+        case RemoveCdi():
+            from vfiomgr.planner.cdi import writing  # noqa: PLC0415 - as above
+
+            return writing.plan_remove(host, intent)
 
 
 def _plan_layout(

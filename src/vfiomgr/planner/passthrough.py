@@ -22,6 +22,7 @@ from vfiomgr.model.step import (
 )
 from vfiomgr.model.variant import PLAIN, best_variant
 from vfiomgr.planner import guards, installed_rules, persistence, pins
+from vfiomgr.planner.cdi.following import following_notes
 from vfiomgr.planner.locks import device_lock
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         notes=(
             *_companion_notes(named, targets, moving),
             *_staying_notes(host, targets),
+            *following_notes(host, moving),
             *kept.notes,
         ),
         already=tuple(

@@ -17,7 +17,7 @@ from vfiomgr.model.cdi import (
     CdiSpecification,
     shown_path,
 )
-from vfiomgr.model.cdi_document import read_specification
+from vfiomgr.model.cdi_document import read_specification, render_specification
 from vfiomgr.model.cdi_keys import KEYS, key_at
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.version import Version
@@ -111,6 +111,11 @@ _EVERYTHING_WRITTEN = {
 }
 
 
+def test_what_is_written_is_read_again() -> None:
+    assert json.loads(render_specification(_EVERYTHING)) == _EVERYTHING_WRITTEN
+    assert read_specification(render_specification(_EVERYTHING)) == _EVERYTHING
+
+
 @pytest.mark.parametrize("indent", [None, 2, "\t"])
 def test_every_key_of_cdi_has_its_value(indent: int | str | None) -> None:
     read = read_specification(json.dumps(_EVERYTHING_WRITTEN, indent=indent), HostPath("/etc/x"))
@@ -166,7 +171,8 @@ def test_yaml_is_read_as_consumers_do_and_numbers_are_texts_as_they_are_written(
         ("key-twice", "cdiVersion: 0.5.0\nkind: a/b\nkind: a/c\ndevices: []", 3, "'kind' twice"),
         ("type-wrong", "cdiVersion: 0.5.0\nkind: a/b\ndevices: {}", 3, "devices is not a list"),
         ("type-wrong", "- cdiVersion: 0.5.0", 1, "is not keys with values"),
-        ("unreadable", "cdiVersion: !v 0.5.0\nkind: a/b\ndevices: []", 1, "tag !v"),
+        ("unreadable", "cdiVersion: 0.5.0\n[a]: a/b\ndevices: []", 2, "as a key"),
+        ("document-second", "kind: a/b\n---\nkind: a/c\n", 3, "a second document begins here"),
     ],
 )
 def test_what_values_cannot_hold_is_told_with_its_line(
@@ -208,10 +214,9 @@ def test_each_form_of_value_is_asked_for(device: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "x.json:1:1: the file is empty"),
-        ("{\n", "x.json:2:1: neither JSON nor YAML"),
-        ("kind: [\n", "x.json:2:1: a bracket or brace is not closed"),
-        ("kind: a/b\n---\nkind: a/c\n", "x.json:3:1: a second document begins here"),
+        ("", "x.json:1: the file is empty"),
+        ("{\n", "x.json:2: neither JSON nor YAML"),
+        ("kind: [\n", "x.json:2: a bracket or brace is not closed"),
     ],
 )
 def test_no_document_is_refused_with_the_place(text: str, said: str) -> None:

@@ -1,0 +1,19 @@
+"""What becomes of vfiomgr's own CDI specifications when devices go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+def following_notes(host: HostSnapshot, moving: Iterable[PciDevice]) -> Iterator[str]:
+    """Which of vfiomgr's own files name devices that are about to go."""
+    nodes = {node for device in moving for node in host.guest_nodes(device)}
+    for file in host.cdi_files:
+        if file.is_own and any(f'"{node}"' in (file.text or "") for node in nodes):
+            yield f"{file.path} names it, and is put right afterwards"
