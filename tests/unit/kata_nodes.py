@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fakes.kernel import FakeKernel
+from tests.unit.host_files import put_topology
+from vfiomgr.model.numa import HostTopology, NumaNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,6 +90,8 @@ class KataNode:
         self.pod = directory / "pod.yaml"
         directory.mkdir(exist_ok=True)
         self.pod.write_text(POD)
+        node = NumaNode(0, (0, 1, 2, 3), 64 << 30, 60 << 30, (), (10,))
+        put_topology(self.root, HostTopology((node,)))
         shim = SHIMS[runtime]
         name = 'hypervisor_name = "qemu"\n' if runtime == "rs" else ""
         self.write(shim.removeprefix("/"), "\x7fELF")

@@ -10,20 +10,21 @@ import click
 from vfiomgr.adapters.kata.keys import key_table
 from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.kata_explained import print_explanations
+from vfiomgr.cli.kata_release import read_installation, release_options
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.host.kata import SHIMS, read_installation
+from vfiomgr.host.kata import SHIMS
 from vfiomgr.host.kata_surroundings import kata_conf_file
 from vfiomgr.model.cdi import DEFAULT_KIND
-from vfiomgr.model.kata import DEFAULT_HANDLER, KataRelease
-from vfiomgr.model.kata_installation import RS_BY_DEFAULT, KataInstallation
+from vfiomgr.model.cdi_document import read_file
+from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease
 from vfiomgr.model.kubernetes import require_label, require_resource
 from vfiomgr.model.pod import Objects, PodContainer, PodSpec
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guards import bridge, refuse_if_any
 from vfiomgr.planner.kata.explain import explain as explain_chain
 from vfiomgr.planner.kata.mediated import refuse_mediated
-from vfiomgr.planner.kata.situation import ConfigurationFacts, Situation, SpecificationFile
+from vfiomgr.planner.kata.situation import ConfigurationFacts, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,20 +35,10 @@ if TYPE_CHECKING:
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
 
-_NEWEST = Version(4, 1)
-"""The newest release whose sources the rules were read from."""
-
 
 @click.command("explain")
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_address)
-@click.option(
-    "--kata-version", metavar="VERSION", help="Of Kata.  [default: the installed one, else 4.1]"
-)
-@click.option(
-    "--runtime",
-    type=click.Choice(["go", "rs"]),
-    help="Which shim.  [default: the handler's; rs since 4.0]",
-)
+@release_options
 @click.option(
     "--config", metavar="FILE", help="Kata's configuration.  [default: the one of the handler]"
 )
@@ -140,13 +131,10 @@ class _Scene:
         self._is_live = session.snapshot is None
         self._cri: CriName = cri or "containerd"
         self._handlers: HandlerFacts | None = None
-        self._specifications: tuple[SpecificationFile, ...] | None = None
-        self._installed = KataInstallation()
+        self._installed = read_installation(session)
         if self._is_live:
             self._handlers = gather.read_handlers(session.tree, cri)
             self._cri = self._handlers.cri
-            self._specifications = gather.read_specifications(session.tree)
-            self._installed = read_installation(session.tree)
 
     def explain(
         self,
@@ -179,7 +167,6 @@ class _Scene:
                 handlers=self._handlers,
                 configuration=self._configuration(entry, conf_file, name, release.runtime),
                 keys=key_table(),
-                specifications=self._specifications,
                 conf_file=conf_file,
                 kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
                 only=frozenset(device.address for device in only),
@@ -204,15 +191,15 @@ class _Scene:
     def _kind_of(self, device: PciDevice) -> str | None:
         """The kind of the first specification that has the device's node."""
         nodes = self._host.guest_nodes(device)
-        for file in self._specifications or ():
-            specification = file.specification
-            for own in specification.devices if specification else ():
+        for file in self._host.cdi_files:
+            specification = read_file(file)
+            for own in specification.devices:
                 if any(node.on_host in nodes for node in own.edits.device_nodes):
-                    return specification.kind if specification else None
+                    return specification.kind
         return None
 
     def _release(self, entry: HandlerEntry | None) -> tuple[KataRelease, str]:
-        version = self._version or self._installed.version or _NEWEST
+        version = self._version or self._installed.version or NEWEST
         source = "taken: the newest that is known"
         if self._version is not None:
             source = "--kata-version"
@@ -224,9 +211,7 @@ class _Scene:
         by_path = {str(path): name for name, path in SHIMS}
         if entry is not None and entry.runtime_path in by_path:
             return by_path[entry.runtime_path]
-        if self._installed.shims:
-            return self._installed.default_runtime(version)
-        return "rs" if version >= RS_BY_DEFAULT else "go"
+        return self._installed.default_runtime(version)
 
     def _configuration(
         self,

@@ -18,7 +18,8 @@ from vfiomgr.model.kubernetes import (
     require_label,
     require_subdomain,
 )
-from vfiomgr.planner.kata.overhead import DEFAULT_MEMORY_MIB, overhead_mib
+from vfiomgr.planner.kata.config import GPU_MEMORY_MIB
+from vfiomgr.planner.kata.sizing import recommended_overhead_mib
 
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
 """The label that kata-deploy gives to nodes where it has installed Kata."""
@@ -91,7 +92,7 @@ def runtimeclass(
     wish = RuntimeClassWish(
         name=require_subdomain("--name", name or handler),
         handler=handler,
-        overhead_mib=overhead_mib(memory),
+        overhead_mib=recommended_overhead_mib(memory),
         overhead_cpus=cpus,
         default_memory_mib=memory,
         node_selector=() if any_node else (chosen or DEFAULT_SELECTOR),
@@ -115,7 +116,7 @@ def _default_memory(session: Session, handler: str, typed: str | None, config: s
         return settings.default_memory_mib
     why = facts.problem or "it is not set there"
     note(
-        f"default_memory is taken to be {DEFAULT_MEMORY_MIB} MiB, as in Kata's configurations for "
+        f"default_memory is taken to be {GPU_MEMORY_MIB} MiB, as in Kata's configurations for "
         f"GPUs ({why}); --default-memory says otherwise"
     )
-    return DEFAULT_MEMORY_MIB
+    return GPU_MEMORY_MIB

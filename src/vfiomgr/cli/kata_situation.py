@@ -14,7 +14,7 @@ from vfiomgr.host.kata import read_configuration
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.kata import handler_configuration, search_path
 from vfiomgr.model.path import HostPath
-from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts, SpecificationFile
+from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,20 +55,6 @@ def _has_crio_alone(tree: HostTree) -> bool:
     has_containerd = any(tree.exists(path) for path in around.CONTAINERD)
     has_crio = tree.exists(around.CRIO) or bool(tree.children(around.CRIO_DROP_INS))
     return has_crio and not has_containerd
-
-
-def read_specifications(tree: HostTree) -> tuple[SpecificationFile, ...]:
-    """All CDI specifications of a host; one that cannot be read has its reason."""
-    from vfiomgr.model.cdi_document import read_specification  # noqa: PLC0415 - slow
-
-    found = []
-    for path, text in around.cdi_texts(tree):
-        try:
-            found.append(SpecificationFile(path, read_specification(text, HostPath(path))))
-        except InvalidDocument as error:
-            problem = f"cannot be read: {error.message.removeprefix(f'{path}:')}"
-            found.append(SpecificationFile(path, None, problem))
-    return tuple(found)
 
 
 def configuration_paths(

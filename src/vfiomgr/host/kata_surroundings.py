@@ -22,9 +22,7 @@ CONTAINERD = (
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
 CRIO = HostPath("/etc/crio/crio.conf")
 CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
-CDI_DIRECTORIES = (HostPath("/etc/cdi"), HostPath("/var/run/cdi"))
 KUBELET = HostPath("/var/lib/kubelet/config.yaml")
-_RUN = (HostPath("/var/run"), HostPath("/run"))
 _UNITS = tuple(
     HostPath(directory)
     for directory in ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
@@ -58,23 +56,6 @@ def imported(tree: HostTree, main: HostPath, patterns: Iterable[str]) -> Iterato
         directory, _, name = place.rpartition("/")
         if "/../" not in f"{directory}/":
             yield from texts_below(tree, HostPath(directory), name)
-
-
-def cdi_texts(tree: HostTree) -> Iterator[tuple[str, str]]:
-    """The specifications of /etc/cdi and /var/run/cdi; consumers look at these names alone."""
-    for directory in CDI_DIRECTORIES:
-        for suffix in (".json", ".yaml"):
-            place = _existing(tree, directory)
-            for path, text in texts_below(tree, place, f"*{suffix}"):
-                yield f"{directory}/{HostPath(path).name}", text
-
-
-def _existing(tree: HostTree, directory: HostPath) -> HostPath:
-    """The directory; /var/run is a link to /run, which a recording may lack."""
-    old, new = _RUN
-    if directory.startswith(f"{old}/") and not tree.exists(directory):
-        return HostPath(f"{new}{directory.removeprefix(old)}")
-    return directory
 
 
 def kata_conf_file(tree: HostTree, runtime: str, programs: Iterable[str]) -> tuple[str, str] | None:

@@ -27,8 +27,8 @@ from vfiomgr.model.kubernetes import (
     parse_selector,
     require_image,
 )
-from vfiomgr.planner.kata.overhead import overhead_mib
 from vfiomgr.planner.kata.pods import PodOptions, Unit, model_name, offers, pods_for
+from vfiomgr.planner.kata.sizing import recommended_overhead_mib
 
 NEWEST = utils.all_versions()[-3:]
 GPU = replace(pci_device(), driver="vfio-pci")
@@ -89,7 +89,8 @@ def test_a_runtime_class_is_valid(selector: tuple[tuple[str, str], ...]) -> None
 
 def test_the_overhead_is_that_of_kata_deploy() -> None:
     """kata-deploy's classes for GPUs: 10240Mi for default_memory 8192, 4096Mi for 2048."""
-    assert (overhead_mib(8192), overhead_mib(2048)) == (10240, 4096)
+    found = recommended_overhead_mib(8192), recommended_overhead_mib(2048)
+    assert found == (10240, 4096)
 
 
 LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?\Z") | st.sampled_from(

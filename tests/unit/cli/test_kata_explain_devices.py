@@ -289,9 +289,8 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
     file.write_text(run("--root", str(node.root), "snapshot").stdout)
     answer = run("--snapshot", str(file), "kata", "explain", str(node.pod))
     assert answer.status == 0
-    assert answer.stdout.splitlines()[-1].endswith(
-        "not known: handler, configuration, request, CDI, node, functions, root ports, guest"
-    )
+    assert answer.stdout.splitlines()[-1].endswith("not known: handler, configuration, request")
+    assert f"{KIND}=40 -> /etc/cdi/vfiomgr.json -> /dev/vfio/40 -> group 40" in answer.stdout
     config = tmp_path / "kata.toml"
     config.write_text(SETTINGS.format(name="").replace('"root-port"', '"no-port"'))
     answer = run("--snapshot", str(file), "kata", "explain", str(node.pod), "--config", str(config))

@@ -44,11 +44,10 @@ def candidates(situation: Situation) -> tuple[Candidate, ...]:
     """All devices that could be given, by kind; those that were asked about where some were."""
     found = []
     for item in requests(situation):
-        for name, (file, device) in situation.devices_of(item.kind).items():
+        for name, each in situation.devices_of(item.kind).items():
             if item.names and name not in item.names:
                 continue
-            nodes = situation.nodes_of(file, device)
-            candidate = _candidate(situation, item.kind, name, file.path, nodes)
+            candidate = _candidate(situation, item.kind, name, each.path, each.nodes)
             addresses = {d.address for d in candidate.functions}
             if not situation.only or addresses & situation.only:
                 found.append(candidate)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.model.explanation import ChainBreak, ChainStep
+from vfiomgr.model.kata_settings import NO_PORT
+from vfiomgr.planner.kata.check import check_keys
 from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.path import HostPath
     from vfiomgr.planner.kata.situation import Situation
 
-_NO_PORT, _ROOT_PORT = "no-port", "root-port"
+_UNKNOWN_KEY = "kata-unknown-key"
 _TIMEOUT = 60.0
 """Seconds for a container where create_container_timeout is not set."""
 _KUBELET_TIMEOUT = 120.0
@@ -35,9 +37,9 @@ def configuration(situation: Situation) -> ChainStep:
     read = (str(settings.path), *map(str, settings.drop_ins))
     port = settings.cold_plug
     plugged = f"devices are there when the guest starts ({COLD_PLUG} = {port})"
-    if situation.is_hot and port == _NO_PORT:
+    if situation.is_hot and port == NO_PORT:
         plugged = f"devices come with the container ({HOT_PLUG} = {settings.hot_plug})"
-    elif port == _NO_PORT:
+    elif port == NO_PORT:
         plugged = f"no device is plugged ({COLD_PLUG} = {port})"
     what = f"{plugged}, vfio_mode {settings.vfio_mode}"
     return ChainStep("configuration", "broken" if broken else "ok", what, read, breaks)
@@ -50,6 +52,7 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
         return
     yield from _annotated(situation, settings)
     yield from _plugging(situation, settings)
+    yield from _refused(situation, settings)
     yield from _drop_ins(situation)
     yield from _timeouts(situation, settings)
 
@@ -82,7 +85,7 @@ def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBr
         annotation = HYPERVISOR_ANNOTATION + key
         remedy = f"take the annotation out, and set {key} in {settings.path}: vfiomgr kata config"
         allowed = settings.allows_annotation(key)
-        in_file = settings.hypervisor_text(key) or _NO_PORT
+        in_file = settings.hypervisor_text(key) or NO_PORT
         if situation.is_rs and allowed:
             what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
             yield ChainBreak(what, remedy, number=1)
@@ -92,34 +95,35 @@ def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBr
                 "of the configuration lacks it"
             )
             yield ChainBreak(what, remedy, number=1)
-        elif key == COLD_PLUG and in_file == _NO_PORT:
+        elif key == COLD_PLUG and in_file == NO_PORT:
             how = "runtime-rs ignores it" if situation.is_rs else "devices are looked for before it"
             what = f"{key} is set by annotation alone, and {how}: nothing is injected"
             yield ChainBreak(what, remedy, number=1, is_silent=True)
 
 
 def _plugging(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
-    cold, hot = settings.cold_plug, settings.hot_plug
-    where, release = settings.path, situation.release
-    if _NO_PORT not in (cold, hot) and not situation.is_rs:
-        what = f"{where} sets both {COLD_PLUG} = {cold} and {HOT_PLUG} = {hot}, which Kata refuses"
-        yield ChainBreak(what, f"set {HOT_PLUG} to no-port: vfiomgr kata config")
-    if cold != _NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
+    cold, release = settings.cold_plug, situation.release
+    if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
         since = situation.keys.since(release.runtime, "hypervisor", COLD_PLUG)
         what = f"{release} has no {COLD_PLUG}" + (f": it came with {since}" if since else "")
         yield ChainBreak(what, "take a later Kata, or its other runtime", is_silent=True)
-    if situation.is_rs and cold not in (_NO_PORT, _ROOT_PORT):
-        what = f"runtime-rs has no {COLD_PLUG} = {cold}, and fails"
-        yield ChainBreak(what, f"set it to root-port in {where}")
-    if cold == _NO_PORT and not situation.is_hot and not _asked(situation):
+    if cold == NO_PORT and not situation.is_hot and not _asked(situation):
         yield _unplugged(situation, settings)
-    if settings.vfio_mode == "vfio" and not settings.has_iommu:
-        what = "vfio_mode is vfio, and the guest has no IOMMU for it (enable_iommu)"
-        yield ChainBreak(what, "set vfio_mode = guest-kernel, or enable_iommu = true")
+
+
+def _refused(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
+    release, keys, name = situation.release, situation.keys, settings.path
+    (_, own), *_ = situation.configuration.documents
+    found = [f for f in check_keys(settings.document, release, keys) if f.id != _UNKNOWN_KEY]
+    found += [f for f in check_keys(own, release, keys) if f.id == _UNKNOWN_KEY]
+    for finding in found:
+        if finding.severity == "blocker":
+            yield ChainBreak(f"{name}: {finding.title}: {finding.why}", finding.remedy)
 
 
 def _unplugged(situation: Situation, settings: KataSettings) -> ChainBreak:
-    hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != _NO_PORT else ""
+    hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != NO_PORT else ""
     return ChainBreak(
         f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest",
         f"set {COLD_PLUG} = root-port: vfiomgr kata config prints a drop-in that does",
@@ -181,28 +185,17 @@ def _leaves(
 def _unknown_keys(
     situation: Situation, path: HostPath, document: Mapping[str, Any]
 ) -> Iterator[ChainBreak]:
-    """Go refuses those of hypervisors and agents, runtime-rs those of agents alone."""
-    for (section, *tables, key), _ in (p for p in _leaves(document) if len(p[0]) > 1):
-        if len(tables) > 1 or section not in ("hypervisor", "agent", "runtime"):
-            continue
-        if situation.knows(section, key) or not _is_table_known(situation, section):
-            continue
-        fails = section == "agent" or (section == "hypervisor" and not situation.is_rs)
-        does = "Kata fails" if fails else "it has no effect"
-        yield ChainBreak(
-            f"{path} sets {key} in [{'.'.join((section, *tables))}], which {situation.release} "
-            f"does not have: {does}",
-            f"take {key} out of {path}",
-            number=6,
-            is_silent=not fails,
-            is_certain=fails,
-        )
-
-
-def _is_table_known(situation: Situation, section: str) -> bool:
-    """Whether anything is known of a section in this runtime."""
-    runtime = situation.release.runtime
-    return any((key.runtime, key.section) == (runtime, section) for key in situation.keys.keys)
+    """In a drop-in Go refuses those of hypervisors and agents, runtime-rs those of agents alone."""
+    for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
+        if found.id == _UNKNOWN_KEY:
+            is_refused = found.severity == "blocker"
+            yield ChainBreak(
+                f"{path}: {found.title}: {found.why}",
+                found.remedy,
+                number=6,
+                is_silent=not is_refused,
+                is_certain=is_refused,
+            )
 
 
 def _kernel_params(

@@ -9,7 +9,7 @@ from vfiomgr.model.kata import KATA_DIRECTORIES
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.model.version import Version
-from vfiomgr.planner.kata.overhead import overhead_mib
+from vfiomgr.planner.kata.sizing import TIGHT_MIB, recommended_overhead_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,16 +74,19 @@ def _overhead(situation: Situation) -> Iterator[ChainBreak]:
         return
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
     overhead = found.overhead_bytes or 0
-    if overhead >= memory * _MIB:
+    if overhead >= (memory + TIGHT_MIB) * _MIB:
         return
+    is_less = overhead < memory * _MIB
     has = f"{overhead // _MIB}Mi" if overhead else "nothing"
+    than = "less than" if is_less else "hardly more than"
     yield ChainBreak(
-        f"the overhead of RuntimeClass {found.name} is {has}, less than default_memory ({memory} "
+        f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
         "MiB): VFIO pins all of the guest's memory, and QEMU is killed for want of it",
-        f"set overhead.podFixed.memory to {overhead_mib(memory)}Mi: vfiomgr kata runtimeclass "
-        f"--handler {found.handler} --default-memory {memory}M",
+        f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
+        f"runtimeclass --handler {found.handler} --default-memory {memory}M",
         number=9,
         is_silent=True,
+        is_certain=is_less,
         issue="kata-containers/kata-containers#6533",
     )
 

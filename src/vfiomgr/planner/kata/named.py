@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import UsageError
+from vfiomgr.model.cdi import DYNAMIC, STATIC
 from vfiomgr.model.explanation import ChainBreak, ChainStep
-from vfiomgr.model.version import Version
+from vfiomgr.planner.cdi.check import check
 from vfiomgr.planner.kata.requested import channel, requests
 
 if TYPE_CHECKING:
@@ -14,95 +14,66 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.explanation import StepState
     from vfiomgr.planner.kata.requested import Request
-    from vfiomgr.planner.kata.situation import Situation, SpecificationFile
+    from vfiomgr.planner.kata.situation import Published, Situation
 
-_GO_READS_BELOW = Version(0, 7)
-"""Kata's Go runtime vendors CDI 0.6.0."""
-_FATAL = frozenset({"unreadable", "key-twice", "key-unknown", "key-missing", "type-wrong"})
-"""Oddities at which its strict reader fails (pkg/cdi/spec.go of 0.6.0)."""
+_OF_DEVICES = frozenset({"not-plugged"})
+"""Rules of `cdi check` about single devices that no other link tells of."""
 
 
 def cdi(situation: Situation) -> ChainStep:
     """Which specification has the devices."""
-    files = situation.specifications
-    if files is None:
-        return ChainStep("CDI", "unknown", "specifications cannot be looked at", ())
     breaks = tuple(_breaks(situation))
-    looked = tuple(file.path for file in files) or ("/etc/cdi", "/var/run/cdi")
+    looked = tuple(f.path for f in situation.host.cdi_files) or (str(STATIC), str(DYNAMIC))
     found = [
-        f"{item.kind}={name} in {file.path}"
+        f"{each.name} in {each.path}"
         for item in requests(situation)
-        for name, (file, _) in situation.devices_of(item.kind).items()
+        for name, each in situation.devices_of(item.kind).items()
         if not item.names or name in item.names
     ]
     state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
     if not found:
         what = "no specification has a device of what is asked for"
         is_needed = channel(situation) in ("kubelet", "annotations")
-        return ChainStep("CDI", state if is_needed else "unknown", what, looked, breaks)
+        return ChainStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
     return ChainStep("CDI", state, "; ".join(found), looked, breaks)
 
 
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     if channel(situation) in ("kubelet", "annotations", "unknown"):
-        yield from _unreadable_by_go(situation)
+        yield from _judged(situation)
         for item in requests(situation):
             yield from _missing(situation, item)
             yield from _precedence(situation, item)
             yield from _published_twice(situation, item)
 
 
-def _unreadable_by_go(situation: Situation) -> Iterator[ChainBreak]:
-    """Number 4: one file that it cannot read fails all pods that are cold-plugged."""
-    if situation.is_rs or not situation.is_cold:
+def _judged(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 4: one file that the runtime cannot read fails all pods that are cold-plugged."""
+    if not situation.is_cold:
         return
-    for file in situation.specifications or ():
-        why = file.problem or _strange(file)
-        if why:
+    consumer, host = situation.consumer, situation.host
+    asked = {each.path for item in requests(situation) for each in _all_of(situation, item)}
+    for found in check(host.cdi_files, (consumer,), host).findings:
+        where = f"{found.file}:{found.line}: {found.what}"
+        if consumer.name in found.breaks_all:
             yield ChainBreak(
-                f"{file.path} {why}: the Go runtime reads with CDI 0.6.0 and fails to load any "
-                "specification, so every pod with a cold-plugged device fails",
-                f"correct {file.path}, or move it away: vfiomgr cdi check tells all that is wrong",
+                f"{where}: {consumer} fails to load any specification, so every pod with a "
+                "cold-plugged device fails",
+                f"correct it ({found.remedy}), or move {found.file} away; vfiomgr cdi check tells "
+                "all",
                 number=4,
             )
-    for name, paths in _same_directory(situation):
-        yield ChainBreak(
-            f"{name} is in {' and '.join(paths)}, of one directory: the Go runtime fails to load "
-            "any specification, so every pod with a cold-plugged device fails",
-            "keep one of them: vfiomgr cdi check",
-            number=4,
-        )
+        elif found.rule in _OF_DEVICES and found.file in asked:
+            yield ChainBreak(where, found.remedy)
 
 
-def _strange(file: SpecificationFile) -> str:
-    """What of a file CDI 0.6.0 does not take; empty for a good one."""
-    specification = file.specification
-    if specification is None:
-        return ""
-    try:
-        version = Version.parse(specification.version)
-    except UsageError:
-        return f"has cdiVersion {specification.version!r}"
-    if version >= _GO_READS_BELOW:
-        return f"has cdiVersion {specification.version}"
-    fatal = next((oddity for oddity in specification.oddities if oddity.kind in _FATAL), None)
-    return "" if fatal is None else f"line {fatal.line}: {fatal.what}"
-
-
-def _same_directory(situation: Situation) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names that two files of one directory have, or one file twice."""
-    places: dict[tuple[str, str], tuple[str, ...]] = {}
-    for file, specification in situation.readable:
-        for device in specification.devices:
-            key = (specification.qualified(device), file.directory)
-            places[key] = (*places.get(key, ()), file.path)
-    yield from ((name, paths) for (name, _), paths in sorted(places.items()) if len(paths) > 1)
+def _all_of(situation: Situation, item: Request) -> tuple[Published, ...]:
+    """All that is published of a kind, by whatever file."""
+    return tuple(each for each in situation.published if each.kind == item.kind)
 
 
 def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
     """Names that nothing has; of a resource that is another plugin's `requested` tells."""
-    if situation.specifications is None:
-        return
     devices = situation.devices_of(item.kind)
     for name in item.names:
         if name not in devices:
@@ -125,28 +96,22 @@ def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
 
 
 def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:
-    """Number 5: runtime-rs looks into /var/run/cdi and then into /etc/cdi, all others reversed."""
-    nodes: dict[str, dict[str, tuple[str, ...]]] = {}
-    for file, specification in situation.readable:
-        for device in specification.devices:
-            if specification.kind == item.kind:
-                found = situation.nodes_of(file, device)
-                nodes.setdefault(device.name, {})[file.path] = found
-    for name, by_file in nodes.items():
-        directories = {path.rpartition("/")[0] for path in by_file}
-        if len(directories) == 1 or len(set(by_file.values())) == 1:
+    """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
+    by_name: dict[str, dict[str, Published]] = {}
+    for each in _all_of(situation, item):
+        by_name.setdefault(each.device.name, {})[each.directory] = each
+    for found in by_name.values():
+        *losers, winner = found.values()
+        if not losers or losers[0].nodes == winner.nodes:
             continue
-        *_, winner = by_file
-        loser = next(
-            path for path in by_file if path.rpartition("/")[0] != winner.rpartition("/")[0]
-        )
-        other = "containerd and the Go runtime take" if situation.is_rs else "runtime-rs takes"
-        runtime = "runtime-rs" if situation.is_rs else "the Go runtime"
+        loser = losers[0]
+        rs, go = "runtime-rs", "containerd and the Go runtime"
+        mine, others = (rs, f"{go} take") if situation.is_rs else ("the Go runtime", f"{rs} takes")
         yield ChainBreak(
-            f"{item.kind}={name} is in {winner} ({', '.join(by_file[winner])}), which {runtime} "
-            f"takes, and in {loser} ({', '.join(by_file[loser])}), which {other}: they mean "
-            "different devices",
-            f"keep one of them, e.g. remove {loser}",
+            f"{winner.name} is in {winner.path} ({', '.join(winner.nodes)}), which {mine} takes, "
+            f"and in {loser.path} ({', '.join(loser.nodes)}), which {others}: they mean different "
+            "devices",
+            f"keep one of them, e.g. remove {loser.path}",
             number=5,
             is_silent=True,
             is_certain=situation.is_rs,
@@ -155,13 +120,13 @@ def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:
 
 def _published_twice(situation: Situation, item: Request) -> Iterator[ChainBreak]:
     """One node under two names: two pods may be given the same device."""
-    names: dict[str, dict[str, str]] = {}
-    for node, file, name in situation.published():
-        names.setdefault(node, {})[name] = file.path
+    names: dict[str, dict[str, Published]] = {}
+    for each in situation.published:
+        for node in each.nodes:
+            names.setdefault(node, {})[each.name] = each
     for node, by_name in names.items():
-        mine = [name for name in by_name if name.partition("=")[0] == item.kind]
-        if len(by_name) > 1 and mine:
-            told = ", ".join(f"{name} ({path})" for name, path in by_name.items())
+        if len(by_name) > 1 and any(each.kind == item.kind for each in by_name.values()):
+            told = ", ".join(f"{name} ({each.path})" for name, each in by_name.items())
             yield ChainBreak(
                 f"{node} is published under {len(by_name)} names: {told}; a second pod that is "
                 "given it by another name cannot open it",

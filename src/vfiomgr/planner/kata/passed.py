@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.explanation import ChainBreak, ChainStep, DeviceChain, PassedFunction
+from vfiomgr.model.kata import MAX_PORTS
+from vfiomgr.model.kata_settings import GUEST_KERNEL
 from vfiomgr.model.pci import CLASS_DISPLAY
 from vfiomgr.planner.kata.candidates import candidates
-from vfiomgr.planner.kata.pods import MOST_ROOT_PORTS
 from vfiomgr.planner.kata.requested import requests
+from vfiomgr.planner.kata.room import room_breaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -85,7 +87,7 @@ def guest_indexes(situation: Situation, given: Iterable[Candidate]) -> dict[PciD
     src/runtime/virtcontainers/container.go), runtime-rs the paths in the guest.
     """
     settings = situation.settings
-    if settings is not None and settings.vfio_mode != "guest-kernel":
+    if settings is not None and settings.vfio_mode != GUEST_KERNEL:
         return {}
     gpus = [(port, device) for device, port in _ports(given).items() if is_told(device)]
     if not situation.is_rs:
@@ -164,8 +166,8 @@ def _root_ports(situation: Situation, picked: tuple[Candidate, ...]) -> ChainSte
 
 def _port_breaks(situation: Situation, ports: dict[PciDevice, str]) -> Iterator[ChainBreak]:
     settings = situation.settings
-    if len(ports) > MOST_ROOT_PORTS:
-        what = f"{len(ports)} functions need a root port each, Kata has {MOST_ROOT_PORTS}"
+    if len(ports) > MAX_PORTS:
+        what = f"{len(ports)} functions need a root port each, Kata has {MAX_PORTS}"
         yield ChainBreak(what, "ask for fewer devices in one pod")
     if situation.is_rs and settings is not None and 0 < settings.root_ports < len(ports):
         yield ChainBreak(
@@ -205,23 +207,28 @@ def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool
 
 
 def _guest(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
-    settings = situation.settings
-    indexes = guest_indexes(situation, picked)
     given = tuple(dict.fromkeys(d for c in picked for d in c.functions))
+    breaks = tuple(room_breaks(situation, given))
+    broken = any(found.is_certain for found in breaks)
+    state: StepState = "broken" if broken else "ok" if given else "unknown"
+    return ChainStep("guest", state, _arrival(situation, picked, given), (), breaks)
+
+
+def _arrival(
+    situation: Situation, picked: tuple[Candidate, ...], given: tuple[PciDevice, ...]
+) -> str:
+    """What the guest makes of its devices."""
+    settings = situation.settings
+    if settings is not None and settings.vfio_mode != GUEST_KERNEL:
+        return f"vfio_mode is {settings.vfio_mode}: the container has the nodes of VFIO themselves"
+    indexes = guest_indexes(situation, picked)
     told = [f"{device.address} is nvidia.com/gpu={index}" for device, index in indexes.items()]
-    others = [device for device in given if device not in indexes and not is_told(device)]
-    if settings is not None and settings.vfio_mode != "guest-kernel":
-        what = f"vfio_mode is {settings.vfio_mode}: the container has the nodes of VFIO themselves"
-        return ChainStep("guest", "ok", what)
+    if told:
+        told.append("the guest's own CDI specification resolves it (NVIDIA's driver and toolkit)")
+    others = [str(device.address) for device in given if not is_told(device)]
     if others:
-        names = ", ".join(str(device.address) for device in others)
         told.append(
-            f"{names}: a PCI device of the guest, whose own kernel drives it; Kata injects no "
-            "nodes for it into the container (it does so for NVIDIA's display class alone)"
+            f"{', '.join(others)}: a PCI device of the guest, whose own kernel drives it; Kata "
+            "injects no nodes for it into the container (it does so for NVIDIA's display class)"
         )
-    what = "; ".join(told) or "nothing arrives"
-    if indexes:
-        what += (
-            "; the guest's own CDI specification resolves it (NVIDIA's driver and toolkit there)"
-        )
-    return ChainStep("guest", "ok" if given else "unknown", what)
+    return "; ".join(told) or "nothing arrives"

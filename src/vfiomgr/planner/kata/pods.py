@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.model.kata import MAX_PORTS
 from vfiomgr.model.kubernetes import PodWish, ResourceWish, Workload
 from vfiomgr.model.pci import CLASS_DISPLAY, PciDevice
 
@@ -20,8 +21,6 @@ Naming = Literal["kind", "model", "pgpu"]
 of pci.ids), sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
 NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
 
-MOST_ROOT_PORTS = 16
-"""Kata refuses more (maxPCIeRootPort in src/runtime/pkg/katautils/config.go)."""
 _NVIDIA = "10de"
 _MAKER = re.compile(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = re.compile(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
@@ -185,8 +184,8 @@ def _image(options: PodOptions, *, is_cuda: bool) -> tuple[str, tuple[str, ...]]
 def _refuse_too_many(items: tuple[ResourceWish, ...], offered: dict[str, tuple[Unit, ...]]) -> None:
     """Make sure that Kata has root ports for what one pod asks for."""
     ports = sum(item.count * _ports(offered[item.name]) for item in items)
-    if ports > MOST_ROOT_PORTS:
-        message = f"{ports} functions need a root port each, Kata has {MOST_ROOT_PORTS}"
+    if ports > MAX_PORTS:
+        message = f"{ports} functions need a root port each, Kata has {MAX_PORTS}"
         raise Refusal(message, "ask for fewer devices in one pod, and for more pods")
 
 

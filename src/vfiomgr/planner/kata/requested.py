@@ -134,7 +134,7 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
 
 def _unresolvable(situation: Situation) -> Iterator[ChainBreak]:
     """Number 3: one resource that no specification has fails the pod."""
-    if channel(situation) != "kubelet" or situation.specifications is None:
+    if channel(situation) != "kubelet":
         return
     known = [item for item in requests(situation) if item.kind in situation.kinds]
     for item in requests(situation):

@@ -7,42 +7,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.model.cdi import CdiSpecification
+from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
+from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.handler import CriName, HandlerFacts
 from vfiomgr.model.kata import KataRelease
 from vfiomgr.model.kata_installation import KataConfigurationFile
 from vfiomgr.model.kata_keys import KeyTable
-from vfiomgr.model.kata_settings import KataSettings
+from vfiomgr.model.kata_settings import NO_PORT, KataSettings
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.pod import PodSpec, RuntimeClassSpec
 from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.planner.cdi.check import reads
+from vfiomgr.planner.cdi.consumers import Consumer, consumers_named
+from vfiomgr.planner.cdi.rules import faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from vfiomgr.model.cdi import CdiDevice
     from vfiomgr.model.handler import HandlerEntry
 
 COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
 HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
-_ETC = "/etc/cdi/"
 _CONTROL = ("/dev/vfio/vfio", "/dev/iommu")
 """Nodes of VFIO that are no device."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpecificationFile:
-    """A file with a CDI specification, or with none that can be read."""
-
-    path: str
-    specification: CdiSpecification | None
-    problem: str = ""
-
-    @property
-    def directory(self) -> str:
-        """Where it lies."""
-        return self.path.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +52,37 @@ class KubeletFacts:
     """Seconds; runtimeRequestTimeout."""
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A CDI device, and the file that it is in."""
+
+    path: str
+    specification: CdiSpecification
+    device: CdiDevice
+
+    @property
+    def kind(self) -> str:
+        """VENDOR/CLASS."""
+        return self.specification.kind
+
+    @property
+    def name(self) -> str:
+        """VENDOR/CLASS=NAME."""
+        return self.specification.qualified(self.device)
+
+    @property
+    def directory(self) -> str:
+        """Where its file lies."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its own nodes of VFIO that stand for a device, and those that all of its file have."""
+        shared = self.specification.edits.device_nodes
+        nodes = (node.on_host for node in (*self.device.edits.device_nodes, *shared))
+        return tuple(node for node in dict.fromkeys(nodes) if is_vfio_node(node))
+
+
 @dataclass(frozen=True)
 class Situation:
     """A pod, and what a host shows of the way to its devices; None where nobody could look."""
@@ -80,7 +97,6 @@ class Situation:
     handlers: HandlerFacts | None
     configuration: ConfigurationFacts
     keys: KeyTable
-    specifications: tuple[SpecificationFile, ...] | None
     conf_file: tuple[str, str] | None = None
     """What KATA_CONF_FILE is for the shim, and where that is said."""
     kubelet: KubeletFacts | None = None
@@ -107,55 +123,50 @@ class Situation:
     @property
     def is_cold(self) -> bool:
         """Whether devices are plugged before the guest starts, as far as can be seen."""
-        return self.settings is None or self.settings.cold_plug != "no-port"
+        return self.settings is None or self.settings.cold_plug != NO_PORT
 
     @property
     def is_hot(self) -> bool:
         """Whether devices are plugged into the running guest: the Go runtime's way alone."""
         settings = self.settings
-        return not self.is_rs and settings is not None and settings.hot_plug != "no-port"
+        return not self.is_rs and settings is not None and settings.hot_plug != NO_PORT
 
     def knows(self, section: str, key: str) -> bool:
         """Whether the release has a key, or may have it."""
         return self.keys.knowledge(self.release, section, key) != "unknown"
 
-    @cached_property
-    def readable(self) -> tuple[tuple[SpecificationFile, CdiSpecification], ...]:
-        """The specifications in the order in which the runtime looks: the last one counts.
+    @property
+    def consumer(self) -> Consumer:
+        """Who of those that read CDI specifications runs the pod."""
+        return consumers_named(f"kata-{self.release.runtime}")[0]
 
-        Go and containerd prefer /var/run/cdi to /etc/cdi (DefaultSpecDirs in
-        pkg/cdi/spec-dirs.go), runtime-rs the other way round (handle_cdi_devices).
-        """
-        found = [(f, f.specification) for f in self.specifications or () if f.specification]
-        return tuple(sorted(found, key=lambda pair: pair[0].path.startswith(_ETC) == self.is_rs))
+    @cached_property
+    def readable(self) -> tuple[tuple[CdiFile, CdiSpecification], ...]:
+        """What the runtime can read, in the order in which it looks: the last one counts."""
+        consumer = self.consumer
+        pairs = [(f, read_file(f)) for f in self.host.cdi_files if reads(consumer, f)]
+        good = [pair for pair in pairs if not faults(pair[1], consumer)]
+        last = STATIC if consumer.prefers_static else DYNAMIC
+        return tuple(sorted(good, key=lambda pair: pair[0].directory == last))
 
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds that there are specifications of."""
-        return frozenset(specification.kind for _, specification in self.readable)
+        return frozenset(each.kind for each in self.published)
 
-    def devices_of(self, kind: str) -> dict[str, tuple[SpecificationFile, CdiDevice]]:
+    def devices_of(self, kind: str) -> dict[str, Published]:
         """The devices of a kind by name, from the file that counts, sorted by name."""
-        found = {
-            device.name: (file, device)
-            for file, specification in self.readable
-            if specification.kind == kind
-            for device in specification.devices
-        }
+        found = {each.device.name: each for each in self.published if each.kind == kind}
         return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
-    def nodes_of(self, file: SpecificationFile, device: CdiDevice) -> tuple[str, ...]:
-        """The device's own nodes of VFIO, and those that all devices of its file have."""
-        shared = file.specification.edits.device_nodes if file.specification else ()
-        nodes = (node.on_host for node in (*device.edits.device_nodes, *shared))
-        return tuple(n for n in dict.fromkeys(nodes) if is_vfio_node(n))
-
-    def published(self) -> Iterator[tuple[str, SpecificationFile, str]]:
-        """Each node with the file and the full name that it is published under."""
-        for file, specification in self.readable:
-            for device in specification.devices:
-                for node in self.nodes_of(file, device):
-                    yield node, file, specification.qualified(device)
+    @cached_property
+    def published(self) -> tuple[Published, ...]:
+        """All devices that the runtime can read, in the order of `readable`."""
+        return tuple(
+            Published(file.path, specification, device)
+            for file, specification in self.readable
+            for device in specification.devices
+        )
 
 
 def is_vfio_node(path: str) -> bool:
