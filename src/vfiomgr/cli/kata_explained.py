@@ -50,8 +50,9 @@ def _lines(item: KataExplanation) -> Iterator[str]:
             yield f"{_INDENT}  looked at: {', '.join(step.looked_at)}"
         for found in step.breaks:
             yield from _break_lines(found)
-    if len(item.devices) > 1:
-        yield "each device that the kubelet could give:"
+    if item.devices:
+        which = "each device that the kubelet could give" if len(item.devices) > 1 else "the device"
+        yield f"{which}, were nothing broken:" if item.is_broken else f"{which}:"
     for chain in item.devices:
         yield from _chain_lines(chain)
     for difference in item.differences:

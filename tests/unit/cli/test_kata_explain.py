@@ -42,7 +42,8 @@ def test_a_right_pod_has_its_chain_up_to_the_index_in_the_guest(
     assert answer.status == 0, answer.stdout
     name = path.rpartition("/")[2]
     key = f"cdi.k8s.io/vfio{name}" + (".0" if runtime == "rs" else "")
-    assert answer.stdout.splitlines()[-4:] == [
+    assert answer.stdout.splitlines()[-5:] == [
+        "the device:",
         f"  nvidia.com/pgpu={name} -> /{SPECIFICATION} -> {path} -> group {GROUP}",
         f"    {GPU} on vfio-pci -> rp0 -> nvidia.com/gpu=0",
         f"    the agent is told {key}: nvidia.com/gpu=0",

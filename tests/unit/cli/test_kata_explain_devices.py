@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Answer, Run
+    from tests.unit.cli.conftest import Answer, Matches, Run
 
 FIRST, SECOND = "0000:41:00.0", "0000:42:00.0"
 AUDIO = "0000:41:00.1"
@@ -243,6 +243,10 @@ def test_annotations_name_devices_where_the_kubelet_is_not_asked(
     node.change(CONFIGURATION, socket, "")
     answer = explain("--format", "json")
     assert (answer.status, functions(document(answer))) == (0, [(SECOND, "rp0", 0)])
+    assert breaks(document(answer)) == []
+    (found,) = breaks(document(explain("--format", "json", "--runtime", "rs")))
+    assert "no reading of CDI annotations" in found["what"]
+    assert not found["is_certain"]
     node.change(node.pod, f"{KIND}=41", f"{KIND}=99")
     answer = explain()
     assert answer.status == 1
@@ -291,6 +295,11 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
     assert answer.status == 0
     assert answer.stdout.splitlines()[-1].endswith("not known: handler, configuration, request")
     assert f"{KIND}=40 -> /etc/cdi/vfiomgr.json -> /dev/vfio/40 -> group 40" in answer.stdout
+    name = "io.katacontainers.config.hypervisor.cold_plug_vfio"
+    node.change(node.pod, "annotations: {}", f"annotations: {{{name}: root-port}}")
+    (found,) = breaks(document(run(*line, "--format", "json")))
+    assert (found["number"], found["is_silent"], found["is_certain"]) == (1, True, False)
+    node.change(node.pod, f"annotations: {{{name}: root-port}}", "annotations: {}")
     config = tmp_path / "kata.toml"
     config.write_text(SETTINGS.format(name="").replace('"root-port"', '"no-port"'))
     answer = run("--snapshot", str(file), "kata", "explain", str(node.pod), "--config", str(config))
@@ -332,6 +341,45 @@ def test_handlers_are_found_where_the_runtimes_look(
     assert states(item)["handler"] == known
 
 
+def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("case", ["right", "broken"])
+def test_it_is_told_as_it_always_was(
+    run: Run, node: KataNode, matches: Matches, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    node.add_gpus(2, with_audio=True)
+    node.add_gpu(3, driver="nvidia", numa_node=1)
+    node.publish([GROUP, GROUP + 1, GROUP + 2])
+    text = node.pod.read_text()
+    if case == "broken":
+        text = text.replace("10240Mi", "160Mi").replace("privileged: false", "privileged: true")
+        node.change(CONFIGURATION, '"root-port"', '"no-port"')
+        node.change(CONTAINERD, "_host_devices = true", "_host_devices = false")
+    for output, arguments in (("txt", ()), ("json", ("--format", "json"))):
+        pipe(monkeypatch, text)
+        answer = run("kata", "explain", "-", *arguments)
+        assert answer.status == (1 if case == "broken" else 0)
+        matches(f"kata/explain-{case}.{output}", answer.stdout)
+
+
+def test_a_unit_may_set_kata_conf_file(explain: Callable[..., Answer], node: KataNode) -> None:
+    node.add_gpus()
+    node.publish()
+    node.change(CONTAINERD, f'ConfigPath = "/{CONFIGURATION}"', "")
+    unit = "etc/systemd/system/containerd.service.d/kata.conf"
+    node.write(unit, f'[Service]\nEnvironment="KATA_CONF_FILE=/{CONFIGURATION}"\n')
+    answer = explain()
+    assert answer.status == 1
+    assert f"break 7: /{unit} sets KATA_CONF_FILE=/{CONFIGURATION}" in answer.stdout
+    assert explain("--kata-version", "3.32").status == 0, "only 4.0 and later mind"
+    shipped = "/opt/kata/share/defaults/kata-containers/configuration-qemu.toml"
+    node.write(shipped.removeprefix("/"), (node.root / CONFIGURATION).read_text())
+    node.change(unit, f"/{CONFIGURATION}", shipped)
+    assert explain().status == 0
+
+
 def test_several_pods_are_told_one_by_one(
     explain: Callable[..., Answer], node: KataNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,8 +387,7 @@ def test_several_pods_are_told_one_by_one(
     node.publish()
     text = node.pod.read_text()
     _, pod = text.split("---\n")
-    stream = io.TextIOWrapper(io.BytesIO(f"{text}---\n{pod.replace('cuda', 'other')}".encode()))
-    monkeypatch.setattr("sys.stdin", stream)
+    pipe(monkeypatch, f"{text}---\n{pod.replace('cuda', 'other')}")
     answer = run("kata", "explain", "-", "--format", "json")
     found = json.loads(answer.stdout)
     assert [(i["pod"], i["source"], i["line"]) for i in found["items"]] == [

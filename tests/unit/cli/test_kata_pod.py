@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Answer, Run
+    from tests.unit.cli.conftest import Answer, Matches, Run
 
 GPU, SHARED = "0000:02:00.0", "0000:04:00.0"
 
@@ -84,6 +84,14 @@ def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> No
         "kind comes from: vfiomgr cdi generate --kind vfiomgr.io/vfio\n"
     )
     assert json.loads(run("kata", "pod", "--format", "json").stdout) == made
+
+
+def test_objects_are_printed_as_they_always_were(run: Run, matches: Matches) -> None:
+    run("bind", GPU)
+    runtime_class = run("kata", "runtimeclass", "--default-memory", "8G").stdout
+    pod = run("kata", "pod", "--resource", "nvidia.com/pgpu").stdout
+    deployment = run("kata", "pod", "--deployment", "--naming", "model").stdout
+    matches("kata/objects.yaml", f"{runtime_class}---\n{pod}---\n{deployment}")
 
 
 def test_named_devices_go_to_one_pod(run: Run) -> None:

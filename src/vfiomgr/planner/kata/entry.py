@@ -206,7 +206,6 @@ def _privileged(situation: Situation) -> Iterator[ChainBreak]:
         number=12,
         is_silent=True,
         is_certain=entry is not None,
-        issue="kata-containers/kata-containers#9791",
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.model.explanation import ChainBreak, ChainStep
+from vfiomgr.model.kata_settings import NO_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +35,9 @@ def channel(situation: Situation) -> Channel:
     if settings is None:
         return "annotations" if situation.pod.cdi_names else "unknown"
     has_socket = bool(settings.pod_resource_api_sock) and situation.knows("runtime", _SOCKET)
-    if settings.cold_plug != "no-port" and has_socket:
+    if settings.cold_plug != NO_PORT and has_socket:
         return "kubelet"
-    if settings.cold_plug != "no-port" and situation.pod.cdi_names:
+    if settings.cold_plug != NO_PORT and situation.pod.cdi_names:
         return "annotations"
     return "container" if situation.is_hot else "none"
 
@@ -58,7 +59,7 @@ def request(situation: Situation) -> ChainStep:
     how = channel(situation)
     breaks = tuple(_breaks(situation))
     broken = any(found.is_certain for found in breaks)
-    state: StepState = "broken" if broken else "unknown" if how == "unknown" else "ok"
+    state: StepState = "broken" if broken else "unknown" if how in ("unknown", "none") else "ok"
     return ChainStep("request", state, _told(situation), _looked_at(situation), breaks)
 
 
@@ -76,6 +77,9 @@ def _told(situation: Situation) -> str:
             return f"the container has nodes of {asked} by its device plugin, which are hot-plugged"
         case "unknown":
             return f"the pod asks for {asked}; how Kata learns which ones is in its configuration"
+    settings = situation.settings
+    if settings is not None and settings.cold_plug == NO_PORT:
+        return f"Kata does not look which devices of {asked} the pod has, since it plugs none"
     return f"nothing tells Kata which devices of {asked} the pod has"
 
 
@@ -124,6 +128,14 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
             "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or take a later Kata"
         )
         yield ChainBreak(what, remedy, is_silent=True, is_certain=is_certain)
+    elif channel(situation) == "annotations" and situation.is_rs:
+        yield ChainBreak(
+            "runtime-rs takes devices from the kubelet's socket and from nodes of the sandbox "
+            "itself (prepare_coldplug_cdi_devices); its sources show no reading of CDI annotations",
+            wants,
+            is_silent=True,
+            is_certain=False,
+        )
     elif channel(situation) == "none" and situation.pod.resources:
         yield ChainBreak(
             f"{_SOCKET} is not set, and no annotation names a device: the guest starts without any",
