@@ -417,6 +417,15 @@ CASES = [
         options=("--kata-version", "3.2"),
     ),
     Case(
+        "a group for a confidential guest",
+        None,
+        changed(CONFIGURATION, "machine_type", "confidential_guest = true\nmachine_type"),
+        f"the Go runtime refuses the group /dev/vfio/{GROUP} for confidential guests",
+        "name the cdev instead",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
         "one group under two names",
         None,
         second_file("etc/cdi/b.json", kind="b.io/gpu"),

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.unit.kata_breaks import CASES
-from tests.unit.kata_nodes import GROUP, SPECIFICATION, KataNode
+from tests.unit.kata_nodes import (
+    CONFIGURATION,
+    CONTAINERD,
+    DROP_INS,
+    GROUP,
+    KUBELET,
+    SPECIFICATION,
+    KataNode,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,3 +96,65 @@ def test_each_break_is_named_with_its_remedy(run: Run, tmp_path: Path, case: Cas
 
 def test_all_twelve_breaks_have_a_case() -> None:
     assert {case.number for case in CASES} >= set(range(1, 13))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_several_breaks_at_once_are_told_without_a_crash(
+    run: Run, tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311 - a choice of cases
+    node = KataNode(tmp_path / "node", chance.choice(("go", "rs")))
+    node.add_gpus(2, with_audio=chance.random() < 0.5)
+    node.publish()
+    for case in chance.sample(CASES, 5):
+        with contextlib.suppress(AssertionError):  # what it changes, another one has
+            case.spoil(node)
+    answer = run("--root", str(node.root), "kata", "explain", str(node.pod), "--format", "json")
+    if answer.status == 65:
+        assert str(node.pod) in answer.stderr
+        return
+    item = document(answer)
+    assert len(item["steps"]) == 10
+    certain = [found for found in breaks(item) if found["is_certain"]]
+    assert answer.status == (1 if certain else 0)
+    assert all(found["what"] and found["remedy"] for found in breaks(item))
+    for step in item["steps"]:
+        assert (step["state"] == "broken") == any(b["is_certain"] for b in step["breaks"])
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (CONTAINERD, "version = 'x'\nplugins = 5\n"),
+        (CONTAINERD, "imports = 'a'\n"),
+        (CONTAINERD, 'imports = ["/etc/**/[", "../../x", 5, "/", "*"]\n'),
+        (CONTAINERD, "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes]\nkata-vfio = 1\n"),
+        (CONTAINERD, "\0"),
+        (KUBELET, "- a\n"),
+        (KUBELET, "runtimeRequestTimeout: [1]\n"),
+        (KUBELET, "a: [\n"),
+        (CONFIGURATION, "hypervisor = 5\nruntime = 'x'\n"),
+        (CONFIGURATION, "[hypervisor]\nqemu = 1\n"),
+        (CONFIGURATION, "[hypervisor.qemu]\ncold_plug_vfio = 3\ndefault_memory = 'x'\n"),
+        (CONFIGURATION, ""),
+        (CONFIGURATION, "x ="),
+        (f"{DROP_INS}/a.toml", "x ="),
+        (f"{DROP_INS}/a.toml", "hypervisor = 1\n"),
+        (SPECIFICATION, "5"),
+        (SPECIFICATION, "[]"),
+        (SPECIFICATION, '{"devices": 5}'),
+        (SPECIFICATION, '{"kind": "a/bb", "devices": [{}]}'),
+    ],
+)
+@pytest.mark.parametrize("runtime", ["go", "rs"])
+def test_odd_files_are_no_crash(
+    run: Run, tmp_path: Path, path: str, text: str, runtime: str
+) -> None:
+    node = KataNode(tmp_path / "node", runtime)
+    node.add_gpus()
+    node.publish()
+    node.write(path, text)
+    line = ("--root", str(node.root), "kata", "explain", str(node.pod))
+    answer = run(*line)
+    assert (answer.status in (0, 1), answer.stderr) == (True, "")
+    assert run("--root", str(node.root), "kata", "runtimeclass").status == 0
