@@ -299,6 +299,32 @@ CASES = [
         "give the handler another name",
     ),
     Case(
+        "a drop-in of another version",
+        None,
+        both(
+            lambda node: node.write("etc/containerd/conf.d/a.toml", HANDLER.format(shim="/kata")),
+            lambda node: node.write(CONTAINERD, 'version = 2\nimports = ["conf.d/*"]\n'),
+        ),
+        "conf.d/a.toml is of version 3, and /etc/containerd/config.toml of version 2: containerd",
+        "write the drop-in in version 2",
+        is_certain=False,
+        options=("--config", f"/{CONFIGURATION}"),
+    ),
+    Case(
+        "a drop-in that takes the place of all others before containerd 2.0",
+        None,
+        both(
+            changed(CONTAINERD, "version = 3", 'version = 2\nimports = ["conf.d/*"]'),
+            lambda node: node.write(
+                "etc/containerd/conf.d/99-nvidia.toml",
+                "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n",
+            ),
+        ),
+        "the CRI table of /etc/containerd/conf.d/99-nvidia.toml takes the place of all others",
+        "keep kata-vfio in /etc/containerd/conf.d/99-nvidia.toml too",
+        is_certain=False,
+    ),
+    Case(
         "no port for devices",
         None,
         changed(CONFIGURATION, '"root-port"', '"no-port"'),

@@ -153,7 +153,7 @@ class _Scene:
         conf_file = None
         if self._is_live and name is not None:
             program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
-            conf_file = kata_conf_file(self._session.tree, self._cri, (program,))
+            conf_file = kata_conf_file(self._session.tree, self._cri, program)
         release, source = self._release(entry)
         return explain_chain(
             Situation(

@@ -34,7 +34,7 @@ _SHIM_DIRECTORIES = tuple(
 )
 _MOST = 1 << 20
 _SCRIPT = "#!"
-_CONFIGURATION = re.compile(r"\bKATA_CONF_FILE=[\"']?([^\s\"']+)")
+_CONFIGURATION = re.compile(r"\bKATA_CONF_FILE=[\"']?([^\s\"'\x00]+)")
 """As a script exports it, or a unit's Environment= has it."""
 
 
@@ -58,28 +58,33 @@ def imported(tree: HostTree, main: HostPath, patterns: Iterable[str]) -> Iterato
             yield from texts_below(tree, HostPath(directory), name)
 
 
-def kata_conf_file(tree: HostTree, runtime: str, programs: Iterable[str]) -> tuple[str, str] | None:
-    """What KATA_CONF_FILE is for a shim, and where that is said: a script around it, or a unit."""
-    for program in programs:
-        places = [HostPath(program)] if "/" in program else [d / program for d in _SHIM_DIRECTORIES]
-        for path in places:
-            text = tree.read_text(path, _MOST) if path.startswith("/") else None
-            if (
-                text is not None
-                and text.startswith(_SCRIPT)
-                and (said := _CONFIGURATION.search(text))
-            ):
-                return said[1], path
-    for service in _SERVICES[runtime]:
-        for unit in _UNITS:
-            files = [
-                (unit / f"{service}.service", tree.read_text(unit / f"{service}.service", _MOST))
-            ]
-            files += [
-                (HostPath(p), t)
-                for p, t in texts_below(tree, unit / f"{service}.service.d", "*.conf")
-            ]
-            for path, text in files:
-                if text is not None and (said := _CONFIGURATION.search(text)):
-                    return said[1], path
+def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str] | None:
+    """What KATA_CONF_FILE is for a shim, and where that is said: a script around it, or a unit.
+
+    A program without a path is looked for where containerd would find it.
+    """
+    for path, text in (*_programs(tree, program), *_units(tree, runtime)):
+        said = _CONFIGURATION.search(text)
+        if said is not None:
+            return said[1], path
     return None
+
+
+def _programs(tree: HostTree, program: str) -> Iterator[tuple[str, str]]:
+    """The program, where it is a script."""
+    if program.startswith("/"):
+        places = [HostPath(program)]
+    else:
+        is_name = bool(program) and "/" not in program
+        places = [place / program for place in _SHIM_DIRECTORIES if is_name]
+    for path in places:
+        text = tree.read_text(path, _MOST)
+        if text is not None and text.startswith(_SCRIPT):
+            yield path, text
+
+
+def _units(tree: HostTree, runtime: str) -> Iterator[tuple[str, str]]:
+    for service in _SERVICES[runtime]:
+        for directory in _UNITS:
+            yield from texts_below(tree, directory, f"{service}.service")
+            yield from texts_below(tree, directory / f"{service}.service.d", "*.conf")

@@ -36,7 +36,9 @@ class HandlerEntry:
 
     @property
     def shim(self) -> str:
-        """The program's name where no path is there: containerd-shim-NAME-VERSION."""
+        """The program's name where no path is there: containerd-shim-NAME-VERSION; or nothing."""
+        if not self.runtime_type:
+            return ""
         *_, name, version = ("", "", *self.runtime_type.split("."))
         return f"containerd-shim-{name}-{version}"
 
@@ -53,8 +55,14 @@ class HandlerFacts:
     """Files that are no TOML, and why."""
     unsure: tuple[str, ...] = ()
     """Drop-ins that nothing imports: containerd 2.3 reads them all the same."""
-    schema: int | None = None
-    """containerd's `version`."""
+    schemas: tuple[tuple[str, int], ...] = ()
+    """containerd's `version` of each file that says one."""
+    with_cri: tuple[str, ...] = ()
+    """The files that have something for containerd's CRI plugin."""
+
+    def schema(self, source: str) -> int | None:
+        """The version of the configuration's format that a file says it has."""
+        return dict(self.schemas).get(source)
 
     def handler(self, name: str) -> HandlerEntry | None:
         """The entry of a handler."""

@@ -43,6 +43,8 @@ _ROLES: tuple[tuple[str, ContainerRole], ...] = (
     ("initContainers", "init container"),
     ("containers", "container"),
 )
+_TRUE = ("true", "yes", "on", "y")
+"""As kubectl's YAML 1.1 has it."""
 _MOST = 20
 """Flaws that are told at once."""
 
@@ -168,7 +170,7 @@ class _Reader:
                     name=self._text(item, ("name",), path) or f"number {number + 1}",
                     role=role,
                     limits=tuple(self._limits(item, path)),
-                    is_privileged=flag is not None and flag.scalar is True,
+                    is_privileged=flag is not None and flag.text.lower() in _TRUE,
                     claims=tuple(self._names(item, ("resources", "claims"), path)),
                     line=item.place.line,
                 )

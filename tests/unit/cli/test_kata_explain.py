@@ -15,6 +15,7 @@ from tests.unit.kata_nodes import (
     CONTAINERD,
     DROP_INS,
     GROUP,
+    HANDLER,
     KUBELET,
     SPECIFICATION,
     KataNode,
@@ -107,7 +108,9 @@ def test_several_breaks_at_once_are_told_without_a_crash(
     node.add_gpus(2, with_audio=chance.random() < 0.5)
     node.publish()
     for case in chance.sample(CASES, 5):
-        with contextlib.suppress(AssertionError):  # what it changes, another one has
+        with contextlib.suppress(
+            AssertionError, FileNotFoundError
+        ):  # what it changes, another one has
             case.spoil(node)
     answer = run("--root", str(node.root), "kata", "explain", str(node.pod), "--format", "json")
     if answer.status == 65:
@@ -130,6 +133,11 @@ def test_several_breaks_at_once_are_told_without_a_crash(
         (CONTAINERD, 'imports = ["/etc/**/[", "../../x", 5, "/", "*"]\n'),
         (CONTAINERD, "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes]\nkata-vfio = 1\n"),
         (CONTAINERD, "\0"),
+        (CONTAINERD, HANDLER.format(shim="../kata")),
+        (CONTAINERD, HANDLER.format(shim="kata\\u0000")),
+        (CONTAINERD, HANDLER.replace("configuration.toml", "a\\u0000b").format(shim="")),
+        (CONTAINERD, 'imports = ["a\\u0000/*"]\n'),
+        ("etc/systemd/system/containerd.service", "[Service]\nEnvironment=KATA_CONF_FILE=a\0b\n"),
         (KUBELET, "- a\n"),
         (KUBELET, "runtimeRequestTimeout: [1]\n"),
         (KUBELET, "a: [\n"),

@@ -126,6 +126,14 @@ def test_what_is_wrong_is_told_by_file_line_and_remedy(text: str, said: str) -> 
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "privileged"), [("true", True), ("yes", True), ("false", False), ("no", False)]
+)
+def test_truths_are_those_of_kubectls_yaml(text: str, *, privileged: bool) -> None:
+    (pod,) = read_objects(POD.replace("privileged: true", f"privileged: {text}"), "").pods
+    assert pod.containers[1].is_privileged == privileged
+
+
 def test_several_flaws_are_told_at_once() -> None:
     text = POD.replace("16Gi", "16Gx").replace("500m", "half")
     with pytest.raises(InvalidDocument, match="2 things are wrong") as caught:

@@ -28,7 +28,6 @@ def read_containerd(
     """
     read = _Documents(files)
     merged: dict[str, dict[str, Any]] = {}
-    schema = next((int(d["version"]) for _, d in read.found if _is_number(d.get("version"))), None)
     for source, document in read.found:
         for place in _CONTAINERD:
             _take(merged, _table(document, place), source)
@@ -45,7 +44,10 @@ def read_containerd(
         handlers=tuple(_containerd_entry(name, entry) for name, entry in merged.items()),
         unreadable=(*read.unreadable, *later.unreadable),
         unsure=tuple(source for source, _ in later.found),
-        schema=schema,
+        schemas=tuple(
+            (s, int(d["version"])) for s, d in read.found if _is_number(d.get("version"))
+        ),
+        with_cri=tuple(source for source, document in read.found if _has_cri(document)),
     )
 
 
@@ -71,7 +73,9 @@ def imports_of(text: str) -> tuple[str, ...] | None:
         found = tomllib.loads(text).get("imports")
     except tomllib.TOMLDecodeError:
         return None
-    return tuple(map(str, found)) if isinstance(found, list) else None
+    if not isinstance(found, list):
+        return None
+    return tuple(p for p in found if isinstance(p, str) and p.isprintable())
 
 
 class _Documents:
@@ -129,12 +133,16 @@ def _crio_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
     found = entry.get(key)
-    return found if isinstance(found, str) else ""
+    return found if isinstance(found, str) and found.isprintable() else ""
 
 
 def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     found = entry.get(key)
     return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _has_cri(document: Mapping[str, Any]) -> bool:
+    return any(_table(document, place[:2]) for place in _CONTAINERD)
 
 
 def _is_number(value: object) -> bool:

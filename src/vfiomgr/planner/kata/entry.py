@@ -21,6 +21,8 @@ _MIB = 1 << 20
 _DEFAULT_MEMORY_MIB = 2048
 """Of a configuration that does not say (defaultMemSize of Kata)."""
 _SHIPPED_ONLY = Version(4, 0)
+_MERGES_TABLES = 3
+"""The version of containerd's configuration that only releases have which merge drop-ins."""
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 
 
@@ -112,7 +114,7 @@ def handler(situation: Situation) -> ChainStep:
         )
         what = f"{name} is not in the configuration of {program}"
         return ChainStep("handler", "broken", what, looked, (lack, *breaks))
-    runs = entry.runtime_path or entry.shim
+    runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
     if entry.source in facts.unsure:
@@ -134,6 +136,7 @@ def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _sizing(situation)
     yield from _privileged(situation)
     yield from _untold(situation)
+    yield from _merged_badly(situation)
 
 
 def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
@@ -223,4 +226,30 @@ def _untold(situation: Situation) -> Iterator[ChainBreak]:
             'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr kata install '
             f"--handler {entry.name}",
             is_silent=True,
+        )
+
+
+def _merged_badly(situation: Situation) -> Iterator[ChainBreak]:
+    """Drop-ins that releases of containerd read otherwise than by merging tables."""
+    facts, entry = situation.handlers, situation.entry
+    if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
+        return
+    main, *drop_ins = facts.files
+    schema, own = facts.schema(main), facts.schema(entry.source)
+    if entry.source != main and None not in (schema, own) and schema != own:
+        yield ChainBreak(
+            f"{entry.source} is of version {own}, and {main} of version {schema}: containerd 2.0 "
+            "and 2.1 ignore the one or the other without a word",
+            f"write the drop-in in version {schema}: vfiomgr kata install --handler {entry.name}",
+            is_silent=True,
+            is_certain=False,
+        )
+    others = [name for name in drop_ins if name in facts.with_cri and name != entry.source]
+    if others and (schema or 0) < _MERGES_TABLES:
+        yield ChainBreak(
+            f"before containerd 2.0 the CRI table of {others[-1]} takes the place of all others: "
+            f"{entry.name} of {entry.source} is lost then",
+            f"keep {entry.name} in {others[-1]} too, or all in {main}",
+            is_silent=True,
+            is_certain=False,
         )
