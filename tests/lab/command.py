@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.lab.resident import Resident
+
+if TYPE_CHECKING:
+    import subprocess
 
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
+"""For a test that needs the process itself."""
 
 
 def vfiomgr(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     """Run it, and insist on its exit status."""
-    result = subprocess.run([VFIOMGR, *arguments], capture_output=True, text=True, check=False)
+    result = _resident().run(*arguments)
     assert result.returncode == status, result.stdout + result.stderr
     return result
 
@@ -23,3 +29,8 @@ def document(*arguments: str) -> dict[str, Any]:
     loaded = json.loads(vfiomgr(*arguments, "--format", "json").stdout)
     assert isinstance(loaded, dict)
     return loaded
+
+
+@cache
+def _resident() -> Resident:
+    return Resident()
