@@ -167,8 +167,10 @@ def config(
     text = _rendered(plan, base if whole is not None else None, session)
     if whole is None:
         tell_of_drop_ins(installation, base, plan)
-    elif base is not None:
+    if base is not None and whole is not None:
         tell_of_taken_in(base)
+    elif base is not None:
+        _tell_of_configured(base, plan, session)
     path = _path(output, base, is_whole=whole is not None)
     _deliver(session, plan, text, path, output)
     for line in plan.notes:
@@ -226,6 +228,17 @@ def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
         raise Refusal(message, "; ".join(dict.fromkeys(way for _, way in told)), told)
     _tell_of_findings(source, findings, session)
     return text
+
+
+def _tell_of_configured(base: Base, plan: KataPlan, session: Session) -> None:
+    """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
+    main = (base.file.resolved, base.file.text, False)
+    for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
+        findings = check_keys(
+            parse(text, path), plan.release, key_table(), source=path, is_drop_in=is_drop_in
+        )
+        refused = (each for each in findings if each.severity == "blocker")
+        _tell_of_findings(path, findings if session.verbose else tuple(refused), session)
 
 
 def _is_foreign(finding: Finding) -> bool:

@@ -165,6 +165,21 @@ def test_a_drop_in_that_others_share_or_override_is_warned_about(
     assert "90-late.toml is read later, and sets pcie_root_port to 1" in told
 
 
+def test_what_kata_refuses_of_the_files_that_are_there_is_told(
+    run: Run, kernel: FakeKernel
+) -> None:
+    files = {
+        f"{SHARED}/config.d/10-a.toml": "[hypervisor.qemu]\nnix = 1",
+        f"{SHARED}/configuration-qemu.toml": BASE.replace("= 2048", "= '2G'\nown = 1"),
+    }
+    install(kernel, version="3.31.0", files=files)
+    told = run("kata", "config", "02:00.0").stderr
+    assert f"/{SHARED}/config.d/10-a.toml: Kata 3.31.0 (Go runtime) does not know nix" in told
+    assert "default_memory in [hypervisor.qemu] is '2G'" in told
+    assert "does not know own" not in told
+    assert "does not know own" in run("kata", "config", "02:00.0", "-v").stderr
+
+
 def test_lists_are_merged_with_those_of_the_configuration_that_is_found(
     run: Run, kernel: FakeKernel
 ) -> None:
@@ -265,3 +280,10 @@ def test_files_of_kata_are_named_from_the_root_on(run: Run) -> None:
     assert found["hypervisor"]["qemu"]["firmware"] == "/x/OVMF.fd"
     assert found["hypervisor"]["qemu"]["default_memory"] == 16384
     assert found["runtime"]["pod_resource_api_sock"] == ""
+
+
+def test_the_kubelets_socket_is_where_its_directory_is(run: Run, kernel: FakeKernel) -> None:
+    Path(f"{kernel.root}/var/lib/k0s/kubelet").mkdir(parents=True)
+    found = document(run("kata", "config", "--kata-version", "4.1"))
+    socket = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
+    assert found["runtime"]["pod_resource_api_sock"] == socket

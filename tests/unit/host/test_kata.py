@@ -50,6 +50,14 @@ def test_version_shims_and_configurations_are_found(root: Path) -> None:
     assert found.configurations[0].path == "/etc/kata-containers/configuration.toml"
 
 
+def test_the_only_runtime_that_is_there_is_meant(root: Path) -> None:
+    go = root / "opt/kata/bin/containerd-shim-kata-v2"
+    go.unlink()
+    assert read_installation(HostTree(root)).default_runtime(Version(3, 31)) == "rs"
+    (root / "opt/kata/runtime-rs/bin/containerd-shim-kata-v2").rename(go)
+    assert read_installation(HostTree(root)).default_runtime(Version(4, 1)) == "go"
+
+
 def test_links_lead_on_within_the_tree_and_name_the_directory_of_the_drop_ins(root: Path) -> None:
     write(root, f"{SHARED}/config.d/50-x.toml", "x")
     write(root, f"{SHARED}/config.d/50-x.toml.bak", "y")

@@ -194,7 +194,7 @@ def _ports(sizing: Sizing) -> Iterator[Finding]:
             "blocker",
             f"{count} functions need a root port each, Kata has {MAX_PORTS}",
             tuple(str(function.address) for function in sizing.functions),
-            "maxPCIeRootPorts in src/runtime/pkg/katautils/config.go",
+            "those beyond find none (maxPCIeRootPorts in src/runtime/pkg/katautils/config.go)",
             "name the functions that one guest shall get",
         )
 

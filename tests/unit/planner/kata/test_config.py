@@ -74,6 +74,17 @@ def test_a_small_host_is_not_given_a_guest_that_it_cannot_hold() -> None:
     assert any("more than this host's 4096" in note for note in done.notes)
 
 
+def test_without_devices_there_is_a_port_for_one() -> None:
+    assert plan(functions=()).value("pcie_root_port") == 1
+
+
+def test_a_value_that_is_right_stays_as_it_is_written() -> None:
+    base = "[hypervisor.qemu]\nmachine_type = 'q35' # own\n[agent.kata]\ndial_timeout = 1_200\n"
+    whole = render_whole(base, MAIN, [], plan(base=base))
+    assert "machine_type = 'q35' # own\n" in whole
+    assert "dial_timeout = 1_200\n" in whole
+
+
 def test_a_device_that_is_no_gpu_needs_no_more_memory() -> None:
     assert plan(functions=(NIC,)).value("default_memory") is None
 
@@ -151,7 +162,8 @@ def test_large_bars_want_wide_addresses_and_a_firmware() -> None:
     assert without.value("firmware") is None
     assert any("--firmware names the OVMF" in note for note in without.notes)
     base = "[hypervisor.qemu]\nfirmware = '/own.fd'"
-    assert plan(functions=large, base=base).value("firmware") is None
+    found = KataSetup(firmware=OVMF)
+    assert plan(functions=large, base=base, setup=found).value("firmware") is None
     assert plan(functions=large, base=base, firmware="/x.fd").value("firmware") == "/x.fd"
     assert plan(functions=(*SMALL, gpu("0000:31:00.0", 31, size=GIB))).value("cpu_features")
 
