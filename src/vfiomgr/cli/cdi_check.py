@@ -35,7 +35,7 @@ _BROKEN = 1
 def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
     """Say which consumers cannot read which CDI specification, why, and what would be right.
 
-    All of /etc/cdi and /var/run/cdi is judged as each consumer reads it, or FILES as if they were
+    All of /etc/cdi and /run/cdi is judged as each consumer reads it, or FILES as if they were
     alone in one directory. Where one file cannot be read, or one name is there twice, Kata gives no
     CDI device of any file (`breaks all`); other runtimes lose what is in that file. Of VFIO's nodes
     is said whether a guest could have what is behind them, and whether that is the device that they
@@ -66,7 +66,7 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
     else:
         _print(report, consumers)
     if not files:
-        note("there is no CDI specification in /etc/cdi and /var/run/cdi")
+        note("there is no CDI specification in /etc/cdi and /run/cdi")
     for text in report.not_checked:
         note(f"not checked: {text}")
     context.exit(_BROKEN if report.is_broken else 0)

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     type=click.Choice(tuple(DIRECTORIES)),
     default="static",
     show_default=True,
-    help="With --write: in /etc/cdi, or in /var/run/cdi, which a reboot empties.",
+    help="With --write: in /etc/cdi, or in /run/cdi, which a reboot empties.",
 )
 @session_options()
 @click.pass_obj

@@ -20,17 +20,18 @@ _HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
 @session_options()
 @click.pass_obj
 def list_devices(session: Session) -> None:
-    """List the CDI devices in /etc/cdi and /var/run/cdi, and what each leads to on this host.
+    """List the CDI devices in /etc/cdi and /run/cdi, and what each leads to on this host.
 
-    STATE is ready, stale (no guest could have it), missing (a node is not there), conflict (the
-    name is there twice, so that nobody gets it), shadowed (another directory counts) or unknown.
+    /run/cdi is what consumers call /var/run/cdi. STATE is ready, stale (no guest could have it),
+    missing (a node is not there), conflict (the name is there twice, so that nobody gets it),
+    shadowed (another directory counts), unread (no consumer reads such a file) or unknown.
 
     \b
     Examples:
       vfiomgr cdi list
       vfiomgr cdi list --format json
     """
-    from vfiomgr.model.cdi_document import read_file  # noqa: PLC0415 - not for help
+    from vfiomgr.model.cdi_document import read_quickly  # noqa: PLC0415 - not for help
     from vfiomgr.planner.cdi.listing import entries, is_readable  # noqa: PLC0415
 
     host = session.host()
@@ -43,7 +44,7 @@ def list_devices(session: Session) -> None:
         if entry.problem is not None and session.format == "table":
             note(f"{entry.name}: {entry.problem}")
     for file in host.cdi_files:
-        if not is_readable(read_file(file)):
+        if not is_readable(read_quickly(file)):
             note(f"{file.path} is no specification: vfiomgr cdi check tells why")
     if not found:
         note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")

@@ -19,8 +19,10 @@ def follow_devices(work: Work) -> None:
         return
     try:
         outcome = apply(RemoveCdi(stale=True), work)
-    except VfiomgrError as error:
-        work.on_note(f"CDI specifications name devices that are gone: {error.message}")
+    except (VfiomgrError, OSError) as error:
+        work.on_note(
+            f"CDI specifications still name what is gone ({error}): vfiomgr cdi remove --stale"
+        )
         return
     for note in outcome.plan.notes:
         work.on_note(f"{note} from its CDI specification")

@@ -5,29 +5,28 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiFile
-from vfiomgr.model.path import HostPath
+from vfiomgr.model.cdi import DYNAMIC, OLD_DYNAMIC, STATIC, CdiFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.path import HostPath
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 """Of the last no consumer reads any; some people write them all the same."""
 _DEPTH = 4
-_RUN = HostPath("/run/cdi")
 
 
 def read_cdi_files(tree: HostTree) -> tuple[CdiFile, ...]:
-    """The specifications in /etc/cdi and /var/run/cdi, and below them."""
-    dynamic = DYNAMIC if tree.exists(DYNAMIC.parent) else _RUN
-    found = [
-        _read(tree, path, HostPath(f"{name}{path.removeprefix(place)}"))
-        for name, place in ((STATIC, STATIC), (DYNAMIC, dynamic))
-        for path in _files(tree, place, _DEPTH)
-    ]
-    return tuple(found)
+    """The specifications in /etc/cdi and /run/cdi, and below them.
+
+    Consumers know the second as /var/run/cdi, which is another one where /var/run is no link.
+    """
+    status = tree.status(OLD_DYNAMIC.parent)
+    is_another = status is not None and stat.S_ISDIR(status.st_mode)
+    places = (STATIC, OLD_DYNAMIC if is_another else DYNAMIC)
+    return tuple(_read(tree, path) for place in places for path in _files(tree, place, _DEPTH))
 
 
 def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath]:
@@ -41,8 +40,8 @@ def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath
             yield path
 
 
-def _read(tree: HostTree, place: HostPath, path: HostPath) -> CdiFile:
-    data = tree.read_whole(place)
+def _read(tree: HostTree, path: HostPath) -> CdiFile:
+    data = tree.read_whole(path)
     if data is None:
         return CdiFile(path, None, "it cannot be opened")
     try:

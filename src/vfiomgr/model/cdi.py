@@ -30,8 +30,9 @@ OddityKind = Literal[
 
 
 STATIC = HostPath("/etc/cdi")
-DYNAMIC = HostPath("/var/run/cdi")
-"""Where consumers look (pkg/cdi/spec-dirs.go); /var/run is a link to /run."""
+DYNAMIC = HostPath("/run/cdi")
+OLD_DYNAMIC = HostPath("/var/run/cdi")
+"""Where consumers look (pkg/cdi/spec-dirs.go); /var/run is a link to /run almost everywhere."""
 OWN_PREFIX = "vfiomgr-"
 DEFAULT_KIND = "vfiomgr.io/vfio"
 
@@ -40,7 +41,7 @@ NodeForm = Literal["auto", "group", "cdev"]
 """/dev/vfio/GROUP, or /dev/vfio/devices/vfioN."""
 Naming = Literal["address", "group", "cdev", "index"]
 Lifetime = Literal["static", "dynamic"]
-"""In /etc/cdi, or in /var/run/cdi, which a reboot empties."""
+"""In /etc/cdi, or in /run/cdi, which a reboot empties."""
 NODE_FORMS: tuple[NodeForm, ...] = get_args(NodeForm)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
 DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
@@ -70,14 +71,16 @@ class CdiFile:
 
     @property
     def directory(self) -> str:
-        """Which of the directories it is in, or below."""
+        """Which of the two directories it is in, or below, as if the second had one name."""
         return STATIC if self.path.startswith(f"{STATIC}/") else DYNAMIC
 
     @property
     def below(self) -> str:
         """Its path below its directory; of a file that is in neither, its name."""
-        begin = f"{self.directory}/"
-        return self.path.removeprefix(begin) if self.path.startswith(begin) else self._name
+        for directory in (STATIC, DYNAMIC, OLD_DYNAMIC):
+            if self.path.startswith(f"{directory}/"):
+                return self.path.removeprefix(f"{directory}/")
+        return self._name
 
     @property
     def _name(self) -> str:
@@ -86,8 +89,9 @@ class CdiFile:
     @property
     def is_own(self) -> bool:
         """Whether vfiomgr wrote it: the names of such files begin alike."""
-        is_there = self.path.startswith(f"{self.directory}/") and self.below == self._name
-        return is_there and self._name.startswith(OWN_PREFIX) and self._name.endswith(".json")
+        places = (f"{directory}/{self._name}" for directory in (STATIC, DYNAMIC, OLD_DYNAMIC))
+        is_ours = self._name.startswith(OWN_PREFIX) and self._name.endswith(".json")
+        return is_ours and self.path in places
 
 
 def own_file(directory: HostPath, kind: str) -> HostPath:

@@ -64,6 +64,35 @@ def read_file(file: CdiFile) -> CdiSpecification:
     return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
 
 
+def read_quickly(file: CdiFile) -> CdiSpecification:
+    """As `read_file`, in a tenth of its time where the file is JSON: without lines.
+
+    What is odd about the text, as a key that is there twice, is not told.
+    """
+    import json  # noqa: PLC0415 - slow to import
+
+    try:
+        document = json.loads(file.text or "")
+    except (ValueError, RecursionError):
+        return read_file(file)
+    return _specification(_Reader(), _unplaced(document), HostPath(file.path))
+
+
+def _unplaced(value: object) -> Located:
+    from vfiomgr.model.located import Located, Place  # noqa: PLC0415 - slow
+
+    place = Place()
+    match value:
+        case dict():
+            members = {str(key): _unplaced(member) for key, member in value.items()}
+            return Located(place, members=members, keys=dict.fromkeys(members, place))
+        case list():
+            return Located(place, items=tuple(_unplaced(item) for item in value))
+        case bool():
+            return Located(place, value, str(value).lower())
+    return Located(place, value, "" if value is None else str(value))
+
+
 def parse_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
     """As `read_specification`; of what is no document, why, as its only oddity."""
     from vfiomgr.model.located import Unreadable, Wording, read_located  # noqa: PLC0415 - slow
@@ -86,6 +115,10 @@ def parse_specification(text: str, file: HostPath | None = None) -> CdiSpecifica
     reader = _Reader()
     for flaw in flaws:
         reader.add_flaw(flaw)
+    return _specification(reader, document, file)
+
+
+def _specification(reader: _Reader, document: Located, file: HostPath | None) -> CdiSpecification:
     read = reader.part(document, TOP, ())
     return CdiSpecification(
         version=read.get("cdiVersion", ""),

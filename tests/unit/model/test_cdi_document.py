@@ -10,6 +10,7 @@ from vfiomgr.model.cdi import (
     CdiDevice,
     CdiDeviceNode,
     CdiEdits,
+    CdiFile,
     CdiHook,
     CdiIntelRdt,
     CdiMount,
@@ -17,7 +18,12 @@ from vfiomgr.model.cdi import (
     CdiSpecification,
     shown_path,
 )
-from vfiomgr.model.cdi_document import read_specification, render_specification
+from vfiomgr.model.cdi_document import (
+    read_file,
+    read_quickly,
+    read_specification,
+    render_specification,
+)
 from vfiomgr.model.cdi_keys import KEYS, key_at
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.version import Version
@@ -116,9 +122,35 @@ def test_what_is_written_is_read_again() -> None:
     assert read_specification(render_specification(_EVERYTHING)) == _EVERYTHING
 
 
-@pytest.mark.parametrize("indent", [None, 2, "\t"])
-def test_every_key_of_cdi_has_its_value(indent: int | str | None) -> None:
-    read = read_specification(json.dumps(_EVERYTHING_WRITTEN, indent=indent), HostPath("/etc/x"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(_EVERYTHING_WRITTEN),
+        json.dumps(
+            {"cdiVersion": "0.5.0", "kind": "a/b", "devices": [{"name": 23}, {"name": True}]}
+        ),
+        json.dumps({"cdiVersion": "0.5.0", "kind": None, "devices": [{"name": "a"}]}),
+        "kind: a/b\ndevices: [{name: 023}]\n",
+        "{",
+        "",
+        "[1]",
+    ],
+)
+def test_reading_quickly_gives_the_same_values(text: str) -> None:
+    file = CdiFile("/etc/cdi/x.json", text)
+    assert read_quickly(file) == read_file(file)
+
+
+@pytest.mark.parametrize(
+    ("indent", "separators"),
+    [(None, None), (2, None), ("\t", None), ("\t", ("\t,\t", "\t:\t"))],
+)
+def test_every_key_of_cdi_has_its_value(
+    indent: int | str | None, separators: tuple[str, str] | None
+) -> None:
+    """Also in JSON that has its blanks where YAML wants none."""
+    text = json.dumps(_EVERYTHING_WRITTEN, indent=indent, separators=separators)
+    read = read_specification(f"\n\t {text}\t\n", HostPath("/etc/x"))
     assert (read.oddities, read.file) == ((), "/etc/x")
     assert read == CdiSpecification(
         **{

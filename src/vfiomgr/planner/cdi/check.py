@@ -6,10 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.errors import UsageError
 from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiFile
-from vfiomgr.model.cdi_document import read_file
-from vfiomgr.model.pci import PciAddress, is_address
+from vfiomgr.model.cdi_document import read_file, read_quickly
+from vfiomgr.model.pci import is_address
 from vfiomgr.planner.cdi.nodes import Target, resolve
 from vfiomgr.planner.cdi.rules import Fault, faults
 
@@ -107,7 +106,7 @@ def check(
 
 def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
     """The nodes of the host that files name, and that are not VFIO's."""
-    edits = (edits for file in files for _, edits in read_file(file).all_edits())
+    edits = (edits for file in files for _, edits in read_quickly(file).all_edits())
     paths = (node.on_host for edit in edits for node in edit.device_nodes)
     return frozenset(path for path in paths if path.startswith("/dev/") and not _is_vfio(path))
 
@@ -191,7 +190,7 @@ class _Findings:
         using: Sequence[Consumer],
         accepted: Mapping[str, Sequence[_Pair]],
     ) -> None:
-        """One name in both directories: /var/run counts for all but runtime-rs."""
+        """One name in both directories: /run/cdi counts for all but runtime-rs."""
         if file.directory != STATIC:
             return
         for number, device in enumerate(specification.devices):
@@ -216,6 +215,9 @@ class _Findings:
     ) -> None:
         """Whether what devices name is there, and is what they are called."""
         for number, device in enumerate(specification.devices):
+            for fault in _name_faults(host, device, specification.line(("devices", number))):
+                self._add(file.path, fault, using, "error")
+                self._spoil_partly(file.path, using)
             for place, target in _targets(host, device):
                 path = ("devices", number, "containerEdits", "deviceNodes", place)
                 line = specification.line(path)
@@ -294,21 +296,22 @@ def _node_faults(
     if target.problem is not None:
         what = f"{device.name}: {target.path} is no device for a guest: {target.problem}"
         yield Fault("stale", line, what, f"bind it again, or {again}")
-    elif target.kind in ("group", "cdev") and _is_another(device.name, target):
-        what = f"{device.name}: {target.path} leads to {', '.join(target.names)}"
-        remedy = f"numbers of groups and devices change with a boot or a hot-plug: {again}"
-        yield Fault("leads-elsewhere", line, what, remedy)
     elif target.kind in ("other", "control") and nodes.get(target.path) is False:
         what = f"{device.name}: there is no {target.path} on this host"
         yield Fault("node-missing", line, what, f"load its driver, or {again}")
 
 
-def _is_another(name: str, target: Target) -> bool:
-    """Whether a device that is named by an address is not at that address."""
-    try:
-        return is_address(name) and str(PciAddress.parse(name)) not in target.names
-    except UsageError:  # it has the form of an address, and is none
-        return False
+def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Fault]:
+    """Whether a device that is named by an address is the one at that address."""
+    targets = [t for _, t in _targets(host, device) if t.kind in ("group", "cdev")]
+    found = [member for target in targets for member in target.names]
+    name = device.name.lower()
+    if not found or any(t.problem for t in targets) or not is_address(name):
+        return
+    if name not in found:
+        what = f"{device.name}: {targets[0].path} leads to {', '.join(found)}"
+        remedy = "generate the file anew: numbers of groups and devices change with a boot"
+        yield Fault("leads-elsewhere", line, what, remedy)
 
 
 def _kata_faults(

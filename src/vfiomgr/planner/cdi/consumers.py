@@ -25,8 +25,8 @@ class Consumer:
     is_kata: bool = False
     """One file that it cannot read, or one name twice, fails every request for a CDI device.
 
-    Go: WithCDI of src/runtime/pkg/oci returns the error of Refresh; Rust: so does
-    handle_cdi_devices of pod-resources-rs, whose cache stops at the first file besides.
+    Go: WithCDI of Kata's src/runtime returns the error of Refresh, which others only log; Rust: so
+    does handle_cdi_devices of pod-resources-rs, whose cache stops at the first such file besides.
     """
 
     @property

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.model.cdi import DYNAMIC, STATIC
 from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.planner.cdi.check import reads
+from vfiomgr.planner.cdi.consumers import CONSUMERS
 from vfiomgr.planner.cdi.nodes import resolve
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.cdi import CdiDevice, CdiFile, CdiSpecification
     from vfiomgr.model.snapshot import HostSnapshot
 
-EntryState = Literal["ready", "stale", "missing", "conflict", "shadowed", "unknown"]
+EntryState = Literal["ready", "stale", "missing", "conflict", "shadowed", "unread", "unknown"]
 """`missing`: a node is not there; `unknown`: of nodes that are not VFIO's nobody looked."""
 
 
@@ -67,6 +69,7 @@ def entries(host: HostSnapshot, present: Mapping[str, bool]) -> Iterator[CdiEntr
         (file.directory, specification.qualified(device))
         for file, specification in pairs
         for device in specification.devices
+        if _is_read(file)
     )
     for file, specification in pairs:
         for number, device in enumerate(specification.devices):
@@ -107,10 +110,12 @@ def _state(
     counted: Mapping[tuple[str, str], int],
     present: Mapping[str, bool],
 ) -> tuple[EntryState, str | None]:
+    if not _is_read(file):
+        return "unread", "no consumer reads a file of this name"
     if counted[file.directory, name] > 1:
         return "conflict", "the name is there twice, so that neither counts"
     if file.directory == STATIC and (DYNAMIC, name) in counted:
-        return "shadowed", "it is in /var/run/cdi too, which counts for all but Kata's runtime-rs"
+        return "shadowed", f"it is in {DYNAMIC} too, which counts for all but Kata's runtime-rs"
     problems = [node for node in nodes if node.problem is not None]
     if problems:
         is_vfio = any(node.iommu_group is not None or "/vfio/" in node.path for node in problems)
@@ -119,6 +124,10 @@ def _state(
     if any(node.iommu_group is None and node.path not in present for node in nodes):
         return "unknown", None
     return "ready", None
+
+
+def _is_read(file: CdiFile) -> bool:
+    return any(reads(consumer, file) for consumer in CONSUMERS)
 
 
 def is_readable(specification: CdiSpecification) -> bool:

@@ -90,7 +90,7 @@ def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         key = key_at(path) if isinstance(path[-1], str) else None
         if key is not None and key.since > consumer.library:
             what = f"{shown_path(path)} came with CDI {_short(key.since)}"
-            remedy = f"take it out, or have no {consumer.title} read it"
+            remedy = f"take it out, or have it read by what knows CDI {_short(key.since)} alone"
             yield Fault("key-newer", line, what, remedy)
 
 

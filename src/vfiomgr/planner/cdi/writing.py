@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.cdi import DIRECTORIES, CdiEdits, own_file
-from vfiomgr.model.cdi_document import read_file, render_specification
+from vfiomgr.model.cdi_document import read_quickly, render_specification
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.plan import Plan
 from vfiomgr.planner.cdi.consumers import CONSUMERS
@@ -38,7 +38,7 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     wished = specification_of(host, intent.wish)
     path = own_file(DIRECTORIES[intent.lifetime], intent.wish.kind)
     there = next((file for file in host.cdi_files if file.path == path), None)
-    before = None if there is None else read_file(there)
+    before = None if there is None else read_quickly(there)
     after = wished
     if intent.wish.addresses and before is not None:
         after = _joined(host, before, wished)
@@ -113,12 +113,9 @@ def _objections(
     for file in host.cdi_files:
         if file.path == path:
             continue
-        other = read_file(file)
-        remedy = (
-            f"vfiomgr cdi remove --kind {other.kind}"
-            if file.is_own
-            else f"remove it from {file.path}"
-        )
+        other = read_quickly(file)
+        own = f"vfiomgr cdi remove --all --kind {other.kind}"
+        remedy = own if file.is_own else f"remove it from {file.path}"
         for device in other.devices:
             name = other.qualified(device)
             if name in names:
@@ -156,7 +153,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
     for file in host.cdi_files:
         if not file.is_own:
             continue
-        specification = read_file(file)
+        specification = read_quickly(file)
         if intent.of_kind not in (None, specification.kind):
             continue
         going = [d for d in specification.devices if _goes(host, specification, d, intent)]
@@ -208,7 +205,7 @@ def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> I
     for file in host.cdi_files:
         if file.is_own:
             continue
-        other = read_file(file)
+        other = read_quickly(file)
         if intent.of_kind not in (None, other.kind):
             continue
         for device in other.devices:
