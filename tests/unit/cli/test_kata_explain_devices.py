@@ -271,7 +271,7 @@ def test_without_var_run_the_directory_below_run_is_read(
 ) -> None:
     node.add_gpus()
     node.publish(path="run/cdi/x.json")
-    assert "/var/run/cdi/x.json -> /dev/vfio/40" in explain().stdout
+    assert "/run/cdi/x.json -> /dev/vfio/40" in explain().stdout
 
 
 def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path) -> None:
