@@ -181,6 +181,7 @@ CASES = [
         "runtime-rs plugs every node of a device, and /dev/vfio/vfio is none",
         "put it into the containerEdits of the whole file",
         is_silent=False,
+        is_certain=False,
     ),
     Case(
         "one name in both directories",
