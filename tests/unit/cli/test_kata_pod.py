@@ -105,6 +105,14 @@ def test_named_devices_go_to_one_pod(run: Run) -> None:
     assert GPU not in answer.stderr
 
 
+def test_a_group_goes_whole_and_its_bridges_need_no_port(run: Run) -> None:
+    """Three functions behind two bridges: five such devices fit 16 root ports, six do not."""
+    assert run("kata", "pod", SHARED, "--count", "5").status == 0
+    answer = run("kata", "pod", SHARED, "--count", "6")
+    assert answer.status == 4
+    assert "18 functions need a root port each, Kata has 16" in answer.stderr
+
+
 def test_a_deployment_keeps_its_pod_running(run: Run) -> None:
     (made,) = objects(
         run("kata", "pod", "--deployment", "--resource", "a.io/b", "--count", "3", "--name", "yes")
