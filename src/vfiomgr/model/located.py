@@ -123,28 +123,56 @@ def read_located(
         Unreadable: it is neither, or not one document.
 
     """
-    try:
-        flaws: list[Flaw] = []
-        node = _one_node(text, wording, flaws)
-        return _Locator(flaws, where, wording).located(node, ()), flaws
-    except RecursionError:
-        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
-
-
-def _one_node(text: str, wording: Wording, flaws: list[Flaw]) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
-    """The node of the only document; a text that is valid JSON is YAML 1.2, too."""
-    try:
-        nodes = list(YAML(typ="safe", pure=True).compose_all(text))
-    except (YAMLError, ValueError) as error:
-        raise Unreadable(_syntax_flaw(error, text)) from None
-    if not nodes:
-        _fail(Place(), "the file is empty", wording.start)
+    nodes = _nodes(text, wording)
+    flaws: list[Flaw] = []
     if len(nodes) > 1:
         place, what = _place(nodes[1]), "a second document begins here"
         if not wording.reads_first:
             _fail(place, what, wording.several)
         flaws.append(Flaw(place, "", what, wording.several))
-    return nodes[0]
+    return _located(nodes[0], flaws, where, wording), flaws
+
+
+def read_all_located(
+    text: str, where: Callable[[Path], str], wording: Wording
+) -> tuple[list[Located], list[Flaw]]:
+    """The documents of a stream, as `read_located` reads one; empty ones are left out.
+
+    Raises:
+        Unreadable: it is none, or there is nothing in it.
+
+    """
+    flaws: list[Flaw] = []
+    found = [_located(node, flaws, where, wording) for node in _nodes(text, wording)]
+    documents = [document for document in found if not document.is_empty]
+    if not documents:
+        _fail(Place(), "the file is empty", wording.start)
+    return documents, flaws
+
+
+def _located(
+    node: Any,  # noqa: ANN401 - nodes of ruamel have no types
+    flaws: list[Flaw],
+    where: Callable[[Path], str],
+    wording: Wording,
+) -> Located:
+    try:
+        return _Locator(flaws, where, wording).located(node, ())
+    except RecursionError:
+        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
+
+
+def _nodes(text: str, wording: Wording) -> list[Any]:
+    """The nodes of all documents, one at least; a text that is valid JSON is YAML 1.2, too."""
+    try:
+        nodes = list(YAML(typ="safe", pure=True).compose_all(text))
+    except (YAMLError, ValueError) as error:
+        raise Unreadable(_syntax_flaw(error, text)) from None
+    except RecursionError:
+        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
+    if not nodes:
+        _fail(Place(), "the file is empty", wording.start)
+    return nodes
 
 
 def _fail(place: Place, what: str, remedy: str) -> NoReturn:

@@ -197,6 +197,9 @@ def test_every_command_has_help_with_examples(run: Run) -> None:
     commands += [
         "libvirt domain",
         "kata config",
+        "kata runtimeclass",
+        "kata pod",
+        "kata explain",
         "cdi generate",
         "cdi list",
         "cdi check",
