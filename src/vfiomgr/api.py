@@ -58,8 +58,6 @@ __all__ = [
     "apply_each",
     "apply_prepared",
     "check",
-    "find_kata_configuration",
-    "find_kata_shims",
     "has_unit",
     "layout_intent",
     "locate_runtime",
@@ -326,20 +324,6 @@ def present_runtimes(tree: HostTree) -> tuple[ProgramName, ...]:
 def has_unit(tree: HostTree, name: str) -> bool:
     """Whether systemd of a host has a service."""
     return any(tree.exists(HostPath(f"{place}/{name}.service")) for place in _UNITS)
-
-
-def find_kata_configuration(tree: HostTree, handler: str) -> HostPath | None:
-    """The configuration of Kata's for a handler: its own, or one that Kata ships for GPUs."""
-    from vfiomgr.host import kata_shim  # noqa: PLC0415 - few callers need it
-
-    return kata_shim.find_configuration(tree, handler)
-
-
-def find_kata_shims(tree: HostTree, configuration: HostPath) -> tuple[HostPath, ...]:
-    """The shims of Kata's on a host, first the one that a configuration is for."""
-    from vfiomgr.host import kata_shim  # noqa: PLC0415 - few callers need it
-
-    return kata_shim.find_shims(tree, configuration)
 
 
 def locate_runtime(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
+from tests.lab.resident import VFIOMGR, Resident
+
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["VFIOMGR", "document", "vfiomgr"]
 
 
 def vfiomgr(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     """Run it, and insist on its exit status."""
-    result = subprocess.run([VFIOMGR, *arguments], capture_output=True, text=True, check=False)
+    result = _resident().run(*arguments)
     assert result.returncode == status, result.stdout + result.stderr
     return result
 
@@ -23,3 +26,8 @@ def document(*arguments: str) -> dict[str, Any]:
     loaded = json.loads(vfiomgr(*arguments, "--format", "json").stdout)
     assert isinstance(loaded, dict)
     return loaded
+
+
+@cache
+def _resident() -> Resident:
+    return Resident()

@@ -2,41 +2,355 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+from typing import TYPE_CHECKING
+
 import click
 
 from vfiomgr.adapters.kata import render
+from vfiomgr.adapters.kata.keys import key_table
+from vfiomgr.adapters.kata.read import parse
+from vfiomgr.cli.kata_bases import (
+    Base,
+    found_base,
+    named_base,
+    tell_of_drop_ins,
+    tell_of_taken_in,
+)
+from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.parameters import mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.errors import HostError, Refusal, UsageError
+from vfiomgr.model.kata_plan import DROP_IN, POD_RESOURCES, KataSetup, KataWish
+from vfiomgr.model.path import HostPath
 from vfiomgr.planner.guards import bridge, refuse_if_any
+from vfiomgr.planner.guest.units import is_uuid
+from vfiomgr.planner.kata.check import check_keys
+from vfiomgr.planner.kata.config import plan_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vfiomgr.model.kata import KataHypervisor, RuntimeName
+    from vfiomgr.model.kata_plan import KataPlan, Plug
+    from vfiomgr.model.pci import PciAddress, PciDevice
+    from vfiomgr.model.readiness import Finding
+    from vfiomgr.model.snapshot import HostSnapshot
+
+_MDEV = (
+    "Kata attaches no mediated device: both of its runtimes fail with one "
+    "(kata-containers/kata-containers#10681)"
+)
+_INSTEAD = (
+    "give it a virtual function that is a vGPU (vfiomgr vgpu create on a parent of the vendor's "
+    "own interface), or the vGPU to a guest of libvirt's: vfiomgr libvirt hostdev"
+)
+_FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")
+_KUBELETS = (
+    POD_RESOURCES,
+    HostPath("/var/lib/k0s/kubelet/pod-resources/kubelet.sock"),
+    HostPath("/var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock"),
+)
 
 
 @click.command("config")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
+@release_options
+@click.option(
+    "--hypervisor",
+    type=click.Choice(["qemu", "clh"]),
+    default="qemu",
+    show_default=True,
+    help="QEMU, or Cloud Hypervisor.",
+)
+@click.option(
+    "--plug",
+    type=click.Choice(["cold", "hot"]),
+    help="Devices before the guest starts, or when a container comes.  [default: cold if it can]",
+)
+@click.option(
+    "--whole",
+    metavar="BASE",
+    help="Print all of this configuration, changed, instead of a drop-in.",
+)
+@click.option(
+    "--beside",
+    metavar="FILE",
+    help="The configuration that a drop-in is for.  [default: the one that Kata finds]",
+)
+@click.option("--output", metavar="FILE", help="Write it there, whole or not at all.")
+@click.option("--memory", metavar="SIZE", help="default_memory, e.g. 16G.  [default: 8G for GPUs]")
+@click.option("--firmware", metavar="FILE", help="OVMF of this Kata, where BARs are large.")
+@click.option(
+    "--pod-resources/--no-pod-resources",
+    default=None,
+    help="Whether the kubelet is asked for a pod's devices.  [default: where Kata can]",
+)
+@click.option(
+    "--annotations",
+    multiple=True,
+    metavar="NAME[,NAME…]",
+    help="Annotations of the hypervisor that pods may use.",
+)
+@click.option(
+    "--kernel-params", metavar="TEXT", help="Arguments of the guest's kernel, beside those it has."
+)
 @session_options()
 @click.pass_obj
-def config(session: Session, addresses: tuple[str, ...]) -> None:
-    """Print a configuration drop-in for ADDRESSES, or for all that a guest can take.
+def config(
+    session: Session,
+    *,
+    addresses: tuple[str, ...],
+    kata_version: str | None,
+    runtime: RuntimeName | None,
+    hypervisor: KataHypervisor,
+    plug: Plug | None,
+    whole: str | None,
+    beside: str | None,
+    output: str | None,
+    memory: str | None,
+    firmware: str | None,
+    pod_resources: bool | None,
+    annotations: tuple[str, ...],
+    kernel_params: str | None,
+) -> None:
+    """Print configuration of Kata for a guest with ADDRESSES, or with all that a guest can take.
 
-    That is what is bound, and virtual functions that the vendor's own driver has made vGPUs.
+    That is what is bound, and virtual functions that the vendor's own driver has made vGPUs. A
+    function comes with its slot, and each needs a root port; Kata has 16. By default it is a
+    drop-in for config.d. No key is written that the release does not know.
 
     \b
     Examples:
       vfiomgr kata config
-      vfiomgr kata config 0000:04:00.0
+      vfiomgr kata config 0000:04:00.0 --kata-version 3.31 --runtime rs
+      vfiomgr kata config 04:00.0 --plug hot --hypervisor clh --runtime go
+      vfiomgr kata config 04:00.0 41:00.0 --memory 16G --firmware /opt/kata/share/ovmf/OVMF.fd
+      vfiomgr kata config --annotations default_memory,kernel_params --no-pod-resources
+      vfiomgr kata config --beside /etc/kata-containers/gpu/configuration.toml --dry-run \\
+        --output /etc/kata-containers/gpu/config.d/50-vfiomgr.toml
+      vfiomgr kata config 04:00.0 --kernel-params "pci=realloc" \\
+        --whole /opt/kata/share/defaults/kata-containers/configuration-qemu.toml \\
+        --output /etc/kata-containers/vfiomgr/kata-vfio/configuration.toml
     """
+    if whole is not None and beside is not None:
+        forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
     host = session.host()
+    _refuse_mediated(addresses)
     named = [host.device(host.parse_address(text)) for text in addresses]
     refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
     functions = {d.address: d for device in named for d in host.slot(device)}
     bound = {d.address: d for d in host.devices if host.is_ready_for_guests(d)}
-    text = render.render_drop_in(list((functions if addresses else bound).values()))
-    if session.format == "table":
-        click.echo(text, nl=False)
+    installation = read_installation(session)
+    named_file = whole or beside
+    base = named_base(session, named_file, hypervisor, runtime) if named_file else None
+    runtime = base.settings.runtime if base is not None else runtime
+    release = kata_release(installation, kata_version, runtime)
+    base = base or found_base(installation, release, hypervisor)
+    wish = KataWish(
+        release=release,
+        functions=tuple((functions if addresses else bound).values()),
+        hypervisor=hypervisor,
+        plug=plug,
+        memory_mib=None if memory is None else mebibytes("--memory", memory),
+        firmware=_absolute("--firmware", firmware),
+        has_pod_resources=pod_resources,
+        annotations=tuple(name for text in annotations for name in text.split(",") if name.strip()),
+        kernel_params=tuple((kernel_params or "").split()),
+    )
+    settings = None if base is None else base.settings
+    plan = plan_config(host, wish, key_table(), settings, _setup(session))
+    text = _rendered(plan, base if whole is not None else None, session)
+    if whole is None:
+        tell_of_drop_ins(installation, base, plan)
+    if base is not None and whole is not None:
+        tell_of_taken_in(base)
+    elif base is not None:
+        _tell_of_configured(base, plan, session)
+    path = _path(output, base, is_whole=whole is not None)
+    _deliver(session, plan, text, path, output)
+    for line in plan.notes:
+        note(line)
+    _tell_of_devices(host, functions, bound, is_all=not addresses)
+
+
+def _refuse_mediated(names: Sequence[str]) -> None:
+    for name in names:
+        if is_uuid(name):
+            message = f"{name.lower()}: {_MDEV}"
+            raise Refusal(message, _INSTEAD)
+
+
+def _absolute(option: str, path: str | None) -> str | None:
+    if path is not None and not path.startswith("/"):
+        message = f"{option} {path}: Kata wants the whole path"
+        raise UsageError(message, f"write it from / on, e.g. {option} {_FIRMWARE}")
+    return path
+
+
+def _setup(session: Session) -> KataSetup:
+    """What lies on the host, as far as its tree is there."""
+    if session.snapshot is not None:
+        return KataSetup()
+    tree = session.tree
+    kubelets = (path for path in _KUBELETS if tree.exists(path.parent.parent))
+    return KataSetup(
+        pod_resources=next(kubelets, POD_RESOURCES),
+        firmware=_FIRMWARE if tree.exists(_FIRMWARE) else None,
+    )
+
+
+def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
+    """The text, which this Kata takes.
+
+    Raises:
+        Refusal: the configuration that it is made of has what Kata refuses.
+
+    """
+    if whole is None:
+        text = render.render_drop_in(plan)
     else:
-        body = {"path": render.DROP_IN, "text": text}
+        file = whole.file
+        text = render.render_whole(file.text, file.resolved, whole.drop_ins, plan)
+    source = whole.file.path if whole is not None else DROP_IN
+    document = parse(text, source)
+    findings = check_keys(
+        document, plan.release, key_table(), source=source, is_drop_in=whole is None
+    )
+    blockers = [each for each in findings if each.severity == "blocker" and not _is_foreign(each)]
+    if blockers:
+        told = tuple((f"{each.title}: {each.why}", each.remedy) for each in blockers)
+        message = f"{source}: {'; '.join(reason for reason, _ in told)}"
+        raise Refusal(message, "; ".join(dict.fromkeys(way for _, way in told)), told)
+    _tell_of_findings(source, findings, session)
+    return text
+
+
+def _tell_of_configured(base: Base, plan: KataPlan, session: Session) -> None:
+    """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
+    main = (base.file.resolved, base.file.text, False)
+    for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
+        findings = check_keys(
+            parse(text, path), plan.release, key_table(), source=path, is_drop_in=is_drop_in
+        )
+        refused = (each for each in findings if each.severity == "blocker")
+        _tell_of_findings(path, findings if session.verbose else tuple(refused), session)
+
+
+def _is_foreign(finding: Finding) -> bool:
+    """Whether it is about a key that vfiomgr did not write; its user may know more of it."""
+    return finding.id == "kata-unknown-key"
+
+
+def _tell_of_findings(source: str, findings: Iterable[Finding], session: Session) -> None:
+    """What Kata ignores, in a line; what is not known, where more is asked for."""
+    for each in findings:
+        if each.severity == "blocker":
+            note(f"{source}: {each.title}: {each.why}; {each.remedy}")
+    ignored = [each for each in findings if each.severity == "warning"]
+    if ignored and session.verbose:
+        for each in ignored:
+            note(f"{source}: {each.title}: {each.why}; {each.remedy}")
+    elif ignored:
+        names = ", ".join(each.title.rpartition(" know ")[2] for each in ignored)
+        note(f"{source} has keys that this Kata ignores (-v tells more): {names}")
+    if session.verbose:
+        for each in findings:
+            if each.severity == "info":
+                note(f"{source}: {each.title}")
+
+
+def _path(output: str | None, base: Base | None, *, is_whole: bool) -> str:
+    """Where the text belongs, as far as that is known."""
+    if output is not None:
+        return os.path.abspath(output)
+    if is_whole:
+        return ""
+    return base.file.drop_in_directory / DROP_IN if base is not None else f"config.d/{DROP_IN}"
+
+
+def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str | None) -> None:
+    before = None if output is None else _read(output)
+    is_changed = text != before
+    difference = "" if output is None else _difference(before or "", text, path)
+    if output is not None and is_changed and not session.dry_run:
+        _write(output, text)
+    if session.format != "table":
+        body = _body(plan, text, path)
+        if output is not None:
+            body |= {"is_changed": is_changed}
         print_document("KataConfiguration", body, session.format)
-    if not addresses and not bound:
+    elif output is None:
+        click.echo(text, nl=False)
+    elif not is_changed:
+        click.echo(f"{path}: nothing to do")
+    elif session.dry_run:
+        click.echo(difference, nl=False)
+    else:
+        click.echo(f"{path}: written")
+
+
+def _body(plan: KataPlan, text: str, path: str) -> dict[str, object]:
+    return {
+        "path": path,
+        "text": text,
+        "kata_version": str(plan.release.version),
+        "runtime": plan.release.runtime,
+        "hypervisor": plan.hypervisor,
+        "plug": plan.plug,
+        "root_ports": plan.value("pcie_root_port"),
+        "devices": [str(function.address) for function in plan.functions],
+        "keys": [
+            {"table": ".".join(entry.table), "key": entry.key, "value": entry.value}
+            for entry in plan.entries
+        ],
+        "notes": plan.notes,
+    }
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _write(path: str, text: str) -> None:
+    """Exchange the file as a whole; its directory is made where there is none.
+
+    Raises:
+        HostError: it cannot be written.
+
+    """
+    from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - printing needs none
+
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise HostError(message, "run as root, or name another file") from error
+    rewrite(path, None, text.encode())
+
+
+def _difference(before: str, after: str, path: str) -> str:
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    return "".join(difflib.unified_diff(old, new, path, path))
+
+
+def _tell_of_devices(
+    host: HostSnapshot,
+    functions: dict[PciAddress, PciDevice],
+    bound: dict[PciAddress, PciDevice],
+    *,
+    is_all: bool,
+) -> None:
+    """What of the devices no guest can take yet, and what never can."""
+    if is_all and not bound:
         note("nothing is bound yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create")
     tell_how_to_bind(host, [d for d in functions.values() if d.address not in bound])
     if any(vgpu.uuid is not None for vgpu in host.vgpus):

@@ -16,6 +16,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import ForgetPersisted, ImportDriverctl
+from vfiomgr.planner.installed_rules import of_layout
 
 if TYPE_CHECKING:
     from vfiomgr.model.intent import Intent
@@ -43,7 +44,7 @@ def persist() -> None:
 @session_options()
 @click.pass_obj
 def list_persisted(session: Session) -> None:
-    """List persisted functions, and the entries of driverctl.
+    """List persisted functions, those of an installed layout, and the entries of driverctl.
 
     \b
     Examples:
@@ -65,7 +66,7 @@ def _own_rows(host: HostSnapshot) -> list[dict[str, object]]:
         {
             "address": binding.address,
             "driver": binding.driver,
-            "owner": "vfiomgr",
+            "owner": "vfiomgr" if of_layout(host, binding.address) is None else "layout",
             "device": _state(host, binding.address, binding),
             "recorded": binding.device,
             "node_owner": binding.owner,

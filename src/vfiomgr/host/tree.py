@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
+_MOST_LINKS = 8
+"""Links one behind another that are followed step by step; sysfs has one."""
 _PROGRAM_DEADLINE = 15.0
 """Seconds; nvidia-smi wakes every GPU first."""
 _DEATH_DEADLINE = 0.5
@@ -81,21 +83,32 @@ class HostTree:
         if not self._prefix:
             return path
         directory, _, name = path.rpartition("/")
-        real = self._directories.get(directory)
+        return f"{self._directory(directory, _MOST_LINKS)}/{name}"
+
+    def _directory(self, path: str, links: int) -> str:
+        """Where a directory really lies, remembered until something is written."""
+        real = self._directories.get(path)
         if real is None:
-            real = self._directories[directory] = self._place(directory)
-        return f"{real}/{name}"
+            real = self._directories[path] = self._follow(path, links)
+        return real
 
-    def _place(self, directory: str) -> str:
-        """Where a directory really lies: beside its parent's other entries, or where it links."""
-        name = directory.rpartition("/")[2]
-        if name not in ("", ".", ".."):
-            place = self.locate(HostPath(directory))
-            if not os.path.islink(place):
-                return place
-        return self._within_root(HostPath(directory))
+    def _follow(self, path: str, links: int) -> str:
+        """Where a path really lies; a link is followed from its own directory, which is known."""
+        directory, _, name = path.rpartition("/")
+        if name in ("", ".", "..") or not links:
+            return self._within_root(path)
+        parent = self._directory(directory, links)
+        try:
+            target = os.readlink(f"{parent}/{name}")
+        except OSError:
+            return f"{parent}/{name}"
+        while target.startswith("../") and parent != self.root:
+            parent, target = os.path.dirname(parent), target[3:]
+        if target.startswith("/") or ".." in target.split("/"):
+            return self._within_root(path)
+        return self._follow(f"{parent[len(self._prefix) :]}/{target}", links - 1)
 
-    def _within_root(self, path: HostPath) -> str:
+    def _within_root(self, path: str) -> str:
         real = os.path.realpath(self._prefix + path)
         if self._prefix and real != self.root and not real.startswith(self._prefix + "/"):
             message = f"{path} leads out of {self.root}"
@@ -152,7 +165,7 @@ class HostTree:
 
     def resolve(self, path: HostPath) -> HostPath | None:
         """The path with every link followed, as a path of this host."""
-        real = self._within_root(path)
+        real = self._follow(path, _MOST_LINKS) if self._prefix else os.path.realpath(path)
         return HostPath(real[len(self._prefix) :]) if os.path.exists(real) else None
 
     def status(self, path: HostPath) -> os.stat_result | None:

@@ -13,7 +13,14 @@ RuntimeName = Literal["go", "rs"]
 PciePort = Literal["no-port", "root-port", "switch-port", "bridge-port"]
 """Where a VFIO device is plugged (PCIePort in src/runtime/pkg/device/config/config.go)."""
 
+KataHypervisor = Literal["qemu", "clh"]
+"""QEMU, or Cloud Hypervisor, which runtime-rs calls cloud-hypervisor too."""
+
 DEFAULT_HANDLER = "kata-vfio"
+MAX_PORTS = 16
+"""Of a kind (maxPCIeRootPorts, maxPCIeSwitchPorts in src/runtime/pkg/katautils/config.go)."""
+OLDEST, NEWEST = Version(3, 2), Version(4, 1)
+"""The releases whose keys are known."""
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
 
@@ -28,7 +35,37 @@ class KataRelease:
         """`Kata 4.1.0 (runtime-rs)`."""
         return f"Kata {self.version} ({'runtime-rs' if self.runtime == 'rs' else 'Go runtime'})"
 
+    @property
+    def takes_cdevs(self) -> bool:
+        """Whether /dev/vfio/devices/vfioN is a device to it; before, only /dev/vfio/GROUP is."""
+        return self.version >= (Version(3, 31) if self.runtime == "rs" else Version(3, 15))
+
 
 def handler_configuration(handler: str) -> HostPath:
     """The configuration of a handler's own: no other configuration shares its config.d."""
     return CONFIGURATIONS / handler / "configuration.toml"
+
+
+KATA_DIRECTORIES = (
+    HostPath("/etc/kata-containers"),
+    HostPath("/etc/kata-containers/runtime-rs"),
+    HostPath("/opt/kata/share/defaults/kata-containers"),
+    HostPath("/opt/kata/share/defaults/kata-containers/runtime-rs"),
+    HostPath("/usr/share/defaults/kata-containers"),
+    HostPath("/usr/share/defaults/kata-containers/runtime-rs"),
+)
+"""Where configurations lie: those of a host, of Kata's own builds, of distributions."""
+_NAME = "configuration.toml"
+
+
+def search_path(runtime: RuntimeName) -> tuple[HostPath, ...]:
+    """Where a runtime looks for its configuration where nobody names one, the first first.
+
+    DEFAULT_RUNTIME_CONFIGURATIONS in src/libs/kata-types/src/config/default.rs, and
+    GetDefaultConfigFilePaths in src/runtime/pkg/katautils/config.go.
+    """
+    own = [each for each in KATA_DIRECTORIES if each.name == "runtime-rs"]
+    etc, opt, usr = (each for each in KATA_DIRECTORIES if each.name != "runtime-rs")
+    if runtime == "rs":
+        return (own[0] / _NAME, own[2] / _NAME, own[1] / _NAME)
+    return (etc / _NAME, opt / _NAME, usr / _NAME)

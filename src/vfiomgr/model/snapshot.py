@@ -237,7 +237,16 @@ class HostSnapshot:
             return self._by_address[address]
         except KeyError:
             message = f"this host has no PCI device {address}"
-            raise UnknownDevice(message, "vfiomgr list --all shows the devices it has") from None
+            near = " or ".join(str(other) for other in self._near(address))
+            meant = f"is {near} meant? " if near else ""
+            hint = f"{meant}vfiomgr list --all shows the devices it has"
+            raise UnknownDevice(message, hint) from None
+
+    def _near(self, address: PciAddress) -> list[PciAddress]:
+        """Functions of other domains at the same place; else the first one of the same slot."""
+        place = (address.bus, address.device, address.function)
+        same = [a for a in self._by_address if (a.bus, a.device, a.function) == place]
+        return same or [device.address for device in self._by_slot.get(address.slot, ())[:1]]
 
     def parse_address(self, text: str) -> PciAddress:
         """Read an address as a user types it; the domain may be left out where it is plain."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,7 @@ import pytest
 from tests.unit.defined_vgpus import vendor_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.adapters.cdi.render import render_spec
-from vfiomgr.adapters.kata.render import render_drop_in
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
@@ -75,17 +73,3 @@ def test_a_class_with_a_dot_needs_cdi_0_6() -> None:
 def test_cdi_kinds_have_a_grammar(kind: str) -> None:
     with pytest.raises(UsageError, match="is no CDI kind"):
         render_spec(host_of(), kind)
-
-
-def test_kata_gets_a_root_port_for_each_function() -> None:
-    document = tomllib.loads(render_drop_in([GPU, AUDIO]))
-    assert document["hypervisor"]["qemu"]["pcie_root_port"] == 2
-    assert document["hypervisor"]["qemu"]["cold_plug_vfio"] == "root-port"
-    assert tomllib.loads(render_drop_in([]))["hypervisor"]["qemu"]["pcie_root_port"] == 1
-
-
-def test_kata_has_sixteen_root_ports() -> None:
-    functions = [replace(GPU, address=replace(GPU.address, bus=bus)) for bus in range(17)]
-    assert tomllib.loads(render_drop_in(functions[:16]))
-    with pytest.raises(Refusal, match="17 functions"):
-        render_drop_in(functions)

@@ -228,7 +228,9 @@ def test_libvirt_does_not_get_to_bind_what_vfiomgr_would_not(run: Run) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", [["libvirt", "hostdev"], ["kata", "config"]])
+@pytest.mark.parametrize(
+    "command", [["libvirt", "hostdev"], ["kata", "config", "--kata-version", "4.1"]]
+)
 def test_each_problem_of_a_device_for_a_guest_has_a_line_and_is_told_once(
     run: Run, command: list[str]
 ) -> None:

@@ -32,6 +32,11 @@ def test_a_layout_is_installed_once_and_taken_back(
     assert installed.stderr == "undo with: vfiomgr layout uninstall\n"
     with open(file, encoding="utf-8") as text:
         assert kernel.read_text(FILE) == text.read()
+    (rule,) = {
+        item["owner"]
+        for item in json.loads(run("persist", "list", "--format", "json").stdout)["items"]
+    }
+    assert rule == "layout"
     again = run("layout", "install", file).stdout
     assert again.endswith("the layout lab is installed so already\nnothing to do\n")
     told = json.loads(run("layout", "uninstall", "--format", "json").stdout)

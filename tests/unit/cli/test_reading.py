@@ -104,6 +104,11 @@ def test_an_iommu_that_is_off_is_told_with_its_remedy(run: Run, tmp_path: Path) 
     assert document["items"] == []
 
 
+@pytest.mark.parametrize("typed", ["0001:02:00.0", "0000:02:00.7"])
+def test_the_address_that_was_meant_is_told(run: Run, typed: str) -> None:
+    assert "remedy: is 0000:02:00.0 meant? " in run("show", typed).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

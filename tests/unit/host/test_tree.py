@@ -3,10 +3,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.host_files import tree_of
 from vfiomgr.errors import HostError, WriteFailed
@@ -29,6 +32,29 @@ def test_links_are_followed_within_the_root(tmp_path: Path) -> None:
     assert tree.read(device / "vendor") == "0x10de"
     assert tree.resolve(device) == "/sys/devices/pci0000:00/0000:04:00.0"
     assert tree.link_name(device) == "0000:04:00.0"
+
+
+@given(
+    links=st.dictionaries(
+        st.sampled_from([f"{a}{b}" for a in ("a/", "b/", "a/b/") for b in "xyz"]),
+        st.sampled_from(["x", "y", "../a", "../b", "../a/x", "./z", "../../a/b", "y/..", "/a", ""]),
+    ),
+    asked=st.sampled_from(["a", "a/x", "b/y", "a/b/z", "a/x/x", "a/b/x/y", "b/z/../x", "a/y/b/x"]),
+)
+def test_any_links_lead_where_the_kernel_would_go(links: dict[str, str], asked: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = os.path.realpath(directory)
+        os.makedirs(f"{root}/a/b")
+        os.mkdir(f"{root}/b")
+        for name, target in links.items():
+            os.symlink(target or "../b", f"{root}/{name}")
+        real = os.path.realpath(f"{root}/{asked}")
+        try:
+            found = HostTree(root).resolve(HostPath(f"/{asked}"))
+        except HostError:
+            assert not real.startswith(f"{root}/")
+        else:
+            assert found == real[len(root) :] or not os.path.exists(f"{root}/{asked}")
 
 
 @pytest.mark.parametrize("target", ["/", "../../../../../../../.."])

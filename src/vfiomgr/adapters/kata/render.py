@@ -1,38 +1,94 @@
-"""A drop-in for Kata's configuration (src/runtime/config/configuration-qemu-nvidia-gpu.toml.in)."""
+"""Configurations of Kata as text: a drop-in, or a whole one made of another."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.resources import resource_directory
-from vfiomgr.errors import Refusal
+from vfiomgr.adapters.kata.read import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.kata_plan import KataPlan, KeyEntry, KeyValue
+    from vfiomgr.model.path import HostPath
 
-DROP_IN = "config.d/50-vfiomgr.toml"
-MAX_ROOT_PORTS = 16
-"""Kata refuses more (maxPCIeRootPort in src/runtime/pkg/katautils/config.go)."""
+_WHEN = {
+    "cold": "Devices are there when the guest starts",
+    "hot": "Devices are plugged in when their container comes",
+    None: "Devices that a container is given are plugged in when it comes",
+}
+_PORTS = ", each behind a PCIe root port of its own"
 
 
-def render_drop_in(functions: Sequence[PciDevice]) -> str:
-    """The drop-in for guests that receive the functions, each behind a root port of its own.
+def render_drop_in(plan: KataPlan) -> str:
+    """The keys alone, for config.d beside the configuration that the runtime reads."""
+    import tomlkit  # noqa: PLC0415 - slow, and only these renderers need it
+
+    document = tomlkit.document()
+    for line in _head(plan):
+        document.add(tomlkit.comment(line))
+    for entry in plan.entries:
+        _set(document, entry)
+    return tomlkit.dumps(document)
+
+
+def render_whole(
+    text: str, path: HostPath, drop_ins: Iterable[tuple[HostPath, str]], plan: KataPlan
+) -> str:
+    """A configuration with these keys; comments and all else stay.
+
+    What its drop-ins set goes in first: a configuration elsewhere does not have them beside it.
 
     Raises:
-        Refusal: more functions than Kata has root ports for.
+        InvalidDocument: one of the texts is no TOML.
 
     """
-    import tomlkit  # noqa: PLC0415 - slow, and only this renderer needs it
+    import tomlkit  # noqa: PLC0415
 
-    if len(functions) > MAX_ROOT_PORTS:
-        message = f"{len(functions)} functions need a root port each, Kata has {MAX_ROOT_PORTS}"
-        raise Refusal(message, "name the functions that one guest shall get")
-    with open(f"{resource_directory('kata')}/{DROP_IN}", encoding="utf-8") as file:
-        document = tomlkit.load(file)
-    qemu = document["hypervisor"]["qemu"]
-    qemu["pcie_root_port"] = max(len(functions), 1)
-    if functions:
-        qemu["pcie_root_port"].comment(", ".join(str(device.address) for device in functions))
+    parse(text, path)
+    document = tomlkit.parse(text)
+    for name, content in sorted(drop_ins):
+        for entry in _entries(parse(content, name)):
+            _set(document, entry)
+    for entry in plan.entries:
+        _set(document, entry)
     return tomlkit.dumps(document)
+
+
+def _head(plan: KataPlan) -> Iterator[str]:
+    what = f"{plan.release}, {plan.hypervisor}"
+    yield f"For {what}: belongs into config.d beside the configuration that it reads."
+    yield f"{_WHEN[plan.plug]}{_PORTS if plan.value('pcie_root_port') is not None else ''}."
+
+
+def _entries(document: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[KeyEntry]:
+    from vfiomgr.model.kata_plan import KeyEntry  # noqa: PLC0415 - drop-ins alone need it
+
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _entries(value, (*place, key))
+        else:
+            yield KeyEntry(place, key, tuple(value) if isinstance(value, list) else value)
+
+
+def _set(document: Any, entry: KeyEntry) -> None:  # noqa: ANN401 - tomlkit's tables
+    """Give a key a value where it stands, or add it; a value that is the same stays as written."""
+    import tomlkit  # noqa: PLC0415
+
+    table = document
+    for depth, name in enumerate(entry.table, 1):
+        if name not in table:
+            table.add(name, tomlkit.table(is_super_table=depth < len(entry.table)))
+        table = table[name]
+    value = _plain(entry.value)
+    old = table.get(entry.key)
+    known = old.unwrap() if hasattr(old, "unwrap") else old
+    if type(known) is type(value) and known == value:
+        return
+    table[entry.key] = value
+    if entry.comment and old is None:
+        table[entry.key].comment(entry.comment)
+
+
+def _plain(value: KeyValue) -> str | int | bool | list[str]:
+    return list(value) if isinstance(value, tuple) else value

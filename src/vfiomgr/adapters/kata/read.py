@@ -1,0 +1,58 @@
+"""Configurations of Kata: a file, and the drop-ins beside it that Kata reads after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.kata_settings import KataSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.model.path import HostPath
+
+
+def read_settings(
+    path: HostPath, text: str, drop_ins: Iterable[tuple[HostPath, str]] = ()
+) -> KataSettings:
+    """What Kata makes of a file and its drop-ins, which it takes in the order of their names.
+
+    Tables are merged, all else is replaced (decodeDropIns in src/runtime/pkg/katautils/config.go,
+    toml_tree_ops in src/libs/kata-types/src/config/drop_in.rs).
+
+    Raises:
+        InvalidDocument: one of them is no TOML.
+
+    """
+    document = parse(text, path)
+    read = []
+    for name, content in sorted(drop_ins):
+        document = _merged(document, parse(content, name))
+        read.append(name)
+    return KataSettings(path, tuple(read), document)
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """The tables of a file.
+
+    Raises:
+        InvalidDocument: it is no TOML; `source` names it.
+
+    """
+    import tomllib  # noqa: PLC0415 - few commands read TOML
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{source} is no TOML: {error}"
+        raise InvalidDocument(message, "Kata reads it no better: correct that place") from None
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return result

@@ -1,0 +1,126 @@
+"""The installed Kata: its version, its shims, its configurations."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError, UsageError
+from vfiomgr.model.kata import KATA_DIRECTORIES, search_path
+from vfiomgr.model.kata_installation import KataConfigurationFile, KataInstallation, Shim
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.persistence import TextFile
+from vfiomgr.model.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.kata import RuntimeName
+
+VERSION_FILES = (HostPath("/opt/kata/VERSION"),)
+SHIMS: tuple[tuple[RuntimeName, HostPath], ...] = (
+    ("rs", HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")),
+    ("go", HostPath("/opt/kata/bin/containerd-shim-kata-v2")),
+    ("go", HostPath("/usr/bin/containerd-shim-kata-v2")),
+    ("go", HostPath("/usr/local/bin/containerd-shim-kata-v2")),
+)
+_RUNTIMES = (HostPath("/opt/kata/bin/kata-runtime"), HostPath("/usr/bin/kata-runtime"))
+_SECONDS = 5.0
+_MOST = 1 << 20
+"""Bytes of a configuration; the longest that Kata ships has 40 KiB."""
+_TOLD = re.compile(r"(?:version|kata-runtime)\s*:\s*v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
+_MOST_LINKS = 40
+"""As many as the kernel follows (MAXSYMLINKS)."""
+
+
+def read_installation(tree: HostTree) -> KataInstallation:
+    """What is installed; programs are asked on the machine itself alone."""
+    shims = tuple(Shim(runtime, path) for runtime, path in SHIMS if tree.exists(path))
+    version, source = _read_version(tree, shims)
+    return KataInstallation(version, source, shims, tuple(_read_configurations(tree)))
+
+
+def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile | None:
+    """A configuration with what lies in its config.d; None where there is none to read."""
+    resolved = _resolved(tree, path)
+    text = tree.read_text(resolved, _MOST) if resolved is not None else None
+    if resolved is None or text is None:
+        return None
+    directory = resolved.parent / "config.d"
+    found = ((directory / name, _read(tree, directory / name)) for name in tree.children(directory))
+    names = (name for name in tree.children(resolved.parent) if name.endswith(".toml"))
+    beside = (resolved.parent / name for name in names if name != resolved.name)
+    return KataConfigurationFile(
+        path=path,
+        resolved=resolved,
+        text=text,
+        drop_ins=tuple(TextFile(name, content) for name, content in found if content is not None),
+        neighbours=tuple(other for other in beside if _resolved(tree, other) != resolved),
+    )
+
+
+def _read_configurations(tree: HostTree) -> Iterator[KataConfigurationFile]:
+    """Those that are looked for first, and the others of the same directories."""
+    names = [*search_path("rs"), *search_path("go")]
+    for directory in KATA_DIRECTORIES:
+        listed = (name for name in tree.children(directory) if name.endswith(".toml"))
+        names += [directory / name for name in listed]
+    for path in dict.fromkeys(names):
+        found = read_configuration(tree, path)
+        if found is not None:
+            yield found
+
+
+def _read_version(tree: HostTree, shims: tuple[Shim, ...]) -> tuple[Version | None, str]:
+    for path in VERSION_FILES:
+        version = _parsed(tree.read(path))
+        if version is not None:
+            return version, path
+    if not tree.runs_programs:
+        return None, ""
+    for program in (*_RUNTIMES, *(shim.path for shim in shims)):
+        if not tree.exists(program):
+            continue
+        told = _TOLD.search(tree.run((program, "--version"), _SECONDS) or "")
+        if told is not None:
+            return _parsed(told[1]), f"{program} --version"
+    return None, ""
+
+
+def _parsed(text: str | None) -> Version | None:
+    try:
+        return None if text is None else Version.parse(text)
+    except UsageError:
+        return None
+
+
+def _read(tree: HostTree, path: HostPath) -> str | None:
+    place = _resolved(tree, path)
+    return None if place is None else tree.read_text(place, _MOST)
+
+
+def _resolved(tree: HostTree, path: HostPath) -> HostPath | None:
+    """The path without links, which lead on within the tree also where they are absolute."""
+    left = path.strip("/").split("/")[::-1]
+    place, links = HostPath(""), 0
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            place = place.parent if "/" in place else place
+            continue
+        try:
+            target = tree.link(place / name)
+        except HostError:
+            return None
+        if target is None:
+            place = place / name
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return None
+        place = HostPath("") if target.startswith("/") else place
+        left += target.strip("/").split("/")[::-1]
+    return place if tree.exists(place) else None

@@ -1,0 +1,171 @@
+"""What a configuration of Kata says in the end: its file, and the drop-ins beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from vfiomgr.model.kata import PciePort, RuntimeName
+from vfiomgr.model.path import HostPath
+
+NO_PORT: PciePort = "no-port"
+GUEST_KERNEL = "guest-kernel"
+_QEMU = "qemu"
+
+
+@dataclass(frozen=True)
+class KataSettings:
+    """The effective settings; what nobody set is what Kata takes then.
+
+    A value of a wrong type counts as not set: `planner.kata.check` tells of it.
+    """
+
+    path: HostPath
+    """The file itself, with links followed: config.d beside it is what counts."""
+    drop_ins: tuple[HostPath, ...]
+    """Those that were read, in this order."""
+    document: Mapping[str, Any]
+    """The tables, merged: a later string or array replaces an earlier one whole."""
+
+    @property
+    def hypervisor(self) -> str:
+        """The name of the hypervisor's table: `qemu`, `clh`, `cloud-hypervisor`."""
+        names = tuple(self._table("hypervisor"))
+        named = self.text("runtime", "hypervisor_name")
+        if named:
+            return named
+        return names[0] if names and _QEMU not in names else _QEMU
+
+    @property
+    def runtime(self) -> RuntimeName:
+        """Which runtime it is for: only runtime-rs wants a hypervisor_name."""
+        return "rs" if self.text("runtime", "hypervisor_name") else "go"
+
+    @property
+    def cold_plug(self) -> PciePort:
+        """The port of devices that are there when the guest starts."""
+        return self._port("cold_plug_vfio")
+
+    @property
+    def hot_plug(self) -> PciePort:
+        """The port of devices that come with a container; runtime-rs ignores it."""
+        return self._port("hot_plug_vfio")
+
+    @property
+    def root_ports(self) -> int:
+        """How many root ports there are at least."""
+        return self.hypervisor_number("pcie_root_port") or 0
+
+    @property
+    def switch_ports(self) -> int:
+        """How many ports of a PCIe switch there are."""
+        return self.hypervisor_number("pcie_switch_port") or 0
+
+    @property
+    def vfio_mode(self) -> str:
+        """`guest-kernel` or `vfio`."""
+        return self.text("runtime", "vfio_mode") or GUEST_KERNEL
+
+    @property
+    def pod_resource_api_sock(self) -> str:
+        """The socket on which the kubelet tells a pod's devices; empty for none."""
+        return self.text("runtime", "pod_resource_api_sock")
+
+    @property
+    def default_memory_mib(self) -> int | None:
+        """Memory of a guest whose containers have no limits; None where Kata decides."""
+        return self.hypervisor_number("default_memory")
+
+    @property
+    def default_maxmemory_mib(self) -> int:
+        """Up to where memory can be added; 0 for all that the host has."""
+        return self.hypervisor_number("default_maxmemory") or 0
+
+    @property
+    def machine_type(self) -> str:
+        """`q35`, `virt`; empty where Kata decides."""
+        return self.hypervisor_text("machine_type")
+
+    @property
+    def cpu_features(self) -> str:
+        """Comma-separated, for QEMU's -cpu."""
+        return self.hypervisor_text("cpu_features")
+
+    @property
+    def kernel_params(self) -> str:
+        """The guest kernel's arguments."""
+        return self.hypervisor_text("kernel_params")
+
+    @property
+    def firmware(self) -> str:
+        """The file of the guest's firmware; empty for the hypervisor's own."""
+        return self.hypervisor_text("firmware")
+
+    @property
+    def has_iommu(self) -> bool:
+        """Whether the guest has an IOMMU of its own."""
+        return self._hypervisor_value("enable_iommu") is True
+
+    @property
+    def is_confidential(self) -> bool:
+        """Whether the guest's memory is closed to the host."""
+        return self._hypervisor_value("confidential_guest") is True
+
+    @property
+    def has_static_resources(self) -> bool:
+        """Whether a guest gets the memory and CPUs of its containers before it starts."""
+        return self.value("runtime", "static_sandbox_resource_mgmt") is True
+
+    @property
+    def enable_annotations(self) -> tuple[str, ...]:
+        """Regular expressions of names of annotations that may change the hypervisor's table."""
+        found = self._hypervisor_value("enable_annotations")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    def allows_annotation(self, name: str) -> bool:
+        """Whether io.katacontainers.config.hypervisor.NAME counts: any part of it may match."""
+        return any(_matches(expression, name) for expression in self.enable_annotations)
+
+    def value(self, table: str, key: str) -> object:
+        """What stands in a table, whose name may have dots (`agent.kata`); None for nothing."""
+        return self._table(table).get(key)
+
+    def text(self, table: str, key: str) -> str:
+        """A string, or the empty one."""
+        found = self.value(table, key)
+        return found if isinstance(found, str) else ""
+
+    def number(self, table: str, key: str) -> int | None:
+        """A whole number; None for anything else."""
+        found = self.value(table, key)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+    def hypervisor_text(self, key: str) -> str:
+        """A string of the hypervisor's table, or the empty one."""
+        return self.text(f"hypervisor.{self.hypervisor}", key)
+
+    def hypervisor_number(self, key: str) -> int | None:
+        """A whole number of the hypervisor's table."""
+        return self.number(f"hypervisor.{self.hypervisor}", key)
+
+    def _hypervisor_value(self, key: str) -> object:
+        return self.value(f"hypervisor.{self.hypervisor}", key)
+
+    def _port(self, key: str) -> PciePort:
+        found = self.hypervisor_text(key)
+        return next((port for port in get_args(PciePort) if port == found), NO_PORT)
+
+    def _table(self, name: str) -> Mapping[str, Any]:
+        found: Any = self.document
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+
+def _matches(expression: str, name: str) -> bool:
+    try:
+        return re.search(expression, name) is not None
+    except re.error:
+        return False

@@ -1,0 +1,1 @@
+"""Kata Containers: what a configuration says, and what of it would break."""

@@ -1,0 +1,121 @@
+"""vfiomgr with all that it imports, waiting to be forked: a start takes seconds under emulation.
+
+A command is a process of its own nevertheless: it has its own arguments, environment, directory and
+standard streams, and nothing that it does to its interpreter outlives it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+import vfiomgr
+from vfiomgr.cli.main import main
+
+VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
+"""What it is called by, which it writes into the hooks and units that shall call it."""
+_ALSO = ("jinja2", "libvirt", "pydantic", "rich.console", "rich.table", "ruamel.yaml", "tomlkit")
+"""What vfiomgr imports where it is used."""
+
+
+class Request(TypedDict):
+    """A command, and what its process has of its own."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+
+
+class Answer(TypedDict):
+    """What became of a command."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Resident:
+    """The process that is forked, seen from a test."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `vfiomgr` with these arguments, in this process's environment and directory."""
+        request = Request(
+            arguments=list(arguments), environment=dict(os.environ), directory=os.getcwd()
+        )
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        requests.write(json.dumps(request) + "\n")
+        requests.flush()
+        answer: Answer = json.loads(answers.readline())
+        return subprocess.CompletedProcess(
+            ["vfiomgr", *arguments], answer["status"], answer["stdout"], answer["stderr"]
+        )
+
+
+def _serve() -> None:
+    for module in pkgutil.walk_packages(vfiomgr.__path__, "vfiomgr."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in _ALSO:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line))), flush=True)
+
+
+def _answer(request: Request) -> Answer:
+    said, complained = os.memfd_create("stdout"), os.memfd_create("stderr")
+    child = os.fork()
+    if not child:
+        _become(request, said, complained)
+    _, status = os.waitpid(child, 0)
+    texts = [_text(descriptor) for descriptor in (said, complained)]
+    return Answer(status=os.waitstatus_to_exitcode(status), stdout=texts[0], stderr=texts[1])
+
+
+def _text(descriptor: int) -> str:
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read().decode()
+
+
+def _become(request: Request, said: int, complained: int) -> NoReturn:
+    """Be that command, and end."""
+    status = 1
+    try:
+        for descriptor, own in ((os.open(os.devnull, os.O_RDONLY), 0), (said, 1), (complained, 2)):
+            os.dup2(descriptor, own)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the one of before has read requests
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["directory"])
+        sys.argv = [VFIOMGR, *request["arguments"]]
+        main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter would
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,289 @@
+"""`vfiomgr kata config`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from vfiomgr.adapters.kata.keys import key_table
+from vfiomgr.model.kata import KataRelease
+from vfiomgr.model.version import Version
+from vfiomgr.planner.kata.check import check_keys
+
+if TYPE_CHECKING:
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.cli.conftest import Answer, Matches, Run
+    from vfiomgr.model.kata import RuntimeName
+
+SHARED = "opt/kata/share/defaults/kata-containers"
+BASE = """\
+# Of the distribution.
+[hypervisor.qemu]
+path = "/opt/kata/bin/qemu-system-x86_64"
+machine_type = "q35"
+
+# Expressions.
+enable_annotations = ["enable_iommu"]  # one
+kernel_params = "quiet"
+default_memory = 2048
+
+[agent.kata]
+dial_timeout = 45
+
+[runtime]
+sandbox_cgroup_only=false
+"""
+RS_BASE = f"{BASE}hypervisor_name = 'qemu'\n".replace("dial_timeout = 45", "dial_timeout_ms = 10")
+
+
+def install(
+    kernel: FakeKernel, *, version: str = "4.0.0", files: dict[str, str] | None = None
+) -> Path:
+    """Kata's own build below the root; its directory of configurations."""
+    root = Path(kernel.root)
+    for name, text in {
+        "opt/kata/VERSION": f"{version}\n",
+        "opt/kata/bin/containerd-shim-kata-v2": "",
+        "opt/kata/runtime-rs/bin/containerd-shim-kata-v2": "",
+        f"{SHARED}/configuration-qemu.toml": BASE,
+        f"{SHARED}/runtime-rs/configuration.toml": RS_BASE,
+        **(files or {}),
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (root / SHARED / "configuration.toml").symlink_to("configuration-qemu.toml")
+    return root / SHARED
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    assert answer.status == 0, answer.stderr
+    return tomllib.loads(answer.stdout)
+
+
+@pytest.mark.parametrize("runtime", ["go", "rs"])
+@pytest.mark.parametrize("version", ["3.2", "3.15", "3.24", "3.31", "4.0", "4.1"])
+def test_each_release_and_runtime_has_its_keys(
+    run: Run, matches: Matches, version: str, runtime: RuntimeName
+) -> None:
+    answer = run("kata", "config", "02:00.0", "--kata-version", version, "--runtime", runtime)
+    matches(f"kata/{version}-{runtime}.toml", answer.stdout)
+    release = KataRelease(Version.parse(version), runtime)
+    assert check_keys(document(answer), release, key_table(), is_drop_in=True) == ()
+
+
+@pytest.mark.parametrize(("version", "runtime"), [("4.1", "go"), ("3.31", "rs"), ("4.1", "rs")])
+def test_cloud_hypervisor_has_its_own(
+    run: Run, matches: Matches, version: str, runtime: RuntimeName
+) -> None:
+    options = ("--kata-version", version, "--runtime", runtime, "--hypervisor", "clh")
+    answer = run("kata", "config", "02:00.0", *options)
+    matches(f"kata/{version}-{runtime}-clh.toml", answer.stdout)
+
+
+def test_the_installed_kata_is_found_with_its_runtime_and_configuration(
+    run: Run, kernel: FakeKernel
+) -> None:
+    directory = install(kernel)
+    answer = run("kata", "config", "02:00.0")
+    assert "create_container_timeout" in document(answer)["agent"]["kata"], "runtime-rs since 4.0"
+    assert "no Kata was found" not in answer.stderr
+    body = json.loads(
+        run("kata", "config", "02:00.0", "--runtime", "go", "--format", "json").stdout
+    )
+    assert body["path"] == f"/{SHARED}/config.d/50-vfiomgr.toml", "beside what the link leads to"
+    (directory.parents[4] / "opt/kata/VERSION").write_text("3.31.0")
+    assert "create_container_timeout" in document(run("kata", "config"))["runtime"]
+
+
+def test_what_is_not_installed_is_the_newest_and_that_is_said(run: Run) -> None:
+    answer = run("kata", "config")
+    assert answer.stderr.startswith("no Kata was found here: this is for Kata 4.1.0 (runtime-rs)")
+    assert run("kata", "config", "--kata-version", "x").status == 2
+
+
+def test_json_and_yaml_tell_the_same_as_the_text(run: Run) -> None:
+    line = ("kata", "config", "02:00.0", "--kata-version", "4.1", "--runtime", "go")
+    body = json.loads(run(*line, "--format", "json").stdout)
+    assert body == YAML(typ="safe").load(run(*line, "--format", "yaml").stdout)
+    assert (body["kind"], body["text"]) == ("KataConfiguration", run(*line).stdout)
+    assert (body["path"], body["kata_version"], body["runtime"], body["hypervisor"]) == (
+        "config.d/50-vfiomgr.toml",
+        "4.1.0",
+        "go",
+        "qemu",
+    )
+    assert (body["plug"], body["root_ports"]) == ("cold", 2)
+    assert body["devices"] == ["0000:02:00.0", "0000:02:00.1"]
+    assert {"table": "hypervisor.qemu", "key": "pcie_root_port", "value": 2} in body["keys"]
+
+
+def test_a_drop_in_is_written_once_and_then_nothing_is_to_do(run: Run, kernel: FakeKernel) -> None:
+    directory = install(kernel, version="3.31.0")
+    target = directory / "config.d/50-vfiomgr.toml"
+    line = ("kata", "config", "02:00.0", "--output", str(target))
+    planned = run(*line, "--dry-run")
+    assert "+cold_plug_vfio" in planned.stdout
+    assert not target.exists()
+    assert run(*line).stdout == f"{target}: written\n"
+    written = target.read_text()
+    assert tomllib.loads(written)["hypervisor"]["qemu"]["default_memory"] == 8192
+    modified = target.stat().st_mtime_ns
+    assert run(*line).stdout == f"{target}: nothing to do\n", "its own drop-in is no base"
+    assert target.stat().st_mtime_ns == modified
+    body = json.loads(run(*line, "--format", "json").stdout)
+    assert (body["is_changed"], body["text"]) == (False, written)
+
+
+def test_a_file_that_cannot_be_written_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = run("kata", "config", "--output", str(tmp_path / "file/x.toml"))
+    assert answer.status == 1
+    assert "cannot be written" in answer.stderr
+
+
+def test_a_drop_in_that_others_share_or_override_is_warned_about(
+    run: Run, kernel: FakeKernel
+) -> None:
+    install(
+        kernel,
+        version="3.31.0",
+        files={
+            f"{SHARED}/configuration-clh.toml": "[hypervisor.clh]\n",
+            f"{SHARED}/config.d/20-old.toml.bak": "[hypervisor.qemu]\nenable_debug = true",
+            f"{SHARED}/config.d/90-late.toml": "[hypervisor.qemu]\npcie_root_port = 1",
+        },
+    )
+    told = run("kata", "config", "02:00.0").stderr
+    assert f"/{SHARED}/config.d is also that of configuration-clh.toml" in told
+    assert "20-old.toml.bak is read too" in told
+    assert "90-late.toml is read later, and sets pcie_root_port to 1" in told
+
+
+def test_what_kata_refuses_of_the_files_that_are_there_is_told(
+    run: Run, kernel: FakeKernel
+) -> None:
+    files = {
+        f"{SHARED}/config.d/10-a.toml": "[hypervisor.qemu]\nnix = 1",
+        f"{SHARED}/configuration-qemu.toml": BASE.replace("= 2048", "= '2G'\nown = 1"),
+    }
+    install(kernel, version="3.31.0", files=files)
+    told = run("kata", "config", "02:00.0").stderr
+    assert f"/{SHARED}/config.d/10-a.toml: Kata 3.31.0 (Go runtime) does not know nix" in told
+    assert "default_memory in [hypervisor.qemu] is '2G'" in told
+    assert "does not know own" not in told
+    assert "does not know own" in run("kata", "config", "02:00.0", "-v").stderr
+
+
+def test_lists_are_merged_with_those_of_the_configuration_that_is_found(
+    run: Run, kernel: FakeKernel
+) -> None:
+    install(kernel, version="3.31.0")
+    line = ("--annotations", "default_memory,kernel_params", "--kernel-params", "pci=realloc")
+    qemu = document(run("kata", "config", *line))["hypervisor"]["qemu"]
+    assert qemu["kernel_params"] == "quiet pci=realloc"
+    assert qemu["enable_annotations"] == ["enable_iommu", "^default_memory$", "^kernel_params$"]
+
+
+def test_a_whole_configuration_keeps_comments_and_takes_drop_ins_in(
+    run: Run, kernel: FakeKernel, matches: Matches
+) -> None:
+    files = {f"{SHARED}/config.d/10-debug.toml": "[hypervisor.qemu]\nenable_debug = true\n"}
+    install(kernel, version="3.31.0", files=files)
+    own = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
+    target = Path(f"{kernel.root}{own}")
+    base = f"/{SHARED}/configuration.toml"
+    line = ("kata", "config", "02:00.0", "--whole", base, "--annotations", "default_memory")
+    matches("kata/whole.toml", run(*line).stdout)
+    answer = run(*line, "--output", str(target))
+    assert answer.stdout == f"{target}: written\n"
+    assert "10-debug.toml set was taken in" in answer.stderr
+    assert run(*line, "--output", str(target)).stdout == f"{target}: nothing to do\n"
+    again = ("kata", "config", "02:00.0", "--whole", own, "--output", str(target))
+    assert run(*again, "--annotations", "default_memory").stdout == f"{target}: nothing to do\n"
+
+
+def test_a_configuration_tells_its_runtime(run: Run, kernel: FakeKernel) -> None:
+    install(kernel, version="3.31.0")
+    rs = f"/{SHARED}/runtime-rs/configuration.toml"
+    agent = document(run("kata", "config", "--whole", rs))["agent"]["kata"]
+    assert agent["reconnect_timeout_ms"] == 1200000
+    refused = run("kata", "config", "--whole", rs, "--runtime", "go")
+    assert (refused.status, "is for --runtime rs" in refused.stderr) == (2, True)
+    refused = run("kata", "config", "--whole", rs, "--hypervisor", "clh")
+    assert (refused.status, "no table [hypervisor.clh]" in refused.stderr) == (2, True)
+    assert run("kata", "config", "--whole", "/nowhere.toml").status == 2
+    assert run("kata", "config", "--whole", rs, "--beside", rs).status == 2
+
+
+def test_what_kata_would_refuse_of_a_configuration_is_refused(run: Run, kernel: FakeKernel) -> None:
+    install(kernel, version="4.1.0")
+    base = Path(f"{kernel.root}/base.toml")
+    base.write_text(RS_BASE.replace("kernel_params", "guest_hook_path = 1\nkernel_params"))
+    refused = run("kata", "config", "--whole", "/base.toml")
+    assert refused.status == 4
+    assert "guest_hook_path in [hypervisor.qemu] is 1" in refused.stderr
+    base.write_text(RS_BASE.replace("[agent.kata]", "[agent.kata]\nnix = 1\n"))
+    told = run("kata", "config", "--whole", "/base.toml")
+    assert (told.status, tomllib.loads(told.stdout)["agent"]["kata"]["nix"]) == (0, 1)
+    assert "does not know nix in [agent.kata]: runtime-rs refuses" in told.stderr
+    base.write_text("[hypervisor")
+    assert run("kata", "config", "--beside", "/base.toml").status == 65
+    base.write_text(RS_BASE.replace("[agent.kata]", "own = 1\nhot_plug_vfio = 'x'\n[agent.kata]"))
+    answer = run("kata", "config", "--whole", "/base.toml")
+    assert answer.status == 0
+    assert "ignores (-v tells more): own in [hypervisor.qemu], hot_plug_vfio in" in answer.stderr
+    assert (
+        "runtime-rs ignores it without a word"
+        in run("kata", "config", "--whole", "/base.toml", "-v").stderr
+    )
+
+
+def test_a_broken_configuration_that_is_found_is_no_base(run: Run, kernel: FakeKernel) -> None:
+    directory = install(kernel, version="3.31.0")
+    (directory / "configuration-qemu.toml").write_text("[hypervisor")
+    answer = run("kata", "config")
+    assert answer.status == 0
+    assert "is no TOML" in answer.stderr
+    assert "no configuration for qemu was found" in answer.stderr
+
+
+def test_mediated_devices_are_refused_with_what_works(run: Run) -> None:
+    answer = run("kata", "config", "F715F63C-0d00-4007-9c5a-b07b0c6c05de")
+    assert answer.status == 4
+    assert "Kata attaches no mediated device" in answer.stderr
+    assert "vfiomgr vgpu create" in answer.stderr
+    assert "vfiomgr libvirt hostdev" in answer.stderr
+
+
+def test_a_snapshot_tells_nothing_of_kata_and_serves_all_the_same(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    install(kernel)
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    answer = run("--snapshot", str(file), "kata", "config", "02:00.0")
+    assert document(answer)["hypervisor"]["qemu"]["pcie_root_port"] == 2
+    assert "no Kata was found" in answer.stderr
+
+
+def test_files_of_kata_are_named_from_the_root_on(run: Run) -> None:
+    answer = run("kata", "config", "--firmware", "OVMF.fd")
+    assert (answer.status, "wants the whole path" in answer.stderr) == (2, True)
+    line = ("--firmware", "/x/OVMF.fd", "--memory", "16G", "--no-pod-resources")
+    found = document(run("kata", "config", *line))
+    assert found["hypervisor"]["qemu"]["firmware"] == "/x/OVMF.fd"
+    assert found["hypervisor"]["qemu"]["default_memory"] == 16384
+    assert found["runtime"]["pod_resource_api_sock"] == ""
+
+
+def test_the_kubelets_socket_is_where_its_directory_is(run: Run, kernel: FakeKernel) -> None:
+    Path(f"{kernel.root}/var/lib/k0s/kubelet").mkdir(parents=True)
+    found = document(run("kata", "config", "--kata-version", "4.1"))
+    socket = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
+    assert found["runtime"]["pod_resource_api_sock"] == socket
