@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from vfiomgr.executor.journal import CutOff
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
-    from vfiomgr.executor.runtimes import Place, Prepared
+    from vfiomgr.executor.runtime_place import Place
+    from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.domain import Domain, Hypervisor
     from vfiomgr.model.intent import Allowance, ChangeFiles, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
@@ -335,9 +336,9 @@ def locate_runtime(
         InvalidDocument: that cannot be read.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.executor import runtime_place  # noqa: PLC0415 - few callers need it
 
-    return runtimes.locate(tree, program, main, version)
+    return runtime_place.locate(tree, program, main, version)
 
 
 def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str) -> Prepared:
