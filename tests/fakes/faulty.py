@@ -12,7 +12,9 @@ from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.host.tree import HostTree, ProgramAnswer, write_failed
 from vfiomgr.model.access import ROOT_ONLY, NodeAccess
-from vfiomgr.model.path import HostPath
+from vfiomgr.model.path import VFIO_NODES, HostPath
+
+_FOR_ALL = NodeAccess(0, 0, 0o666)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -171,11 +173,12 @@ class FaultyTree(HostTree, ABC):
         return said[0]
 
     def access(self, path: HostPath) -> NodeAccess | None:
-        """What `change_access` said last; a new node belongs to root."""
+        """What `change_access` said last; a new node belongs to root, but for that of all."""
         found = super().access(path)
         if found is None:
             return None
-        return self._accesses.get(self._birth(path), ROOT_ONLY)
+        new = _FOR_ALL if path == VFIO_NODES / "vfio" else ROOT_ONLY
+        return self._accesses.get(self._birth(path), new)
 
     def change_access(self, path: HostPath, access: NodeAccess) -> None:
         """Remembered here: chown is root's alone."""

@@ -11,6 +11,11 @@ _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
     "install": ("vfiomgr.cli.kata_install", "install"),
     "uninstall": ("vfiomgr.cli.kata_install", "uninstall"),
+    "runtimeclass": ("vfiomgr.cli.kata_runtimeclass", "runtimeclass"),
+    "pod": ("vfiomgr.cli.kata_pod", "pod"),
+    "explain": ("vfiomgr.cli.kata_explain", "explain"),
+    "run-command": ("vfiomgr.cli.kata_run_command", "command"),
+    "check-image": ("vfiomgr.cli.kata_check_image", "check_image"),
 }
 
 

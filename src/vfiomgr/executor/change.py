@@ -106,11 +106,16 @@ def carry_out(intent: Intent, work: Work) -> Outcome:
 def prepared(work: Work, *, only_files: bool = False) -> Iterator[None]:
     """Make sure that changes can be made and recorded, and tell who holds what is stuck.
 
-    Where devices have no part in it, a tree need not be a running host.
+    What container runtimes are told of devices follows what became of them. Where devices have no
+    part in it, a tree need not be a running host.
     """
+    from vfiomgr.executor.cdi import follow_devices  # noqa: PLC0415 - it applies, as is done here
+
     (require_file_rights if only_files else require_rights)(work.tree)
     try:
         yield
+        if not only_files:
+            follow_devices(work)
     except StuckInKernel as stuck:
         raise _with_holders(stuck, work) from stuck
     except OSError as error:

@@ -143,6 +143,19 @@ class HostTree:
         except OSError:
             return None
 
+    def read_part(self, path: HostPath, start: int, length: int) -> bytes:
+        """Some bytes of a file from a place on; fewer, or none, where it ends or is closed."""
+        try:
+            descriptor = os.open(self.locate(path), self._reading)
+        except OSError:
+            return b""
+        try:
+            return os.pread(descriptor, length, start)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+
     def read_text(self, path: HostPath, limit: int = -1) -> str | None:
         """The text of a file of any length, or its first `limit` characters; ends of lines kept."""
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from vfiomgr.model.cdi import Lifetime, OfferWish
 from vfiomgr.model.definition import Attributes
 from vfiomgr.model.gpu_instance import InstancePlace
 from vfiomgr.model.pci import PciAddress
@@ -367,6 +368,29 @@ class UninstallHook:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteCdi:
+    """Have a CDI specification of what is ready; devices of it that are not go."""
+
+    wish: OfferWish
+    lifetime: Lifetime = "static"
+    kind: Literal["write-cdi"] = "write-cdi"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveCdi:
+    """Take devices out of the CDI specifications that vfiomgr wrote."""
+
+    names: tuple[str, ...] = ()
+    """By name, with or without the kind before it."""
+    of_kind: str | None = None
+    """Of this kind alone."""
+    every: bool = False
+    stale: bool = False
+    """All that no guest could have now."""
+    kind: Literal["remove-cdi"] = "remove-cdi"
+
+
+@dataclass(frozen=True, slots=True)
 class FileChange:
     """A file's whole text before and after; None where there is none."""
 
@@ -474,5 +498,7 @@ Intent = (
     | UninstallLayout
     | InstallHook
     | UninstallHook
+    | WriteCdi
+    | RemoveCdi
     | ChangeFiles
 )
