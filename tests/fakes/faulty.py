@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError, ProgramFailed
-from vfiomgr.host.tree import HostTree, write_failed
+from vfiomgr.host.tree import HostTree, ProgramAnswer, write_failed
 from vfiomgr.model.access import ROOT_ONLY, NodeAccess
 from vfiomgr.model.path import VFIO_NODES, HostPath
 
@@ -119,13 +119,13 @@ class FaultyTree(HostTree, ABC):
             ),
         )
 
-    def run(self, command: Sequence[str], seconds: float = 0) -> str | None:  # noqa: ARG002
+    def ask(self, command: Sequence[str], seconds: float = 0) -> ProgramAnswer | None:  # noqa: ARG002
         """As the real tree, of this host's own programs."""
         try:
             said = self._said(command)
         except (OSError, _NotRun):
             return None
-        return None if said.code else said.output
+        return None if said == HANGS else ProgramAnswer(said.code, said.output, said.error)
 
     def call(self, *command: str, limit: float | None = None) -> None:  # noqa: ARG002
         """As the real tree, of this host's own programs.

@@ -9,6 +9,8 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "config": ("vfiomgr.cli.kata_config", "config"),
+    "install": ("vfiomgr.cli.kata_install", "install"),
+    "uninstall": ("vfiomgr.cli.kata_install", "uninstall"),
     "check-image": ("vfiomgr.cli.kata_check_image", "check_image"),
     "run-command": ("vfiomgr.cli.kata_run_command", "command"),
 }
@@ -17,4 +19,4 @@ _COMMANDS = {
 @click.group("kata", cls=LazyGroup, table=_COMMANDS)
 @session_options()
 def kata() -> None:
-    """Kata Containers: configuration that hands a device to a secure container."""
+    """Kata Containers: what hands a device to a secure container."""
