@@ -110,7 +110,7 @@ def command(
     container_nodes.refuse_noiommu(host, units)
     waiting = container_nodes.waiting(host, units)
     if node == "cdev" and waiting:
-        container_nodes.refuse_unready(session.surrounded(host), units)
+        container_nodes.refuse_unready(session.host(), units)
     own = [path for unit in units for path in container_nodes.device_nodes(unit, node)]
     found = run_command(
         RunWish(
@@ -129,7 +129,7 @@ def command(
     if node == "group":
         tell_who_comes_along(host, units)
     if waiting:
-        around = session.surrounded(host)
+        around = session.host()
         tell_how_to_bind(around, [around.device(device.address) for device in waiting])
 
 

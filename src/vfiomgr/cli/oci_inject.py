@@ -146,7 +146,7 @@ def _refuse(
         container_nodes.refuse_mediated(units, remedy=f"{container_nodes.MDEV_REMEDY}{lifted}")
     container_nodes.refuse_noiommu(host, units)
     if container_nodes.waiting(host, units):
-        container_nodes.refuse_unready(session.surrounded(host), units)
+        container_nodes.refuse_unready(session.host(), units)
 
 
 def _injection(

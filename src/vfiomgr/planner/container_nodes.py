@@ -115,7 +115,7 @@ def _unready(host: HostSnapshot, unit: Unit) -> Iterator[Objection]:
     from vfiomgr.planner.readying import how_to_bind  # noqa: PLC0415 - only then
 
     late = waiting(host, [unit])
-    named = [device for device in late if device in unit.functions]
+    named = [device for device in late if str(device.address) in unit.function_names]
     for device in (d for d in late if host.is_vendor_function(d)):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
         yield Objection(f"{device} is no vGPU yet, and nobody can open its IOMMU group", create)
