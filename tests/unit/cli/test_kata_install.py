@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from tests.fakes.containerd import Containerd
 from tests.unit.runtimes import CONFIGURATION, DROP_IN, MAIN, SHIM, V2, V3, put, text
+from vfiomgr.cli.kata_situation import read_handlers
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import RECORD
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.cli.conftest import Matches, Run
+    from vfiomgr.model.handler import CriName
 
 RS_SHIM = HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
 
@@ -211,6 +213,20 @@ def test_an_edited_entry_is_refused_with_the_command_that_was_typed(
     assert answer.status == 4
     assert "runtime_path" in answer.stderr
     assert "run vfiomgr kata uninstall --for containerd again" in answer.stderr
+
+
+@pytest.mark.parametrize("main", [V2, V3])
+@pytest.mark.parametrize("cri", ["containerd", "crio"])
+def test_what_is_installed_is_what_explain_finds(
+    node: FakeKernel, run: Run, main: str, cri: CriName
+) -> None:
+    put(node, MAIN, main)
+    assert run("kata", "install", "--for", cri).status == 0
+    entry = read_handlers(node, cri).handler("kata-vfio")
+    assert entry is not None
+    assert (entry.runtime_path, entry.config_path) == (SHIM, CONFIGURATION)
+    assert entry.privileged_without_host_devices
+    assert cri == "crio" or entry.tells("cdi.k8s.io/vfiomgr")
 
 
 # ---- another root
