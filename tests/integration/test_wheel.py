@@ -71,5 +71,7 @@ def test_it_prints_what_guests_read(vfiomgr: Path, recording: Path) -> None:
     assert len(etree.fromstring(f"<devices>{xml}</devices>")) == 2
     kata = tomllib.loads(answer(vfiomgr, recording, "kata", "config"))
     assert kata["hypervisor"]["qemu"]["pcie_root_port"] == 2
+    pod = answer(vfiomgr, recording, "kata", "pod", "--format", "json")
+    assert json.loads(pod)["kind"] == "Pod"
     (device,) = json.loads(answer(vfiomgr, recording, "cdi", "generate"))["devices"]
     assert device["name"] == BOUND

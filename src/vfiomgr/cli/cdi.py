@@ -9,6 +9,9 @@ from vfiomgr.cli.session import session_options
 
 _COMMANDS = {
     "generate": ("vfiomgr.cli.cdi_generate", "generate"),
+    "list": ("vfiomgr.cli.cdi_list", "list_devices"),
+    "check": ("vfiomgr.cli.cdi_check", "check"),
+    "remove": ("vfiomgr.cli.cdi_remove", "remove"),
 }
 
 

@@ -25,7 +25,7 @@ def release_options(function: Any) -> Any:  # noqa: ANN401 - click decorates unt
     return click.option(
         "--kata-version",
         metavar="VERSION",
-        help="Write for this Kata, e.g. 3.31.  [default: the one that is installed]",
+        help="For this Kata, e.g. 3.31.  [default: the one that is installed]",
     )(function)
 
 

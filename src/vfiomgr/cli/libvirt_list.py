@@ -31,7 +31,7 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
     \b
     Examples:
       vfiomgr libvirt list
-      vfiomgr libvirt list --domain win
+      vfiomgr libvirt list --domain win --connect qemu+ssh://node7/system
       vfiomgr libvirt list --format json
     """
     from vfiomgr.planner.claims import claims_of, unread_domains  # noqa: PLC0415 - not for help

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import (
+    cdi,
     config,
     definitions,
     modules,
@@ -58,6 +59,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         definitions=definitions.read_definitions(tree, host.vgpus),
         quotas=quotas.read_quotas(tree, host.devices),
         topology=numa.read_topology(tree),
+        cdi_files=cdi.read_cdi_files(tree),
     )
 
 

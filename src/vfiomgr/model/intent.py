@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from vfiomgr.model.cdi import Lifetime, OfferWish
 from vfiomgr.model.definition import Attributes
 from vfiomgr.model.gpu_instance import InstancePlace
 from vfiomgr.model.pci import PciAddress
@@ -366,6 +367,60 @@ class UninstallHook:
     kind: Literal["uninstall-hook"] = "uninstall-hook"
 
 
+@dataclass(frozen=True, slots=True)
+class WriteCdi:
+    """Have a CDI specification of what is ready; devices of it that are not go."""
+
+    wish: OfferWish
+    lifetime: Lifetime = "static"
+    kind: Literal["write-cdi"] = "write-cdi"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveCdi:
+    """Take devices out of the CDI specifications that vfiomgr wrote."""
+
+    names: tuple[str, ...] = ()
+    """By name, with or without the kind before it."""
+    of_kind: str | None = None
+    """Of this kind alone."""
+    every: bool = False
+    stale: bool = False
+    """All that no guest could have now."""
+    kind: Literal["remove-cdi"] = "remove-cdi"
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file's whole text before and after; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFiles:
+    """Exchange files of the host's configuration, in this order, all or none.
+
+    A file may be exchanged several times. Devices have no part in it: no kernel need be there.
+    """
+
+    summary: str
+    changes: tuple[FileChange, ...]
+    locks: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    """What is told where there is nothing to change."""
+    kind: Literal["change-files"] = "change-files"
+
+    def inverse(self) -> ChangeFiles:
+        """What takes all of it back."""
+        back = (FileChange(c.path, c.after, c.before, c.mode) for c in reversed(self.changes))
+        return ChangeFiles(f"take back: {self.summary}", tuple(back), self.locks)
+
+
 def wished_layout(intent: Intent) -> ApplyLayout | None:
     """The layout that an intent looks at a host for."""
     match intent:
@@ -443,4 +498,7 @@ Intent = (
     | UninstallLayout
     | InstallHook
     | UninstallHook
+    | WriteCdi
+    | RemoveCdi
+    | ChangeFiles
 )

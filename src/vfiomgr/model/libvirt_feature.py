@@ -56,3 +56,8 @@ DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
 
 QEMU_IOMMUFD = Version(9, 0)
 """The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""
+
+
+def lacks_iommufd(qemu: Version | None) -> bool:
+    """Whether that QEMU is known to have no iommufd; of one that nobody knows, it is not."""
+    return qemu is not None and qemu < QEMU_IOMMUFD

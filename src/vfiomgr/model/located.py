@@ -17,7 +17,6 @@ _MOST_NODES = 100_000
 """Aliases can make a short text mean more than any host could need."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-_NO_TAGS = "leave it out: layouts have none"
 Path = tuple[str | int, ...]
 """The keys and numbers that lead to a part of a document."""
 
@@ -45,6 +44,20 @@ class Flaw:
         parts = [part for part in (self.where, self.what) if part]
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"{self.place.line}:{self.place.column}: {': '.join(parts)}{remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a kind of document is called in what is told of its text."""
+
+    noun: str = "a layout"
+    nouns: str = "layouts"
+    start: str = "a layout begins with: version: vfiomgr/v1"
+    """The remedy for an empty file."""
+    several: str = "keep one, with all layouts by name below `layouts`"
+    """The remedy for a second document."""
+    reads_first: bool = False
+    """Whether a second document is a flaw, and the first is read all the same."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
@@ -96,7 +109,12 @@ class Located:
             yield from part.descendants()
 
 
-def read_located(text: str, where: Callable[[Path], str]) -> tuple[Located, list[Flaw]]:
+_LAYOUT = Wording()
+
+
+def read_located(
+    text: str, where: Callable[[Path], str], wording: Wording = _LAYOUT
+) -> tuple[Located, list[Flaw]]:
     """What a text says, JSON or YAML 1.2, and what it says twice or not plainly.
 
     `where` calls a part of the document by its name, from the keys and numbers that lead to it.
@@ -105,29 +123,56 @@ def read_located(text: str, where: Callable[[Path], str]) -> tuple[Located, list
         Unreadable: it is neither, or not one document.
 
     """
+    nodes = _nodes(text, wording)
+    flaws: list[Flaw] = []
+    if len(nodes) > 1:
+        place, what = _place(nodes[1]), "a second document begins here"
+        if not wording.reads_first:
+            _fail(place, what, wording.several)
+        flaws.append(Flaw(place, "", what, wording.several))
+    return _located(nodes[0], flaws, where, wording), flaws
+
+
+def read_all_located(
+    text: str, where: Callable[[Path], str], wording: Wording
+) -> tuple[list[Located], list[Flaw]]:
+    """The documents of a stream, as `read_located` reads one; empty ones are left out.
+
+    Raises:
+        Unreadable: it is none, or there is nothing in it.
+
+    """
+    flaws: list[Flaw] = []
+    found = [_located(node, flaws, where, wording) for node in _nodes(text, wording)]
+    documents = [document for document in found if not document.is_empty]
+    if not documents:
+        _fail(Place(), "the file is empty", wording.start)
+    return documents, flaws
+
+
+def _located(
+    node: Any,  # noqa: ANN401 - nodes of ruamel have no types
+    flaws: list[Flaw],
+    where: Callable[[Path], str],
+    wording: Wording,
+) -> Located:
     try:
-        node = _one_node(text)
-        flaws: list[Flaw] = []
-        return _Locator(flaws, where).located(node, ()), flaws
+        return _Locator(flaws, where, wording).located(node, ())
     except RecursionError:
-        _fail(Place(), "it is nested too deeply", "a layout needs no more than ten levels")
+        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
 
 
-def _one_node(text: str) -> Any:  # noqa: ANN401 - nodes of ruamel have no types
-    """The node of the only document; a text that is valid JSON is YAML 1.2, too."""
+def _nodes(text: str, wording: Wording) -> list[Any]:
+    """The nodes of all documents, one at least; a text that is valid JSON is YAML 1.2, too."""
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
     except (YAMLError, ValueError) as error:
         raise Unreadable(_syntax_flaw(error, text)) from None
+    except RecursionError:
+        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
     if not nodes:
-        _fail(Place(), "the file is empty", _START)
-    if len(nodes) > 1:
-        remedy = "keep one, with all layouts by name below `layouts`"
-        _fail(_place(nodes[1]), "a second document begins here", remedy)
-    return nodes[0]
-
-
-_START = "a layout begins with: version: vfiomgr/v1"
+        _fail(Place(), "the file is empty", wording.start)
+    return nodes
 
 
 def _fail(place: Place, what: str, remedy: str) -> NoReturn:
@@ -181,9 +226,10 @@ def _syntax_flaw(error: Exception, text: str) -> Flaw:
 class _Locator:
     """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
 
-    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str]) -> None:
+    def __init__(self, flaws: list[Flaw], where: Callable[[Path], str], wording: Wording) -> None:
         self._flaws = flaws
         self._where = where
+        self._wording = wording
         self._constructor = YAML(typ="safe", pure=True).constructor
         self._above: list[int] = []
         self._count = 0
@@ -191,7 +237,11 @@ class _Locator:
     def located(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
         self._count += 1
         if self._count > _MOST_NODES:
-            _fail(_place(node), "too much for a layout", "write less, or with fewer aliases")
+            _fail(
+                _place(node),
+                f"too much for {self._wording.noun}",
+                "write less, or with fewer aliases",
+            )
         if id(node) in self._above:
             _fail(_place(node), "an alias contains itself", "write out what is meant")
         self._above.append(id(node))
@@ -203,7 +253,7 @@ class _Locator:
         if isinstance(node, ScalarNode):
             return Located(_place(node), self._scalar(node, path), str(node.value))
         if not str(node.tag).startswith(_TAG):
-            self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
+            self._add(node, path, f"the tag {node.tag}", self._no_tags)
         if isinstance(node, SequenceNode):
             items = (self.located(item, (*path, n)) for n, item in enumerate(node.value))
             return Located(_place(node), items=tuple(items))
@@ -236,7 +286,7 @@ class _Locator:
                 return self._plain(node)
             case "str" | "timestamp":
                 return node.value
-        self._add(node, path, f"the tag {node.tag}", _NO_TAGS)
+        self._add(node, path, f"the tag {node.tag}", self._no_tags)
         return node.value
 
     def _plain(self, node: ScalarNode) -> object:
@@ -244,6 +294,10 @@ class _Locator:
             return self._constructor.construct_object(node)
         except ValueError:  # a number of more digits than Python takes
             return node.value
+
+    @property
+    def _no_tags(self) -> str:
+        return f"leave it out: {self._wording.nouns} have none"
 
     def _add(self, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
         self._flaws.append(Flaw(_place(node), self._where(path), what, remedy))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     # Given to pydantic below, and not imported by lists.
+    from vfiomgr.model.cdi import CdiFile  # noqa: TC004
     from vfiomgr.model.definition import VgpuDefinition
     from vfiomgr.model.definition_facts import DefinitionFacts, DefinitionProblem  # noqa: TC004
     from vfiomgr.model.gpu_instance import GpuPartition  # noqa: TC004
@@ -135,6 +136,10 @@ class HostSnapshot:
     """NUMA nodes and processors; None where nobody looked."""
     cpu_address_bits: int | None = None
     """Width of the physical addresses of an x86 CPU; others do not tell."""
+    cdi_files: tuple[CdiFile, ...] = ()
+    """CDI specifications, whoever wrote them."""
+    architecture: str | None = None
+    """Of the CPU, as libvirt names it: `x86_64`, `aarch64`; None where nothing tells."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:

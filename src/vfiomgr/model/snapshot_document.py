@@ -71,6 +71,7 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
 
     # pydantic looks for the names of fields' types among those of this function.
     from vfiomgr.model import definition_facts, numa  # noqa: PLC0415
+    from vfiomgr.model.cdi import CdiFile  # noqa: PLC0415
     from vfiomgr.model.definition_facts import DefinitionFacts  # noqa: F401, PLC0415
     from vfiomgr.model.gpu_instance import (  # noqa: PLC0415
         GpuInstance,
@@ -86,7 +87,7 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
     from vfiomgr.model.variant import VfioVariant  # noqa: PLC0415
 
     gpus = (GpuPartition, GpuInstance, InstanceProfile, GpuQuotas, FunctionQuotas, QuotaAttribute)
-    others = (Initramfs, TextFile, ResetCapabilities, VfioVariant)
+    others = (CdiFile, Initramfs, TextFile, ResetCapabilities, VfioVariant)
     for part in (*_PARTS, *PARTS, *definition_facts.PARTS, *numa.PARTS, *gpus, *others):
         part.__pydantic_config__ = {"extra": "forbid"}
     adapter = TypeAdapter(HostSnapshot)

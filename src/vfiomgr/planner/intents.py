@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.model.intent import (
     ApplyLayout,
     Bind,
+    ChangeFiles,
     ChangeQuotas,
     CreateVgpu,
     DefineVgpu,
@@ -16,6 +17,7 @@ from vfiomgr.model.intent import (
     InstallHook,
     InstallLayout,
     Intent,
+    RemoveCdi,
     RemoveVgpu,
     Reset,
     RestoreVgpus,
@@ -29,10 +31,12 @@ from vfiomgr.model.intent import (
     UndefineVgpu,
     UninstallHook,
     UninstallLayout,
+    WriteCdi,
 )
 from vfiomgr.planner import (
     definitions,
     division,
+    files,
     gpu_mode,
     guest_hook,
     passthrough,
@@ -106,23 +110,34 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = passthrough.plan_bind(host, intent)
         case Unbind():
             made = passthrough.plan_unbind(host, intent)
-        case CreateVgpu():
-            made = vgpu.plan_create(host, intent)
-        case RemoveVgpu():
-            made = vgpu.plan_remove(host, intent)
+        case CreateVgpu() | RemoveVgpu():
+            made = _plan_vgpus(host, intent)
         case SetVirtualFunctions() | ChangeQuotas() | SetGpuMode() | DivideGpu() | SwitchGpu():
             made = _plan_division(host, intent)
         case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
             made = _plan_definition(host, intent)
         case Reset():
             made = reset.plan_reset(host, intent)
-        case ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook():
-            made = _plan_persistence(host, intent)
+        case (
+            ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook() | ChangeFiles()
+        ):
+            made = _plan_files(host, intent)
+        case WriteCdi() | RemoveCdi():
+            made = _plan_cdi(host, intent)
         case ApplyLayout() | RevertLayout() | InstallLayout() | UninstallLayout():
             made = _plan_layout(host, intent)
         case _ as never:
             assert_never(never)
     return made
+
+
+def _plan_vgpus(host: HostSnapshot, intent: CreateVgpu | RemoveVgpu) -> Plan:
+    """What vGPUs there are."""
+    match intent:
+        case CreateVgpu():
+            return vgpu.plan_create(host, intent)
+        case RemoveVgpu():
+            return vgpu.plan_remove(host, intent)
 
 
 def _plan_division(
@@ -161,10 +176,11 @@ def _plan_definition(
             return restoration.plan_restore(host, intent)
 
 
-def _plan_persistence(
-    host: HostSnapshot, intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook
+def _plan_files(
+    host: HostSnapshot,
+    intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook | ChangeFiles,
 ) -> Plan:
-    """What is kept for the next boot, or the next start of a guest, alone."""
+    """What is kept for the next boot, the next start of a guest or a container, alone."""
     match intent:
         case ForgetPersisted():
             return persistence.plan_forget(host, intent)
@@ -174,6 +190,19 @@ def _plan_persistence(
             return guest_hook.plan_install(host, intent)
         case UninstallHook():
             return guest_hook.plan_uninstall(host)
+        case ChangeFiles():
+            return files.plan_change(host, intent)
+
+
+def _plan_cdi(host: HostSnapshot, intent: WriteCdi | RemoveCdi) -> Plan:
+    """What container runtimes are told of devices."""
+    from vfiomgr.planner.cdi import writing  # noqa: PLC0415 - few intents are about it
+
+    match intent:
+        case WriteCdi():
+            return writing.plan_write(host, intent)
+        case RemoveCdi():
+            return writing.plan_remove(host, intent)
 
 
 def _plan_layout(

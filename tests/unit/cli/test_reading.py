@@ -197,7 +197,13 @@ def test_every_command_has_help_with_examples(run: Run) -> None:
     commands += [
         "libvirt domain",
         "kata config",
+        "kata runtimeclass",
+        "kata pod",
+        "kata explain",
         "cdi generate",
+        "cdi list",
+        "cdi check",
+        "cdi remove",
         "reset",
         "sriov list",
         "sriov set",
@@ -240,6 +246,7 @@ def test_every_format_is_honoured(run: Run) -> None:
     assert yaml.load(run("snapshot", "--format", "yaml").stdout) == json.loads(
         run("snapshot").stdout
     )
+    run("bind", "0000:01:00.0")
     assert yaml.load(run("cdi", "generate", "--format", "yaml").stdout)["kind"]
     drop_in = json.loads(run("kata", "config", "--format", "json").stdout)
     assert drop_in["text"] == run("kata", "config").stdout

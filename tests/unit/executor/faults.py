@@ -38,7 +38,8 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
     marks = {mark.path: mark.text for mark in host.vgpu_marks}
     own = {f"own {vgpu.name}": str(host.is_own(vgpu)) for vgpu in host.vgpus}
     origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}
-    return state | vgpus | modes | places | marks | own | origins
+    cdi = {f"CDI of {file.path}": str(file.text) for file in host.cdi_files}
+    return state | vgpus | modes | places | marks | own | origins | cdi
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, ...]]:

@@ -1,1 +1,1 @@
-"""Kata Containers: what a configuration says, and what of it would break."""
+"""What Kata Containers makes of a host and a pod: pure rules."""

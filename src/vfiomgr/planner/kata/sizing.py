@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 OWN_MEMORY_MIB = 2048
 """What QEMU, virtiofsd and the shim take beside the guest: kata-deploy's overhead of 10240 MiB for
 a default_memory of 8192."""
-_TIGHT_MIB = 256
+TIGHT_MIB = 256
+"""What QEMU needs at the least."""
 _SORTED_WRONG = 11
 """From so many ports on their names, sorted as strings, are in another order: rp10 before rp2."""
 
@@ -97,7 +98,7 @@ def check_sizing(sizing: Sizing) -> tuple[Finding, ...]:
 
 def _overhead(sizing: Sizing) -> Iterator[Finding]:
     memory, overhead = sizing.default_memory_mib, sizing.overhead_mib
-    if memory is None or overhead is None or overhead >= memory + _TIGHT_MIB:
+    if memory is None or overhead is None or overhead >= memory + TIGHT_MIB:
         return
     is_less = overhead < memory
     yield Finding(

@@ -41,6 +41,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     platform.host,
     platform.no_vfio,
     platform.no_kvm,
+    platform.other_architecture,
     presence.missing,
     presence.twice,
     *presence.GUARD_RULES,
@@ -80,6 +81,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     places.no_spare_port,
     viommu.group_apart,
     viommu.caching_mode,
+    viommu.maps_nothing,
     aperture.space_too_small,
     aperture.bars_too_large,
     aperture.emulated_bits,
@@ -93,6 +95,8 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     numa.far_memory,
     numa.far_cpus,
     numa.unbound,
+    numa.without_cell,
+    numa.elsewhere,
     versions.dropped,
     versions.unknown_iommu,
     versions.old_backend,
@@ -149,6 +153,11 @@ def _not_checked(situation: Situation) -> Iterator[str]:
         yield "which processes hold the devices: nobody looked, or not as root"
     if host.host_uses is None:
         yield "disks and routes of the host: there is no /proc to tell"
+    if not situation.domain.is_x86:
+        yield (
+            f"addresses, BAR windows and the number of CPUs of a machine of "
+            f"{situation.domain.architecture}: their rules know PCs alone"
+        )
     if situation.takes_functions:
         yield from _unseen_addresses(situation)
     if situation.files is None and any(hostdev.rom_file for hostdev in situation.hostdevs):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.model.domain import EXPANDER, ROOT_PORT
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.situation import addresses, place, sysfs
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -257,7 +258,7 @@ def companions_apart(situation: Situation) -> Iterator[Finding]:
 def _slots(situation: Situation) -> list[list[Taken]]:
     """The functions of each slot of the host that the domain takes several of."""
     found: dict[tuple[int, int, int], list[Taken]] = defaultdict(list)
-    for taken in situation.functions:
+    for taken in seen(situation):
         if taken.device.physical_function is None:
             found[taken.device.address.slot].append(taken)
     return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]

@@ -1,1 +1,0 @@
-"""Container Device Interface: specifications that name host devices for container runtimes."""

@@ -1,0 +1,149 @@
+"""The handlers that configurations of containerd and CRI-O define."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.model.handler import HandlerEntry, HandlerFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_CONTAINERD = (
+    ("plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes"),
+    ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes"),
+    ("plugins", "cri", "containerd", "runtimes"),
+)
+"""Where version 3, 2 and 1 of its configuration have them."""
+_CRIO = ("crio", "runtime", "runtimes")
+
+
+def read_containerd(
+    files: Iterable[tuple[str, str]], unsure: Iterable[tuple[str, str]] = ()
+) -> HandlerFacts:
+    """What the main file and its imports define, in their order.
+
+    `unsure` are files that not every release reads: they count where nothing else has the handler.
+    """
+    read = _Documents(files)
+    merged: dict[str, dict[str, Any]] = {}
+    for source, document in read.found:
+        for place in _CONTAINERD:
+            _take(merged, _table(document, place), source)
+    later = _Documents(unsure)
+    for source, document in later.found:
+        extra: dict[str, dict[str, Any]] = {}
+        for place in _CONTAINERD:
+            _take(extra, _table(document, place), source)
+        for name, entry in extra.items():
+            merged.setdefault(name, entry)
+    return HandlerFacts(
+        cri="containerd",
+        files=tuple(source for source, _ in read.found),
+        handlers=tuple(_containerd_entry(name, entry) for name, entry in merged.items()),
+        unreadable=(*read.unreadable, *later.unreadable),
+        unsure=tuple(source for source, _ in later.found),
+        schemas=tuple(
+            (s, int(d["version"])) for s, d in read.found if _is_number(d.get("version"))
+        ),
+        with_cri=tuple(source for source, document in read.found if _has_cri(document)),
+    )
+
+
+def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
+    """What crio.conf and the files of crio.conf.d define, in their order; a later one wins."""
+    read = _Documents(files)
+    merged: dict[str, dict[str, Any]] = {}
+    for source, document in read.found:
+        for name, entry in _table(document, _CRIO).items():
+            if isinstance(entry, dict):
+                merged[name] = {**entry, "": source}
+    return HandlerFacts(
+        cri="crio",
+        files=tuple(source for source, _ in read.found),
+        handlers=tuple(_crio_entry(name, entry) for name, entry in merged.items()),
+        unreadable=read.unreadable,
+    )
+
+
+def imports_of(text: str) -> tuple[str, ...] | None:
+    """The patterns of files that containerd's main file brings in; None where it says nothing."""
+    try:
+        found = tomllib.loads(text).get("imports")
+    except tomllib.TOMLDecodeError:
+        return None
+    if not isinstance(found, list):
+        return None
+    return tuple(p for p in found if isinstance(p, str) and p.isprintable())
+
+
+class _Documents:
+    """Texts as TOML; what is none is remembered with its reason."""
+
+    def __init__(self, files: Iterable[tuple[str, str]]) -> None:
+        self.found: list[tuple[str, dict[str, Any]]] = []
+        unreadable = []
+        for source, text in files:
+            try:
+                self.found.append((source, tomllib.loads(text)))
+            except tomllib.TOMLDecodeError as error:
+                unreadable.append(f"{source}: {error}")
+        self.unreadable = tuple(unreadable)
+
+
+def _take(merged: dict[str, dict[str, Any]], table: Mapping[str, Any], source: str) -> None:
+    for name, entry in table.items():
+        if isinstance(entry, dict):
+            before = merged.get(name, {})
+            options = {**_table(before, ("options",)), **_table(entry, ("options",))}
+            merged[name] = {**before, **entry, "options": options, "": source}
+
+
+def _table(document: Mapping[str, Any], place: Iterable[str]) -> Mapping[str, Any]:
+    here: Any = document
+    for name in place:
+        here = here.get(name) if isinstance(here, dict) else None
+    return here if isinstance(here, dict) else {}
+
+
+def _containerd_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
+    return HandlerEntry(
+        name=name,
+        source=entry[""],
+        runtime_type=_text(entry, "runtime_type"),
+        runtime_path=_text(entry, "runtime_path"),
+        config_path=_text(_table(entry, ("options",)), "ConfigPath"),
+        privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
+        pod_annotations=_texts(entry, "pod_annotations"),
+    )
+
+
+def _crio_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
+    return HandlerEntry(
+        name=name,
+        source=entry[""],
+        runtime_type=_text(entry, "runtime_type"),
+        runtime_path=_text(entry, "runtime_path"),
+        config_path=_text(entry, "runtime_config_path"),
+        privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
+        pod_annotations=_texts(entry, "allowed_annotations"),
+    )
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    found = entry.get(key)
+    return found if isinstance(found, str) and found.isprintable() else ""
+
+
+def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = entry.get(key)
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _has_cri(document: Mapping[str, Any]) -> bool:
+    return any(_table(document, place[:2]) for place in _CONTAINERD)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

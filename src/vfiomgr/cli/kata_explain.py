@@ -1,0 +1,228 @@
+"""`vfiomgr kata explain`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.adapters.kata.keys import key_table
+from vfiomgr.cli import kata_situation as gather
+from vfiomgr.cli.kata_explained import print_explanations
+from vfiomgr.cli.kata_release import read_installation, release_options
+from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.host.kata import SHIMS
+from vfiomgr.host.kata_surroundings import kata_conf_file
+from vfiomgr.model.cdi import DEFAULT_KIND
+from vfiomgr.model.cdi_document import read_file
+from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease
+from vfiomgr.model.kubernetes import require_label, require_resource
+from vfiomgr.model.pod import Objects, PodContainer, PodSpec
+from vfiomgr.model.version import Version
+from vfiomgr.planner.guards import bridge, refuse_if_any
+from vfiomgr.planner.kata.explain import explain as explain_chain
+from vfiomgr.planner.kata.mediated import refuse_mediated
+from vfiomgr.planner.kata.situation import ConfigurationFacts, Situation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.model.explanation import KataExplanation
+    from vfiomgr.model.handler import CriName, HandlerEntry, HandlerFacts
+    from vfiomgr.model.kata import RuntimeName
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+
+
+@click.command("explain")
+@click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_address)
+@release_options
+@click.option(
+    "--config", metavar="FILE", help="Kata's configuration.  [default: the one of the handler]"
+)
+@click.option(
+    "--handler", metavar="NAME", help="What the RuntimeClass names, where it is not in the file."
+)
+@click.option(
+    "--cri",
+    type=click.Choice(["containerd", "crio"]),
+    help="Which container runtime.  [default: the one that is configured]",
+)
+@click.option(
+    "--resource", metavar="DOMAIN/NAME", help="Of a DEVICE: what its device plugin calls it."
+)
+@session_options()
+@click.pass_context
+def explain(
+    context: click.Context,
+    *,
+    subject: str,
+    kata_version: str | None,
+    runtime: RuntimeName | None,
+    config: str | None,
+    handler: str | None,
+    cri: CriName | None,
+    resource: str | None,
+) -> None:
+    """Follow a device to the guest of a pod, link by link, and say what breaks the way.
+
+    From the pod of a file (YAML or JSON, - for a pipe; a Deployment's or another's as well), or
+    from a pod that asks for DEVICE: RuntimeClass, handler, Kata's configuration, the resource, its
+    CDI name, specification, node, IOMMU group, functions, root ports, and the index that the
+    guest's agent is told. Nothing is started, and nothing is asked of a cluster. Which device of a
+    resource the kubelet gives is not known: the way of each is told, and where they differ.
+
+    Exit status 1 where a link is broken.
+
+    \b
+    Examples:
+      vfiomgr kata explain pod.yaml
+      vfiomgr kata explain 0000:04:00.0 --resource nvidia.com/pgpu
+      vfiomgr kata explain pod.yaml --kata-version 3.24 --runtime go --cri crio
+      vfiomgr --root /srv/node kata explain pod.yaml --handler kata-gpu --config kata.toml
+    """
+    session = context.find_object(Session) or Session()
+    version = None if kata_version is None else Version.parse(kata_version)
+    if handler is not None:
+        require_label("--handler", handler)
+    if resource is not None:
+        require_resource("--resource", resource)
+    host = session.host()
+    scene = _Scene(session, host, version, runtime, config, cri)
+    if _is_file(subject):
+        objects = _read(subject)
+        found = [scene.explain(spec, objects, handler) for spec in objects.pods]
+    else:
+        found = [scene.explain_device(subject, resource, handler or DEFAULT_HANDLER)]
+    print_explanations(found, session.format)
+    if any(explanation.is_broken for explanation in found):
+        context.exit(1)
+
+
+def _is_file(subject: str) -> bool:
+    """Whether the argument is a file, or looks like the name of one."""
+    if subject == STANDARD_INPUT or os.path.exists(subject):
+        return True
+    return subject.endswith((".yaml", ".yml", ".json"))
+
+
+def _read(subject: str) -> Objects:
+    from vfiomgr.model.pod_document import read_objects  # noqa: PLC0415 - slow
+
+    return read_objects(text_of(subject, "the pod"), source_of(subject))
+
+
+class _Scene:
+    """What does not depend on the pod."""
+
+    def __init__(  # noqa: PLR0917 - what was typed
+        self,
+        session: Session,
+        host: HostSnapshot,
+        version: Version | None,
+        runtime: RuntimeName | None,
+        config: str | None,
+        cri: CriName | None,
+    ) -> None:
+        self._session, self._host = session, host
+        self._version, self._runtime, self._config = version, runtime, config
+        self._is_live = session.snapshot is None
+        self._cri: CriName = cri or "containerd"
+        self._handlers: HandlerFacts | None = None
+        self._installed = read_installation(session)
+        if self._is_live:
+            self._handlers = gather.read_handlers(session.tree, cri)
+            self._cri = self._handlers.cri
+
+    def explain(
+        self,
+        spec: PodSpec,
+        objects: Objects,
+        handler: str | None,
+        only: Iterable[PciDevice] = (),
+    ) -> KataExplanation:
+        """The chain of one pod."""
+        classes = (c for c in objects.runtime_classes if c.name == spec.runtime_class)
+        runtime_class = next(classes, None)
+        name = handler or (runtime_class.handler if runtime_class else spec.runtime_class)
+        entry = None
+        if self._handlers is not None and name is not None:
+            entry = self._handlers.handler(name)
+        conf_file = None
+        if self._is_live and name is not None:
+            program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
+            conf_file = kata_conf_file(self._session.tree, self._cri, program)
+        release, source = self._release(entry)
+        return explain_chain(
+            Situation(
+                host=self._host,
+                pod=spec,
+                runtime_class=runtime_class,
+                handler_name=name,
+                release=release,
+                release_source=source,
+                cri=self._cri,
+                handlers=self._handlers,
+                configuration=self._configuration(entry, conf_file, name, release.runtime),
+                keys=key_table(),
+                conf_file=conf_file,
+                kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
+                only=frozenset(device.address for device in only),
+            )
+        )
+
+    def explain_device(self, text: str, resource: str | None, handler: str) -> KataExplanation:
+        """The chain of a pod that asks for a device, and for nothing else.
+
+        Raises:
+            Refusal: it is a bridge or a mediated device.
+
+        """
+        refuse_mediated(self._host, text)
+        device = self._host.device(self._host.parse_address(text))
+        refuse_if_any(list(bridge(self._host, device)), frozenset())
+        kind = resource or self._kind_of(device) or DEFAULT_KIND
+        container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
+        spec = PodSpec("Pod", "example", handler, (), (container,), (), text, 0, 0)
+        return self.explain(spec, Objects((spec,), (), ()), handler, (device,))
+
+    def _kind_of(self, device: PciDevice) -> str | None:
+        """The kind of the first specification that has the device's node."""
+        nodes = self._host.guest_nodes(device)
+        for file in self._host.cdi_files:
+            specification = read_file(file)
+            for own in specification.devices:
+                if any(node.on_host in nodes for node in own.edits.device_nodes):
+                    return specification.kind
+        return None
+
+    def _release(self, entry: HandlerEntry | None) -> tuple[KataRelease, str]:
+        version = self._version or self._installed.version or NEWEST
+        source = "taken: the newest that is known"
+        if self._version is not None:
+            source = "--kata-version"
+        elif self._installed.version is not None:
+            source = self._installed.version_source
+        return KataRelease(version, self._runtime or self._runtime_of(entry, version)), source
+
+    def _runtime_of(self, entry: HandlerEntry | None, version: Version) -> RuntimeName:
+        by_path = {str(path): name for name, path in SHIMS}
+        if entry is not None and entry.runtime_path in by_path:
+            return by_path[entry.runtime_path]
+        return self._installed.default_runtime(version)
+
+    def _configuration(
+        self,
+        entry: HandlerEntry | None,
+        conf_file: tuple[str, str] | None,
+        handler: str | None,
+        runtime: RuntimeName,
+    ) -> ConfigurationFacts:
+        if self._config is not None:
+            return gather.named_configuration(self._session, self._config)
+        if not self._is_live:
+            return ConfigurationFacts((), problem="a snapshot does not hold it")
+        paths = gather.configuration_paths(entry, conf_file, handler, runtime)
+        return gather.read_settings_of(self._session.tree, paths)

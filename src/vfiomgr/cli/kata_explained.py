@@ -1,0 +1,98 @@
+"""Chains of Kata as people and programs read them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.output import print_document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.cli.session import Format
+    from vfiomgr.model.explanation import ChainBreak, DeviceChain, KataExplanation
+
+_COLOURS = {"ok": "green", "broken": "red", "unknown": "yellow"}
+_STATE_WIDTH = 9
+_NAME_WIDTH = 15
+_INDENT = " " * _STATE_WIDTH
+
+
+def print_explanations(found: Sequence[KataExplanation], output: Format) -> None:
+    """Each pod's links in their order; in JSON a `KataExplanation` of all."""
+    if output != "table":
+        items = [{"is_broken": item.is_broken, **_members(item)} for item in found]
+        body = {"items": items, "is_broken": any(item.is_broken for item in found)}
+        print_document("KataExplanation", body, output)
+        return
+    for number, item in enumerate(found):
+        if number:
+            click.echo()
+        for line in _lines(item):
+            click.echo(line)
+
+
+def _members(item: KataExplanation) -> dict[str, object]:
+    return {field.name: getattr(item, field.name) for field in fields(item)}
+
+
+def _lines(item: KataExplanation) -> Iterator[str]:
+    place = f" ({item.source}:{item.line})" if item.line else f" for {item.source}"
+    handler = f", handler {item.handler}" if item.handler else ""
+    yield f"{item.kind} {item.pod}{place}{handler}, {item.release} ({item.release_source})"
+    for step in item.steps:
+        yield f"{_painted(step.state)}{step.name.ljust(_NAME_WIDTH)}{step.what}"
+        if step.looked_at:
+            yield f"{_INDENT}  looked at: {', '.join(step.looked_at)}"
+        for found in step.breaks:
+            yield from _break_lines(found)
+    if item.devices:
+        which = "each device that the kubelet could give" if len(item.devices) > 1 else "the device"
+        yield f"{which}, were nothing broken:" if item.is_broken else f"{which}:"
+    for chain in item.devices:
+        yield from _chain_lines(chain)
+    for difference in item.differences:
+        yield f"  they differ: {difference}"
+    yield _verdict(item)
+
+
+def _break_lines(found: ChainBreak) -> Iterator[str]:
+    number = f" {found.number}" if found.number is not None else ""
+    silent = ", silent" if found.is_silent else ""
+    verb = "break" if found.is_certain else "may break"
+    issue = f" ({found.issue})" if found.issue else ""
+    yield f"{_INDENT}{verb}{number}{silent}: {found.what}{issue}"
+    yield f"{_INDENT}  remedy: {found.remedy}"
+
+
+def _chain_lines(chain: DeviceChain) -> Iterator[str]:
+    groups = ", ".join(map(str, chain.groups)) or "-"
+    nodes = ", ".join(chain.nodes) or "-"
+    yield f"  {chain.cdi_name} -> {chain.source or 'no specification'} -> {nodes} -> group {groups}"
+    for function in chain.functions:
+        index = function.guest_index
+        guest = "a PCI device of the guest" if index is None else f"nvidia.com/gpu={index}"
+        driver = function.driver or "no driver"
+        yield f"    {function.address} on {driver} -> {function.port or '-'} -> {guest}"
+    for key, value in chain.annotations:
+        yield f"    the agent is told {key}: {value}"
+
+
+def _verdict(item: KataExplanation) -> str:
+    broken = [step.name for step in item.steps if step.state == "broken"]
+    if broken:
+        return f"broken: {', '.join(broken)}"
+    unknown = [step.name for step in item.steps if step.state == "unknown"]
+    if unknown:
+        return f"nothing is broken that can be seen; not known: {', '.join(unknown)}"
+    return "the chain is complete"
+
+
+def _painted(state: str) -> str:
+    """In colour on a terminal that has not declined it (no-color.org)."""
+    text = state.ljust(_STATE_WIDTH)
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=_COLOURS[state], bold=True)

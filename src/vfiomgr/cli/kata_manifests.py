@@ -1,0 +1,24 @@
+"""Objects of Kubernetes on stdout: YAML with comments for people, JSON for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr.adapters.kubernetes import render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.cli.session import Format
+
+
+def print_objects(objects: Sequence[Any], output: Format) -> None:
+    """What `kubectl apply -f -` reads; several in JSON are one List."""
+    if output == "json":
+        import json  # noqa: PLC0415 - slow
+
+        click.echo(json.dumps(render.as_json(objects), indent=2))
+    else:
+        click.echo(render.as_yaml(objects), nl=False)

@@ -1,0 +1,139 @@
+"""What `kata explain` looks at, gathered from the host and from the files that were named."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.adapters.kata.read import parse, read_settings
+from vfiomgr.adapters.runtimes import handlers
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.host import kata_surroundings as around
+from vfiomgr.host.kata import read_configuration
+from vfiomgr.host.tree import HostTree
+from vfiomgr.model.kata import handler_configuration, search_path
+from vfiomgr.model.path import HostPath
+from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.cli.session import Session
+    from vfiomgr.model.handler import CriName, HandlerEntry, HandlerFacts
+    from vfiomgr.model.kata import RuntimeName
+    from vfiomgr.model.kata_installation import KataConfigurationFile
+
+_MACHINE = "/"
+"""Where the files of who types a command are, whatever host it is about."""
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_KUBELET_DEFAULT = 120.0
+
+
+def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
+    """The handlers of a container runtime; of the one that is configured where none is named."""
+    if cri == "crio" or (cri is None and _has_crio_alone(tree)):
+        files = [(around.CRIO, tree.read_text(around.CRIO))]
+        found = [(path, text) for path, text in files if text is not None]
+        return handlers.read_crio([*found, *around.texts_below(tree, around.CRIO_DROP_INS)])
+    for main in around.CONTAINERD:
+        text = tree.read_text(main)
+        if text is None:
+            continue
+        patterns = handlers.imports_of(text)
+        imported = list(around.imported(tree, main, patterns or ()))
+        known = {path for path, _ in imported}
+        beside = around.texts_below(tree, around.CONTAINERD_DROP_INS, "*.toml")
+        unsure = [(path, text) for path, text in beside if path not in known]
+        return handlers.read_containerd([(main, text), *imported], unsure)
+    beside = around.texts_below(tree, around.CONTAINERD_DROP_INS, "*.toml")
+    return handlers.read_containerd([], beside)
+
+
+def _has_crio_alone(tree: HostTree) -> bool:
+    has_containerd = any(tree.exists(path) for path in around.CONTAINERD)
+    has_crio = tree.exists(around.CRIO) or bool(tree.children(around.CRIO_DROP_INS))
+    return has_crio and not has_containerd
+
+
+def configuration_paths(
+    entry: HandlerEntry | None,
+    conf_file: tuple[str, str] | None,
+    handler: str | None,
+    runtime: RuntimeName,
+) -> tuple[HostPath, ...]:
+    """Where the shim finds its configuration, the first first."""
+    if entry is not None and entry.config_path:
+        return (HostPath(entry.config_path),)
+    if conf_file is not None:
+        return (HostPath(conf_file[0]),)
+    own = () if handler is None or entry is not None else (handler_configuration(handler),)
+    return (*own, *search_path(runtime))
+
+
+def configuration_of(session: Session, handler: str) -> ConfigurationFacts:
+    """The configuration of a handler, as the container runtime or vfiomgr's own place has it."""
+    if session.snapshot is not None:
+        return ConfigurationFacts((), problem="a snapshot does not hold the configuration")
+    entry = read_handlers(session.tree, None).handler(handler)
+    paths = configuration_paths(entry, None, handler, "rs")
+    return read_settings_of(session.tree, (*paths, *search_path("go")))
+
+
+def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> ConfigurationFacts:
+    """The first configuration that is there, with its drop-ins."""
+    looked = []
+    for path in paths:
+        looked.append(path)
+        file = read_configuration(tree, path)
+        if file is not None:
+            return _facts(file, tuple(looked))
+    problem = f"there is no {' or '.join(looked)}" if looked else ""
+    return ConfigurationFacts(tuple(looked), problem=problem)
+
+
+def _facts(file: KataConfigurationFile, looked: tuple[str, ...]) -> ConfigurationFacts:
+    drop_ins = [(HostPath(part.path), part.text) for part in file.drop_ins]
+    try:
+        settings = read_settings(file.resolved, file.text, drop_ins)
+        texts = [(file.resolved, file.text), *sorted(drop_ins)]
+        documents = tuple((path, parse(text, path)) for path, text in texts)
+    except InvalidDocument as error:
+        return ConfigurationFacts(looked, file, problem=error.message)
+    return ConfigurationFacts(looked, file, settings, documents)
+
+
+def named_configuration(session: Session, typed: str) -> ConfigurationFacts:
+    """A file that a user named: below the root where it is there, else on this machine.
+
+    Raises:
+        UsageError: it is in neither.
+
+    """
+    place = HostPath(os.path.abspath(typed))
+    own = HostTree(_MACHINE)
+    trees = [own] if session.snapshot is not None else [session.tree, own]
+    for tree in trees:
+        facts = read_settings_of(tree, (place,))
+        if facts.file is not None:
+            return facts
+    message = f"cannot read the configuration {typed}"
+    raise UsageError(message, "name a file that is there and may be read: --config FILE")
+
+
+def read_kubelet(tree: HostTree) -> KubeletFacts | None:
+    """The kubelet's patience; None where its configuration is not there to be read."""
+    text = tree.read_text(around.KUBELET)
+    if text is None:
+        return None
+    from vfiomgr.model.document import parse_document  # noqa: PLC0415 - slow
+
+    try:
+        document: Any = parse_document(text, around.KUBELET, "")
+    except InvalidDocument:
+        return None
+    said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
+    parts = _DURATION.findall(str(said or ""))
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return KubeletFacts(around.KUBELET, seconds or _KUBELET_DEFAULT)

@@ -1,0 +1,28 @@
+"""Keeps vfiomgr's own CDI specifications to devices that are there, after each change of a host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.executor.change import apply
+from vfiomgr.host.cdi import read_cdi_files
+from vfiomgr.model.intent import RemoveCdi
+
+if TYPE_CHECKING:
+    from vfiomgr.executor.change import Work
+
+
+def follow_devices(work: Work) -> None:
+    """Take out what no guest could have any more; a change that was made stays, come what may."""
+    if not any(file.is_own for file in read_cdi_files(work.tree)):
+        return
+    try:
+        outcome = apply(RemoveCdi(stale=True), work)
+    except (VfiomgrError, OSError) as error:
+        work.on_note(
+            f"CDI specifications still name what is gone ({error}): vfiomgr cdi remove --stale"
+        )
+        return
+    for note in outcome.plan.notes:
+        work.on_note(f"{note} from its CDI specification")

@@ -1,0 +1,69 @@
+"""Handlers of container runtimes: what a RuntimeClass names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CriName = Literal["containerd", "crio"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerEntry:
+    """What a container runtime knows of a handler."""
+
+    name: str
+    source: str
+    """The file that says it last."""
+    runtime_type: str = ""
+    """`io.containerd.kata-vfio.v2`; `vm` for CRI-O."""
+    runtime_path: str = ""
+    """Of the shim; empty where it is looked for by the type's name."""
+    config_path: str = ""
+    """Of Kata's configuration; empty where the shim looks for it."""
+    privileged_without_host_devices: bool = False
+    pod_annotations: tuple[str, ...] = ()
+    """Patterns of annotations of the pod that the shim is told; CRI-O: allowed_annotations."""
+
+    def tells(self, annotation: str) -> bool:
+        """Whether the shim is told of an annotation (a `*` at the end of a pattern is the rest)."""
+        return any(
+            annotation.startswith(pattern.removesuffix("*"))
+            if pattern.endswith("*")
+            else annotation == pattern
+            for pattern in self.pod_annotations
+        )
+
+    @property
+    def shim(self) -> str:
+        """The program's name where no path is there: containerd-shim-NAME-VERSION; or nothing."""
+        if not self.runtime_type:
+            return ""
+        *_, name, version = ("", "", *self.runtime_type.split("."))
+        return f"containerd-shim-{name}-{version}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFacts:
+    """The configuration of a container runtime, as far as handlers are concerned."""
+
+    cri: CriName
+    files: tuple[str, ...]
+    """What was read, in this order."""
+    handlers: tuple[HandlerEntry, ...]
+    unreadable: tuple[str, ...] = ()
+    """Files that are no TOML, and why."""
+    unsure: tuple[str, ...] = ()
+    """Drop-ins that nothing imports: containerd 2.3 reads them all the same."""
+    schemas: tuple[tuple[str, int], ...] = ()
+    """containerd's `version` of each file that says one."""
+    with_cri: tuple[str, ...] = ()
+    """The files that have something for containerd's CRI plugin."""
+
+    def schema(self, source: str) -> int | None:
+        """The version of the configuration's format that a file says it has."""
+        return dict(self.schemas).get(source)
+
+    def handler(self, name: str) -> HandlerEntry | None:
+        """The entry of a handler."""
+        return next((entry for entry in self.handlers if entry.name == name), None)

@@ -1,0 +1,20 @@
+"""What becomes of vfiomgr's own CDI specifications when devices go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
+
+
+def following_notes(host: HostSnapshot, going: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
+    """Which of vfiomgr's own files name functions or vGPUs that are about to go."""
+    nodes = {node for holder in going for node in host.guest_nodes(holder)}
+    for file in host.cdi_files:
+        if file.is_own and any(f'"{node}"' in (file.text or "") for node in nodes):
+            yield f"{file.path} names it, and is put right afterwards"

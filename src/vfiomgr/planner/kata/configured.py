@@ -1,0 +1,237 @@
+"""What Kata's configuration says of devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.model.explanation import ChainBreak, ChainStep
+from vfiomgr.model.kata_settings import NO_PORT
+from vfiomgr.planner.kata.check import check_keys
+from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from vfiomgr.model.explanation import StepState
+    from vfiomgr.model.kata_settings import KataSettings
+    from vfiomgr.model.path import HostPath
+    from vfiomgr.planner.kata.situation import Situation
+
+_UNKNOWN_KEY = "kata-unknown-key"
+_TIMEOUT = 60.0
+"""Seconds for a container where create_container_timeout is not set."""
+_KUBELET_TIMEOUT = 120.0
+"""runtimeRequestTimeout where the kubelet's configuration does not set it."""
+
+
+def configuration(situation: Situation) -> ChainStep:
+    """The configuration, and how it plugs devices."""
+    facts, settings = situation.configuration, situation.settings
+    breaks = tuple(_breaks(situation))
+    broken = any(found.is_certain for found in breaks)
+    if settings is None:
+        why = facts.problem or "there is none to be read"
+        what = f"what Kata's configuration says cannot be told: {why}"
+        state: StepState = "broken" if broken else "unknown"
+        return ChainStep("configuration", state, what, facts.looked_for, breaks)
+    read = (str(settings.path), *map(str, settings.drop_ins))
+    port = settings.cold_plug
+    plugged = f"devices are there when the guest starts ({COLD_PLUG} = {port})"
+    if situation.is_hot and port == NO_PORT:
+        plugged = f"devices come with the container ({HOT_PLUG} = {settings.hot_plug})"
+    elif port == NO_PORT:
+        plugged = f"no device is plugged ({COLD_PLUG} = {port})"
+    what = f"{plugged}, vfio_mode {settings.vfio_mode}"
+    return ChainStep("configuration", "broken" if broken else "ok", what, read, breaks)
+
+
+def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+    settings = situation.settings
+    if settings is None:
+        yield from _annotated_blindly(situation)
+        return
+    yield from _annotated(situation, settings)
+    yield from _plugging(situation, settings)
+    yield from _refused(situation, settings)
+    yield from _drop_ins(situation)
+    yield from _timeouts(situation, settings)
+
+
+def _asked(situation: Situation) -> list[str]:
+    """Keys of the hypervisor that the pod's annotations set, of those about plugging."""
+    return [
+        key
+        for key in (COLD_PLUG, HOT_PLUG)
+        if situation.pod.annotation(HYPERVISOR_ANNOTATION + key) is not None
+    ]
+
+
+def _annotated_blindly(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 1, where the configuration is not there to tell whether the annotation matters."""
+    for key in _asked(situation):
+        yield ChainBreak(
+            f"{key} is annotated; devices are looked for before annotations are read, so it does "
+            "nothing where the configuration does not set it too",
+            f"set {key} in the configuration: vfiomgr kata config",
+            number=1,
+            is_silent=True,
+            is_certain=False,
+        )
+
+
+def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """Number 1: CDI names are resolved by what the file says, before annotations are read."""
+    for key in _asked(situation):
+        annotation = HYPERVISOR_ANNOTATION + key
+        remedy = f"take the annotation out, and set {key} in {settings.path}: vfiomgr kata config"
+        allowed = settings.allows_annotation(key)
+        in_file = settings.hypervisor_text(key) or NO_PORT
+        if situation.is_rs and allowed:
+            what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
+            yield ChainBreak(what, remedy, number=1)
+        elif not situation.is_rs and not allowed:
+            what = (
+                f"the pod fails with 'annotation {annotation} is not enabled': enable_annotations "
+                "of the configuration lacks it"
+            )
+            yield ChainBreak(what, remedy, number=1)
+        elif key == COLD_PLUG and in_file == NO_PORT:
+            how = "runtime-rs ignores it" if situation.is_rs else "devices are looked for before it"
+            what = f"{key} is set by annotation alone, and {how}: nothing is injected"
+            yield ChainBreak(what, remedy, number=1, is_silent=True)
+
+
+def _plugging(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    cold, release = settings.cold_plug, situation.release
+    if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
+        since = situation.keys.since(release.runtime, "hypervisor", COLD_PLUG)
+        what = f"{release} has no {COLD_PLUG}" + (f": it came with {since}" if since else "")
+        yield ChainBreak(what, "take a later Kata, or its other runtime", is_silent=True)
+    if cold == NO_PORT and not situation.is_hot and not _asked(situation):
+        yield _unplugged(situation, settings)
+
+
+def _refused(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
+    release, keys, name = situation.release, situation.keys, settings.path
+    (_, own), *_ = situation.configuration.documents
+    found = [f for f in check_keys(settings.document, release, keys) if f.id != _UNKNOWN_KEY]
+    found += [f for f in check_keys(own, release, keys) if f.id == _UNKNOWN_KEY]
+    for finding in found:
+        if finding.severity == "blocker":
+            yield ChainBreak(f"{name}: {finding.title}: {finding.why}", finding.remedy)
+
+
+def _unplugged(situation: Situation, settings: KataSettings) -> ChainBreak:
+    hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != NO_PORT else ""
+    return ChainBreak(
+        f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest",
+        f"set {COLD_PLUG} = root-port: vfiomgr kata config prints a drop-in that does",
+        is_silent=situation.is_rs,
+        issue=None if situation.is_rs else "kata-containers/kata-containers#9014",
+    )
+
+
+def _drop_ins(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 6: all files of config.d count, for all configurations beside it."""
+    documents = situation.configuration.documents
+    for number, (path, document) in enumerate(documents[1:], 1):
+        others = [*documents[:number], *documents[number + 1 :]]
+        if not path.endswith(".toml"):
+            yield _stray(path, document, others)
+        yield from _unknown_keys(situation, path, document)
+        yield from _kernel_params(path, document, [d for _, d in documents[:number]])
+    file = situation.configuration.file
+    if file is not None and file.drop_ins and file.neighbours:
+        yield ChainBreak(
+            f"{file.drop_in_directory} counts for {', '.join(map(str, file.neighbours))} as well: "
+            "every configuration beside it has the same drop-ins",
+            "give the handler a directory of its own, as vfiomgr kata install does",
+            number=6,
+            is_silent=True,
+            is_certain=False,
+        )
+
+
+def _stray(
+    path: HostPath,
+    document: Mapping[str, Any],
+    others: list[tuple[HostPath, Mapping[str, Any]]],
+) -> ChainBreak:
+    known: dict[tuple[str, ...], object] = {}
+    for _, other in others:
+        known.update(_leaves(other))
+    changed = [key[-1] for key, value in _leaves(document) if known.get(key) != value]
+    does = f"it sets {', '.join(changed)} anew" if changed else "it changes nothing now"
+    return ChainBreak(
+        f"{path} is read too, whatever its name ends with: {does}",
+        f"move it out of {path.parent}",
+        number=6,
+        is_silent=True,
+        is_certain=bool(changed),
+    )
+
+
+def _leaves(
+    document: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _unknown_keys(
+    situation: Situation, path: HostPath, document: Mapping[str, Any]
+) -> Iterator[ChainBreak]:
+    """In a drop-in Go refuses those of hypervisors and agents, runtime-rs those of agents alone."""
+    for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
+        if found.id == _UNKNOWN_KEY:
+            is_refused = found.severity == "blocker"
+            yield ChainBreak(
+                f"{path}: {found.title}: {found.why}",
+                found.remedy,
+                number=6,
+                is_silent=not is_refused,
+                is_certain=is_refused,
+            )
+
+
+def _kernel_params(
+    path: HostPath, document: Mapping[str, Any], before: list[Mapping[str, Any]]
+) -> Iterator[ChainBreak]:
+    """A string replaces the one before it whole."""
+    for key, value in _leaves(document):
+        if key[-1] != "kernel_params" or not isinstance(value, str):
+            continue
+        old = [v for d in before for k, v in _leaves(d) if k == key and isinstance(v, str)]
+        lost = [word for word in (old[-1] if old else "").split() if word not in value.split()]
+        if lost:
+            yield ChainBreak(
+                f"kernel_params in {path} replaces the one before it: {' '.join(lost)} is lost",
+                f"write these into {path} as well",
+                number=6,
+                is_silent=True,
+                is_certain=False,
+            )
+
+
+def _timeouts(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """Number 10."""
+    table = "agent.kata" if situation.is_rs else "runtime"
+    own = settings.number(table, "create_container_timeout")
+    timeout = float(own) if own is not None else _TIMEOUT
+    kubelet = situation.kubelet
+    limit = _KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
+    if limit >= timeout:
+        return
+    source = "by default" if kubelet is None else f"in {kubelet.source}"
+    yield ChainBreak(
+        f"the kubelet gives up after {limit:g} s (runtimeRequestTimeout {source}), before Kata's "
+        f"create_container_timeout of {timeout:g} s: a guest with much pinned memory or a large "
+        "image needs longer",
+        f"set runtimeRequestTimeout: {timeout:g}s in the kubelet's configuration, and restart it",
+        number=10,
+        is_certain=False,
+    )

@@ -1,0 +1,255 @@
+"""From the pod to Kata's shim: the RuntimeClass, and the handler that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.explanation import ChainBreak, ChainStep
+from vfiomgr.model.kata import KATA_DIRECTORIES
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.pod import CDI_ANNOTATION, KATA_ANNOTATION
+from vfiomgr.model.version import Version
+from vfiomgr.planner.kata.sizing import TIGHT_MIB, recommended_overhead_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.explanation import StepState
+    from vfiomgr.planner.kata.situation import Situation
+
+_MIB = 1 << 20
+_DEFAULT_MEMORY_MIB = 2048
+"""Of a configuration that does not say (defaultMemSize of Kata)."""
+_SHIPPED_ONLY = Version(4, 0)
+_MERGES_TABLES = 3
+"""The version of containerd's configuration that only releases have which merge drop-ins."""
+_CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
+
+
+def pod(situation: Situation) -> ChainStep:
+    """What the pod asks for."""
+    spec = situation.pod
+    asked = [f"{name} ({count})" for name, count in spec.resources]
+    asked += [f"{name} (by annotation)" for name in spec.cdi_names]
+    asked += [f"the claim {name}" for name in spec.claims]
+    place = (f"{spec.source}:{spec.line}",) if spec.line else ()
+    if asked:
+        return ChainStep("pod", "ok", f"{spec} asks for {', '.join(asked)}", place)
+    lack = ChainBreak(
+        "no container asks for a device",
+        "write the plugin's resource below resources.limits: vfiomgr kata pod prints such a pod",
+        is_silent=True,
+    )
+    return ChainStep("pod", "broken", f"{spec} asks for no device", place, (lack,))
+
+
+def runtime_class(situation: Situation) -> ChainStep:
+    """Which handler runs the pod."""
+    spec, found = situation.pod, situation.runtime_class
+    line = spec.runtime_class_line
+    place = (f"{spec.source}:{line}",) if line else ()
+    if spec.runtime_class is None:
+        lack = ChainBreak(
+            "the pod has no runtimeClassName: the node's default runtime runs it, most likely "
+            "runc, on the host's own kernel",
+            "add runtimeClassName to the pod's spec; vfiomgr kata runtimeclass prints a class",
+            is_silent=True,
+        )
+        what = "no RuntimeClass is named"
+        return ChainStep("runtime class", "broken", what, place, (lack,))
+    if found is None:
+        what = (
+            f"{spec.runtime_class}: its RuntimeClass is not in the file; the handler is taken to "
+            f"be {situation.handler_name}"
+        )
+        return ChainStep("runtime class", "unknown", what, place)
+    breaks = tuple(_overhead(situation))
+    what = f"{found.name} names the handler {found.handler}"
+    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    return ChainStep("runtime class", state, what, (*place, f"{found.source}:{found.line}"), breaks)
+
+
+def _overhead(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 9: all of default_memory is in the pod's cgroup, and none of it in its limits."""
+    found, settings = situation.runtime_class, situation.settings
+    if found is None or settings is None:
+        return
+    memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
+    overhead = found.overhead_bytes or 0
+    if overhead >= (memory + TIGHT_MIB) * _MIB:
+        return
+    is_less = overhead < memory * _MIB
+    has = f"{overhead // _MIB}Mi" if overhead else "nothing"
+    than = "less than" if is_less else "hardly more than"
+    yield ChainBreak(
+        f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
+        "MiB): VFIO pins all of the guest's memory, and QEMU is killed for want of it",
+        f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
+        f"runtimeclass --handler {found.handler} --default-memory {memory}M",
+        number=9,
+        is_silent=True,
+        is_certain=is_less,
+        issue="kata-containers/kata-containers#6533",
+    )
+
+
+def handler(situation: Situation) -> ChainStep:
+    """What the container runtime starts for the handler."""
+    name, facts, entry = situation.handler_name, situation.handlers, situation.entry
+    program = _CRI_NAMES[situation.cri]
+    breaks = tuple(_of_pod_and_shim(situation))
+    if name is None:
+        return ChainStep("handler", "unknown", "no handler is named", (), breaks)
+    if facts is None or not (facts.files or facts.unsure):
+        why = "files cannot be looked at" if facts is None else "it has no configuration here"
+        what = f"{name}: what {program} knows of it cannot be told, since {why}"
+        unreadable = facts.unreadable if facts is not None else ()
+        return _judged("unknown", what, unreadable, breaks)
+    looked = (*facts.files, *facts.unreadable)
+    if entry is None:
+        lack = ChainBreak(
+            f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
+            "configured'",
+            f"vfiomgr kata install --handler {name}, then restart {program}",
+        )
+        what = f"{name} is not in the configuration of {program}"
+        return ChainStep("handler", "broken", what, looked, (lack, *breaks))
+    runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
+    where = f"{name} in {entry.source} runs {runs}"
+    what = f"{where} with {entry.config_path}" if entry.config_path else where
+    if entry.source in facts.unsure:
+        what += "; no import of the main file names that file, so containerd before 2.3 ignores it"
+        return _judged("unknown", what, looked, breaks)
+    return _judged("ok", what, looked, breaks)
+
+
+def _judged(
+    state: StepState, what: str, looked: tuple[str, ...], breaks: tuple[ChainBreak, ...]
+) -> ChainStep:
+    broken = any(found.is_certain for found in breaks)
+    return ChainStep("handler", "broken" if broken else state, what, looked, breaks)
+
+
+def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
+    yield from _no_kata(situation)
+    yield from _conf_file(situation)
+    yield from _sizing(situation)
+    yield from _privileged(situation)
+    yield from _untold(situation)
+    yield from _merged_badly(situation)
+
+
+def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
+    entry = situation.entry
+    if entry is None or entry.runtime_type == "vm":
+        return
+    if "kata" in entry.runtime_type or "kata" in entry.runtime_path:
+        return
+    yield ChainBreak(
+        f"the handler {entry.name} runs {entry.runtime_type or 'runc'}, which is not Kata's shim",
+        f"give the handler another name: vfiomgr kata install --handler {entry.name}-vfio",
+        is_silent=True,
+    )
+
+
+def _conf_file(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 7; a ConfigPath of the container runtime counts more than the variable."""
+    entry, said = situation.entry, situation.conf_file
+    if said is None or (entry is not None and entry.config_path):
+        return
+    path, source = said
+    is_shipped = HostPath(path).parent in KATA_DIRECTORIES
+    if situation.release.version < _SHIPPED_ONLY or is_shipped:
+        return
+    yield ChainBreak(
+        f"{source} sets KATA_CONF_FILE={path}, and {situation.release} takes only paths that Kata "
+        "ships from it",
+        "name the file in the container runtime instead (ConfigPath, or runtime_config_path of "
+        f"CRI-O): vfiomgr kata install --config {path}",
+        number=7,
+    )
+
+
+def _sizing(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 11: CRI-O does not tell the sandbox how large its containers will be."""
+    settings = situation.settings
+    if situation.cri != "crio" or settings is None or not settings.has_static_resources:
+        return
+    limits = [
+        f"{name} {container.limit(name)} of {container.name}"
+        for container in situation.pod.containers
+        for name in ("memory", "cpu")
+        if container.limit(name) is not None
+    ]
+    if not limits:
+        return
+    memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
+    yield ChainBreak(
+        "static_sandbox_resource_mgmt is on, and CRI-O passes no sizes of the containers: the "
+        f"guest has default_memory ({memory} MiB) and default_vcpus alone, without "
+        f"{', '.join(limits)}",
+        "set default_memory and default_vcpus to what the pods need, or run them by containerd",
+        number=11,
+        is_silent=True,
+    )
+
+
+def _privileged(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 12."""
+    names = [container.name for container in situation.pod.containers if container.is_privileged]
+    entry = situation.entry
+    if not names or (entry is not None and entry.privileged_without_host_devices):
+        return
+    unless = "" if entry is not None else ", unless privileged_without_host_devices is set"
+    yield ChainBreak(
+        f"{', '.join(names)} is privileged, so it receives every device of the host{unless}: all "
+        "VFIO groups go to this guest, those of other pods too",
+        "set privileged_without_host_devices = true for the handler (vfiomgr kata install does), "
+        "or take privileged out of the pod",
+        number=12,
+        is_silent=True,
+        is_certain=entry is not None,
+    )
+
+
+def _untold(situation: Situation) -> Iterator[ChainBreak]:
+    """Annotations that containerd keeps to itself."""
+    entry = situation.entry
+    if entry is None or situation.cri != "containerd":
+        return
+    wanted = (CDI_ANNOTATION, KATA_ANNOTATION)
+    lost = [k for k, _ in situation.pod.annotations if k.startswith(wanted) and not entry.tells(k)]
+    if lost:
+        yield ChainBreak(
+            f"containerd does not pass {', '.join(lost)} on: pod_annotations of {entry.name} in "
+            f"{entry.source} lacks a pattern for it",
+            'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr kata install '
+            f"--handler {entry.name}",
+            is_silent=True,
+        )
+
+
+def _merged_badly(situation: Situation) -> Iterator[ChainBreak]:
+    """Drop-ins that releases of containerd read otherwise than by merging tables."""
+    facts, entry = situation.handlers, situation.entry
+    if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
+        return
+    main, *drop_ins = facts.files
+    schema, own = facts.schema(main), facts.schema(entry.source)
+    if entry.source != main and None not in (schema, own) and schema != own:
+        yield ChainBreak(
+            f"{entry.source} is of version {own}, and {main} of version {schema}: containerd 2.0 "
+            "and 2.1 ignore the one or the other without a word",
+            f"write the drop-in in version {schema}: vfiomgr kata install --handler {entry.name}",
+            is_silent=True,
+            is_certain=False,
+        )
+    others = [name for name in drop_ins if name in facts.with_cri and name != entry.source]
+    if others and (schema or 0) < _MERGES_TABLES:
+        yield ChainBreak(
+            f"before containerd 2.0 the CRI table of {others[-1]} takes the place of all others: "
+            f"{entry.name} of {entry.source} is lost then",
+            f"keep {entry.name} in {others[-1]} too, or all in {main}",
+            is_silent=True,
+            is_certain=False,
+        )

@@ -1,0 +1,66 @@
+"""The whole way of a device to a pod's guest, link by link, without starting anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.explanation import KataExplanation
+from vfiomgr.planner.kata import configured, entry, named, passed, requested
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from vfiomgr.model.explanation import DeviceChain
+    from vfiomgr.planner.kata.situation import Situation
+
+
+def explain(situation: Situation) -> KataExplanation:
+    """Every link, also behind one that is broken: all breaks that apply are told at once."""
+    spec = situation.pod
+    chains = passed.chains(situation)
+    return KataExplanation(
+        pod=spec.name,
+        kind=spec.kind,
+        source=spec.source,
+        line=spec.line,
+        handler=situation.handler_name,
+        release=str(situation.release),
+        release_source=situation.release_source,
+        steps=(
+            entry.pod(situation),
+            entry.runtime_class(situation),
+            entry.handler(situation),
+            configured.configuration(situation),
+            requested.request(situation),
+            named.cdi(situation),
+            *passed.steps(situation),
+        ),
+        devices=chains,
+        differences=tuple(_differences(situation, chains)),
+    )
+
+
+def _differences(situation: Situation, chains: Sequence[DeviceChain]) -> Iterator[str]:
+    """Where the devices that could be given differ."""
+    host = situation.host
+
+    def node(chain: DeviceChain) -> str:
+        found = {host.device(function.address).numa_node for function in chain.functions}
+        return ", ".join(str(number) for number in sorted(n for n in found if n is not None)) or "-"
+
+    aspects: tuple[tuple[str, Callable[[DeviceChain], str]], ...] = (
+        ("is complete", lambda chain: "yes" if chain.is_complete else "no"),
+        ("device", lambda chain: chain.functions[0].name if chain.functions else "-"),
+        ("functions", lambda chain: str(len(chain.functions))),
+        ("NUMA node", node),
+        ("specification", lambda chain: chain.source or "-"),
+    )
+    for resource in dict.fromkeys(chain.resource for chain in chains):
+        same = [chain for chain in chains if chain.resource == resource]
+        for name, tell in aspects:
+            by_value: dict[str, list[str]] = {}
+            for chain in same:
+                by_value.setdefault(tell(chain), []).append(chain.id)
+            if len(by_value) > 1:
+                parts = (f"{value}: {', '.join(ids)}" for value, ids in by_value.items())
+                yield f"{resource}, {name}: {'; '.join(parts)}"

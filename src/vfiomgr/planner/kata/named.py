@@ -1,0 +1,138 @@
+"""From the name of a device in CDI to its specification, as the runtime at hand finds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.model.cdi import DYNAMIC, STATIC
+from vfiomgr.model.explanation import ChainBreak, ChainStep
+from vfiomgr.planner.cdi.check import check
+from vfiomgr.planner.kata.requested import channel, requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.explanation import StepState
+    from vfiomgr.planner.kata.requested import Request
+    from vfiomgr.planner.kata.situation import Published, Situation
+
+_OF_DEVICES = frozenset({"not-plugged"})
+"""Rules of `cdi check` about single devices that no other link tells of.
+
+Read in the sources of runtime-rs, and seen by nobody yet: it does not break the chain for certain.
+"""
+
+
+def cdi(situation: Situation) -> ChainStep:
+    """Which specification has the devices."""
+    breaks = tuple(_breaks(situation))
+    looked = tuple(f.path for f in situation.host.cdi_files) or (str(STATIC), str(DYNAMIC))
+    found = [
+        f"{each.name} in {each.path}"
+        for item in requests(situation)
+        for name, each in situation.devices_of(item.kind).items()
+        if not item.names or name in item.names
+    ]
+    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    if not found:
+        what = "no specification has a device of what is asked for"
+        is_needed = channel(situation) in ("kubelet", "annotations")
+        return ChainStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
+    return ChainStep("CDI", state, "; ".join(found), looked, breaks)
+
+
+def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+    if channel(situation) in ("kubelet", "annotations", "unknown"):
+        yield from _judged(situation)
+        for item in requests(situation):
+            yield from _missing(situation, item)
+            yield from _precedence(situation, item)
+            yield from _published_twice(situation, item)
+
+
+def _judged(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 4: one file that the runtime cannot read fails all pods that are cold-plugged."""
+    if not situation.is_cold:
+        return
+    consumer, host = situation.consumer, situation.host
+    asked = {each.path for item in requests(situation) for each in _all_of(situation, item)}
+    for found in check(host.cdi_files, (consumer,), host).findings:
+        where = f"{found.file}:{found.line}: {found.what}"
+        if consumer.name in found.breaks_all:
+            yield ChainBreak(
+                f"{where}: {consumer} fails to load any specification, so every pod with a "
+                "cold-plugged device fails",
+                f"correct it ({found.remedy}), or move {found.file} away; vfiomgr cdi check tells "
+                "all",
+                number=4,
+            )
+        elif found.rule in _OF_DEVICES and found.file in asked:
+            yield ChainBreak(where, found.remedy, is_certain=False)
+
+
+def _all_of(situation: Situation, item: Request) -> tuple[Published, ...]:
+    """All that is published of a kind, by whatever file."""
+    return tuple(each for each in situation.published if each.kind == item.kind)
+
+
+def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """Names that nothing has; of a resource that is another plugin's `requested` tells."""
+    devices = situation.devices_of(item.kind)
+    for name in item.names:
+        if name not in devices:
+            yield ChainBreak(
+                f"no specification has {item.kind}={name}, which an annotation names",
+                "vfiomgr cdi list shows what there is; vfiomgr cdi generate --kind "
+                f"{item.kind} --write",
+            )
+    if item.names or len(devices) >= item.count:
+        return
+    others = any(other.kind in situation.kinds for other in requests(situation))
+    if not devices and others:
+        return
+    has = f"have {len(devices)}" if devices else "have none"
+    yield ChainBreak(
+        f"the pod asks for {item.count} of {item.kind}, and the CDI specifications {has}: Kata "
+        "finds a device by its resource as kind and the plugin's id as name",
+        f"vfiomgr cdi generate --kind {item.kind} --write, once the devices are ready for guests",
+    )
+
+
+def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
+    by_name: dict[str, dict[str, Published]] = {}
+    for each in _all_of(situation, item):
+        by_name.setdefault(each.device.name, {})[each.directory] = each
+    for found in by_name.values():
+        *losers, winner = found.values()
+        if not losers or losers[0].nodes == winner.nodes:
+            continue
+        loser = losers[0]
+        rs, go = "runtime-rs", "containerd and the Go runtime"
+        mine, others = (rs, f"{go} take") if situation.is_rs else ("the Go runtime", f"{rs} takes")
+        yield ChainBreak(
+            f"{winner.name} is in {winner.path} ({', '.join(winner.nodes)}), which {mine} takes, "
+            f"and in {loser.path} ({', '.join(loser.nodes)}), which {others}: they mean different "
+            "devices",
+            f"keep one of them, e.g. remove {loser.path}",
+            number=5,
+            is_silent=True,
+            is_certain=situation.is_rs,
+        )
+
+
+def _published_twice(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """One node under two names: two pods may be given the same device."""
+    names: dict[str, dict[str, Published]] = {}
+    for each in situation.published:
+        for node in each.nodes:
+            names.setdefault(node, {})[each.name] = each
+    for node, by_name in names.items():
+        if len(by_name) > 1 and any(each.kind == item.kind for each in by_name.values()):
+            told = ", ".join(f"{name} ({each.path})" for name, each in by_name.items())
+            yield ChainBreak(
+                f"{node} is published under {len(by_name)} names: {told}; a second pod that is "
+                "given it by another name cannot open it",
+                "publish each group under one name: vfiomgr cdi check",
+                is_certain=False,
+            )

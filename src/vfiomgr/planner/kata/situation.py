@@ -1,0 +1,179 @@
+"""What can be seen of the way from a pod to its devices: all that `explain` looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
+from vfiomgr.model.cdi_document import read_file
+from vfiomgr.model.handler import CriName, HandlerFacts
+from vfiomgr.model.kata import KataRelease
+from vfiomgr.model.kata_installation import KataConfigurationFile
+from vfiomgr.model.kata_keys import KeyTable
+from vfiomgr.model.kata_settings import NO_PORT, KataSettings
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.pod import PodSpec, RuntimeClassSpec
+from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.planner.cdi.check import reads
+from vfiomgr.planner.cdi.consumers import Consumer, consumers_named
+from vfiomgr.planner.cdi.rules import faults
+
+if TYPE_CHECKING:
+    from vfiomgr.model.handler import HandlerEntry
+
+COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
+HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
+_CONTROL = ("/dev/vfio/vfio", "/dev/iommu")
+"""Nodes of VFIO that are no device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationFacts:
+    """A configuration of Kata, or why there is none to be seen."""
+
+    looked_for: tuple[str, ...]
+    file: KataConfigurationFile | None = None
+    settings: KataSettings | None = None
+    documents: tuple[tuple[HostPath, Mapping[str, Any]], ...] = ()
+    """The file itself and its drop-ins, one by one."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletFacts:
+    """What of the kubelet's configuration decides."""
+
+    source: str
+    request_timeout: float
+    """Seconds; runtimeRequestTimeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A CDI device, and the file that it is in."""
+
+    path: str
+    specification: CdiSpecification
+    device: CdiDevice
+
+    @property
+    def kind(self) -> str:
+        """VENDOR/CLASS."""
+        return self.specification.kind
+
+    @property
+    def name(self) -> str:
+        """VENDOR/CLASS=NAME."""
+        return self.specification.qualified(self.device)
+
+    @property
+    def directory(self) -> str:
+        """Where its file lies."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its own nodes of VFIO that stand for a device, and those that all of its file have."""
+        shared = self.specification.edits.device_nodes
+        nodes = (node.on_host for node in (*self.device.edits.device_nodes, *shared))
+        return tuple(node for node in dict.fromkeys(nodes) if is_vfio_node(node))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A pod, and what a host shows of the way to its devices; None where nobody could look."""
+
+    host: HostSnapshot
+    pod: PodSpec
+    runtime_class: RuntimeClassSpec | None
+    handler_name: str | None
+    release: KataRelease
+    release_source: str
+    cri: CriName
+    handlers: HandlerFacts | None
+    configuration: ConfigurationFacts
+    keys: KeyTable
+    conf_file: tuple[str, str] | None = None
+    """What KATA_CONF_FILE is for the shim, and where that is said."""
+    kubelet: KubeletFacts | None = None
+    only: frozenset[PciAddress] = frozenset()
+    """Functions that were asked about; none for all."""
+
+    @property
+    def is_rs(self) -> bool:
+        """Whether runtime-rs runs the pod."""
+        return self.release.runtime == "rs"
+
+    @property
+    def settings(self) -> KataSettings | None:
+        """What Kata's configuration says in the end."""
+        return self.configuration.settings
+
+    @property
+    def entry(self) -> HandlerEntry | None:
+        """What the container runtime knows of the handler."""
+        if self.handlers is None or self.handler_name is None:
+            return None
+        return self.handlers.handler(self.handler_name)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether devices are plugged before the guest starts, as far as can be seen."""
+        return self.settings is None or self.settings.cold_plug != NO_PORT
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether devices are plugged into the running guest: the Go runtime's way alone."""
+        settings = self.settings
+        return not self.is_rs and settings is not None and settings.hot_plug != NO_PORT
+
+    def knows(self, section: str, key: str) -> bool:
+        """Whether the release has a key, or may have it."""
+        return self.keys.knowledge(self.release, section, key) != "unknown"
+
+    @property
+    def consumer(self) -> Consumer:
+        """Who of those that read CDI specifications runs the pod."""
+        return consumers_named(f"kata-{self.release.runtime}")[0]
+
+    @cached_property
+    def readable(self) -> tuple[tuple[CdiFile, CdiSpecification], ...]:
+        """What the runtime can read, in the order in which it looks: the last one counts."""
+        consumer = self.consumer
+        pairs = [(f, read_file(f)) for f in self.host.cdi_files if reads(consumer, f)]
+        good = [pair for pair in pairs if not faults(pair[1], consumer)]
+        last = STATIC if consumer.prefers_static else DYNAMIC
+        return tuple(sorted(good, key=lambda pair: pair[0].directory == last))
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds that there are specifications of."""
+        return frozenset(each.kind for each in self.published)
+
+    def devices_of(self, kind: str) -> dict[str, Published]:
+        """The devices of a kind by name, from the file that counts, sorted by name."""
+        found = {each.device.name: each for each in self.published if each.kind == kind}
+        return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+
+    @cached_property
+    def published(self) -> tuple[Published, ...]:
+        """All devices that the runtime can read, in the order of `readable`."""
+        return tuple(
+            Published(file.path, specification, device)
+            for file, specification in self.readable
+            for device in specification.devices
+        )
+
+
+def is_vfio_node(path: str) -> bool:
+    """Whether a node stands for a group or a device."""
+    return path.startswith("/dev/vfio/") and path not in _CONTROL
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Numbers by value."""
+    return (int(name), "") if name.isdecimal() and len(name) < 10 else (1 << 31, name)  # noqa: PLR2004

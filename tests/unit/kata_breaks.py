@@ -1,0 +1,464 @@
+"""What keeps a device from a pod's guest: one thing wrong on a node where all else is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.unit.kata_nodes import (
+    CONFIGURATION,
+    CONTAINERD,
+    CRIO,
+    DROP_INS,
+    GROUP,
+    HANDLER,
+    KUBELET,
+    SHIMS,
+    SPECIFICATION,
+    KataNode,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pod or a node with one thing wrong: its number, and what the break and its remedy say."""
+
+    name: str
+    number: int | None
+    spoil: Callable[[KataNode], None]
+    what: str
+    remedy: str
+    runtime: str = "rs"
+    is_silent: bool = True
+    is_certain: bool = True
+    options: tuple[str, ...] = ()
+
+
+def annotate(node: KataNode, key: str, value: str) -> None:
+    node.change(node.pod, "annotations: {}", f'annotations: {{{key}: "{value}"}}')
+
+
+def annotate_cold_plug(allow: str, port: str) -> Callable[[KataNode], None]:
+    def spoil(node: KataNode) -> None:
+        annotate(node, "io.katacontainers.config.hypervisor.cold_plug_vfio", "root-port")
+        node.change(CONFIGURATION, "^kernel_params$", allow)
+        node.change(CONFIGURATION, 'cold_plug_vfio = "root-port"', f'cold_plug_vfio = "{port}"')
+
+    return spoil
+
+
+def drop_in(name: str, text: str) -> Callable[[KataNode], None]:
+    return lambda node: node.write(f"{DROP_INS}/{name}", text)
+
+
+def second_file(path: str, **settings: Any) -> Callable[[KataNode], None]:
+    return lambda node: node.publish(path=path, **settings)
+
+
+def changed(place: str, old: str, new: str) -> Callable[[KataNode], None]:
+    return lambda node: node.change(node.pod if place == "pod" else place, old, new)
+
+
+def both(*spoilers: Callable[[KataNode], None]) -> Callable[[KataNode], None]:
+    def spoil(node: KataNode) -> None:
+        for one in spoilers:
+            one(node)
+
+    return spoil
+
+
+def wrap_shim(node: KataNode) -> None:
+    """As kata-deploy did before containerd could name a configuration."""
+    configuration = "/srv/kata/configuration.toml"
+    settings = (node.root / CONFIGURATION).read_text()
+    node.write(configuration.removeprefix("/"), settings)
+    wrapper = f'#!/bin/bash\nKATA_CONF_FILE={configuration} {SHIMS["go"]} "$@"\n'
+    node.write("usr/local/bin/containerd-shim-kata-vfio-v2", wrapper)
+    entry, _, _ = HANDLER.partition("  [plugins")
+    node.write(CONTAINERD, entry.replace('  runtime_path = "{shim}"\n', ""))
+
+
+def use_crio(node: KataNode) -> None:
+    (node.root / CONTAINERD).unlink()
+    node.write("etc/crio/crio.conf.d/50-vfiomgr.conf", CRIO.format(shim=SHIMS["rs"]))
+
+
+def many_gpus(node: KataNode) -> None:
+    for number in range(3, 13):
+        node.add_gpu(number, driver="vfio-pci")
+    node.publish(range(GROUP, GROUP + 12))
+    node.change(node.pod, "pgpu: 1", "pgpu: 12")
+
+
+CASES = [
+    Case(
+        "cold plug by annotation alone",
+        1,
+        annotate_cold_plug("^cold_plug_vfio$", "no-port"),
+        "cold_plug_vfio is set by annotation alone, and devices are looked for before it",
+        "set cold_plug_vfio in /etc/kata-containers/vfiomgr/kata-vfio/configuration.toml",
+        runtime="go",
+    ),
+    Case(
+        "an annotation that Go does not allow",
+        1,
+        annotate_cold_plug("^x$", "root-port"),
+        "is not enabled': enable_annotations of the configuration lacks it",
+        "take the annotation out",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "an annotation that runtime-rs ignores",
+        1,
+        annotate_cold_plug("^x$", "no-port"),
+        "runtime-rs ignores it: nothing is injected",
+        "take the annotation out",
+    ),
+    Case(
+        "an annotation that runtime-rs allows and does not know",
+        1,
+        annotate_cold_plug("cold_plug", "root-port"),
+        "runtime-rs fails: it allows the annotation",
+        "take the annotation out",
+        is_silent=False,
+    ),
+    Case(
+        "a claim",
+        2,
+        changed("pod", "  containers:", "  resourceClaims: [{name: gpu}]\n  containers:"),
+        "the claim gpu is dynamic resource allocation (DRA)",
+        "ask for the resource of a device plugin in resources.limits instead",
+    ),
+    Case(
+        "another plugin's resource",
+        3,
+        changed("pod", "{nvidia.com/pgpu: 1", '{nvidia.com/pgpu: 1, rdma/hca: "1"'),
+        "rdma/hca is another device plugin's",
+        "write a specification of the kind rdma/hca",
+        is_silent=False,
+    ),
+    Case(
+        "a file of CDI 0.7",
+        4,
+        second_file("var/run/cdi/b.json", kind="b.io/bb", version="0.7.0"),
+        "/var/run/cdi/b.json:1: cdiVersion 0.7.0 is newer than CDI 0.6: Kata's Go runtime",
+        "or move /var/run/cdi/b.json away",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "a file with an unknown key",
+        4,
+        second_file("etc/cdi/b.json", kind="b.io/bb", devces=[]),
+        "/etc/cdi/b.json:1: devces is no key of CDI",
+        "correct it (did you mean devices?), or move /etc/cdi/b.json away; vfiomgr cdi check",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "a file that is no document",
+        4,
+        lambda node: node.write("etc/cdi/b.yaml", "a: ["),
+        "/etc/cdi/b.yaml:1: a bracket or brace is not closed",
+        "or move /etc/cdi/b.yaml away",
+        is_silent=False,
+    ),
+    Case(
+        "one name in two files of a directory",
+        4,
+        second_file("etc/cdi/b.json"),
+        f"nvidia.com/pgpu={GROUP} is in /etc/cdi/b.json too, so that neither counts",
+        "remove it from one of the files",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "nodes that runtime-rs would plug",
+        None,
+        changed(SPECIFICATION, '[{"path"', '[{"path": "/dev/vfio/vfio"}, {"path"'),
+        "runtime-rs plugs every node of a device, and /dev/vfio/vfio is none",
+        "put it into the containerEdits of the whole file",
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
+        "one name in both directories",
+        5,
+        second_file("var/run/cdi/b.json", nodes=["/dev/vfio/41"], names=[str(GROUP)]),
+        "which runtime-rs takes, and in /var/run/cdi/b.json (/dev/vfio/41)",
+        "keep one of them, e.g. remove /var/run/cdi/b.json",
+    ),
+    Case(
+        "an editor's copy in config.d",
+        6,
+        drop_in("50-gpu.toml~", '[hypervisor.qemu]\ncold_plug_vfio = "no-port"\n'),
+        "config.d/50-gpu.toml~ is read too, whatever its name ends with: it sets cold_plug_vfio",
+        "move it out of /etc/kata-containers/vfiomgr/kata-vfio/config.d",
+    ),
+    Case(
+        "a key that Go does not have",
+        6,
+        drop_in("a.toml", "[hypervisor.qemu]\ncold_plug_vifo = 1\n"),
+        "a.toml: Kata 4.1.0 (Go runtime) does not know cold_plug_vifo in [hypervisor.qemu]",
+        "leave it out",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "kernel_params that replace those before",
+        6,
+        drop_in("a.toml", '[hypervisor.qemu]\nkernel_params = "quiet"\n'),
+        "replaces the one before it: pci=realloc is lost",
+        "write these into",
+        is_certain=False,
+    ),
+    Case(
+        "KATA_CONF_FILE",
+        7,
+        wrap_shim,
+        "containerd-shim-kata-vfio-v2 sets KATA_CONF_FILE=/srv/kata/configuration.toml",
+        "vfiomgr kata install --config /srv/kata/configuration.toml",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "twelve GPUs",
+        8,
+        many_gpus,
+        "12 root ports: the Go runtime sorts their names as texts, so rp10 comes before rp2",
+        "give at most 10 functions to one pod",
+        runtime="go",
+    ),
+    Case(
+        "an overhead that is too small",
+        9,
+        changed("pod", "10240Mi", "4096Mi"),
+        "the overhead of RuntimeClass kata-vfio is 4096Mi, less than default_memory (8192 MiB)",
+        "set overhead.podFixed.memory to 10240Mi",
+    ),
+    Case(
+        "no overhead",
+        9,
+        changed("pod", 'overhead: {podFixed: {memory: "10240Mi", cpu: "1"}}', "x: y"),
+        "is nothing, less than default_memory",
+        "set overhead.podFixed.memory to 10240Mi",
+    ),
+    Case(
+        "a kubelet without patience",
+        10,
+        both(
+            lambda node: node.write(KUBELET, "a: b\n"),
+            drop_in("a.toml", "[agent.kata]\ncreate_container_timeout = 1200\n"),
+        ),
+        "the kubelet gives up after 120 s (runtimeRequestTimeout in /var/lib/kubelet/config.yaml)",
+        "set runtimeRequestTimeout: 1200s",
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
+        "sizes by CRI-O",
+        11,
+        use_crio,
+        "CRI-O passes no sizes of the containers: the guest has default_memory (8192 MiB)",
+        "set default_memory and default_vcpus to what the pods need",
+    ),
+    Case(
+        "a privileged container",
+        12,
+        both(
+            changed("pod", "privileged: false", "privileged: true"),
+            changed(CONTAINERD, "_host_devices = true", "_host_devices = false"),
+        ),
+        "main is privileged, so it receives every device of the host",
+        "set privileged_without_host_devices = true",
+    ),
+    Case(
+        "no RuntimeClass",
+        None,
+        changed("pod", "  runtimeClassName: kata-vfio\n", ""),
+        "the pod has no runtimeClassName: the node's default runtime runs it",
+        "add runtimeClassName",
+    ),
+    Case(
+        "an unknown handler",
+        None,
+        changed("pod", "handler: kata-vfio", "handler: kata-gpu"),
+        "containerd has no handler kata-gpu",
+        "vfiomgr kata install --handler kata-gpu",
+        is_silent=False,
+    ),
+    Case(
+        "a handler of runc",
+        None,
+        lambda node: node.write(
+            CONTAINERD,
+            HANDLER.format(shim="/usr/bin/runc").replace("kata-vfio.v2", "runc.v2"),
+        ),
+        "runs io.containerd.runc.v2, which is not Kata's shim",
+        "give the handler another name",
+    ),
+    Case(
+        "a drop-in of another version",
+        None,
+        both(
+            lambda node: node.write("etc/containerd/conf.d/a.toml", HANDLER.format(shim="/kata")),
+            lambda node: node.write(CONTAINERD, 'version = 2\nimports = ["conf.d/*"]\n'),
+        ),
+        "conf.d/a.toml is of version 3, and /etc/containerd/config.toml of version 2: containerd",
+        "write the drop-in in version 2",
+        is_certain=False,
+        options=("--config", f"/{CONFIGURATION}"),
+    ),
+    Case(
+        "a drop-in that takes the place of all others before containerd 2.0",
+        None,
+        both(
+            changed(CONTAINERD, "version = 3", 'version = 2\nimports = ["conf.d/*"]'),
+            lambda node: node.write(
+                "etc/containerd/conf.d/99-nvidia.toml",
+                "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n",
+            ),
+        ),
+        "the CRI table of /etc/containerd/conf.d/99-nvidia.toml takes the place of all others",
+        "keep kata-vfio in /etc/containerd/conf.d/99-nvidia.toml too",
+        is_certain=False,
+    ),
+    Case(
+        "no port for devices",
+        None,
+        changed(CONFIGURATION, '"root-port"', '"no-port"'),
+        "says cold_plug_vfio = no-port: devices are not plugged into the guest",
+        "set cold_plug_vfio = root-port",
+    ),
+    Case(
+        "both plugs",
+        None,
+        changed(CONFIGURATION, "machine_type", 'hot_plug_vfio = "root-port"\nmachine_type'),
+        "cold_plug_vfio and hot_plug_vfio in [hypervisor.qemu] both name a port",
+        'write hot_plug_vfio = "no-port"',
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "a port that runtime-rs has not",
+        None,
+        changed(CONFIGURATION, '"root-port"', '"bridge-port"'),
+        "cold_plug_vfio in [hypervisor.qemu] is 'bridge-port'",
+        "write one of no-port, root-port",
+        is_silent=False,
+    ),
+    Case(
+        "a runtime-rs without cold plug",
+        None,
+        lambda _node: None,
+        "Kata 3.24.0 (runtime-rs) has no cold_plug_vfio: it came with 3.31",
+        "take a later Kata",
+        options=("--kata-version", "3.24"),
+    ),
+    Case(
+        "a key of the agent that runtime-rs refuses",
+        None,
+        lambda node: node.write(
+            CONFIGURATION, (node.root / CONFIGURATION).read_text() + "[agent.kata]\nnix = 1\n"
+        ),
+        "does not know nix in [agent.kata]: runtime-rs refuses the whole configuration",
+        "leave it out",
+        is_silent=False,
+    ),
+    Case(
+        "a guest that is larger than its host",
+        None,
+        changed(CONFIGURATION, "default_memory = 8192", "default_memory = 819200"),
+        "is larger than the host, which has 65536 MiB: VFIO pins all memory of a guest",
+        "lower default_memory",
+        is_silent=False,
+    ),
+    Case(
+        "an overhead without room for QEMU",
+        9,
+        changed("pod", "10240Mi", "8200Mi"),
+        "is 8200Mi, hardly more than default_memory (8192 MiB)",
+        "set overhead.podFixed.memory to 10240Mi",
+        is_certain=False,
+    ),
+    Case(
+        "vfio_mode without an IOMMU",
+        None,
+        changed(CONFIGURATION, '"guest-kernel"', '"vfio"'),
+        "vfio_mode is 'vfio', and enable_iommu in [hypervisor.qemu] is not true",
+        'write vfio_mode = "guest-kernel"',
+        is_silent=False,
+    ),
+    Case(
+        "no socket of the kubelet",
+        None,
+        changed(CONFIGURATION, "/var/lib/kubelet/pod-resources/kubelet.sock", ""),
+        "pod_resource_api_sock is not set, and no annotation names a device",
+        "set pod_resource_api_sock = ",
+    ),
+    Case(
+        "annotations that containerd keeps",
+        None,
+        both(
+            lambda node: annotate(node, "cdi.k8s.io/gpu", f"nvidia.com/pgpu={GROUP}"),
+            changed(CONTAINERD, '"cdi.k8s.io/*"', ""),
+            changed(CONFIGURATION, "/var/lib/kubelet/pod-resources/kubelet.sock", ""),
+        ),
+        "containerd does not pass cdi.k8s.io/gpu on",
+        "set pod_annotations",
+    ),
+    Case(
+        "a kind that no specification has",
+        None,
+        changed(SPECIFICATION, "nvidia.com/pgpu", "nvidia.com/gpu"),
+        "the pod asks for 1 of nvidia.com/pgpu, and the CDI specifications have none",
+        "vfiomgr cdi generate --kind nvidia.com/pgpu --write",
+        is_silent=False,
+    ),
+    Case(
+        "fewer devices than asked for",
+        None,
+        changed("pod", "pgpu: 1", "pgpu: 3"),
+        "the pod asks for 3 of nvidia.com/pgpu, and the CDI specifications have 1",
+        "vfiomgr cdi generate",
+        is_silent=False,
+    ),
+    Case(
+        "a node that is no longer there",
+        None,
+        changed(SPECIFICATION, f"/dev/vfio/{GROUP}", "/dev/vfio/99"),
+        "/dev/vfio/99 stands for no device of this host",
+        "vfiomgr groups shows those there are",
+        is_silent=False,
+    ),
+    Case(
+        "a cdev for a Kata that knows none",
+        None,
+        changed(SPECIFICATION, f"/dev/vfio/{GROUP}", "/dev/vfio/devices/vfio0"),
+        "/dev/vfio/devices/vfio0 is a cdev of iommufd, which Kata 3.2.0 (Go runtime) does not know",
+        "name the group instead",
+        runtime="go",
+        is_silent=False,
+        options=("--kata-version", "3.2"),
+    ),
+    Case(
+        "a group for a confidential guest",
+        None,
+        changed(CONFIGURATION, "machine_type", "confidential_guest = true\nmachine_type"),
+        f"the Go runtime refuses the group /dev/vfio/{GROUP} for confidential guests",
+        "name the cdev instead",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "one group under two names",
+        None,
+        second_file("etc/cdi/b.json", kind="b.io/gpu"),
+        f"/dev/vfio/{GROUP} is published under 2 names",
+        "publish each group under one name",
+        is_silent=False,
+        is_certain=False,
+    ),
+]

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.devices import host_of
+from tests.unit.planner.cdi.cases import spec
+from tests.unit.planner.cdi.test_offer import AUDIO, GPU, ON_HOST, at, with_nodes
+from vfiomgr.errors import Refusal
+from vfiomgr.model.cdi import STATIC as ETC
+from vfiomgr.model.cdi import CdiFile, OfferWish, own_file
+from vfiomgr.model.host_step import ReplaceFile
+from vfiomgr.model.intent import RemoveCdi, Unbind, WriteCdi
+from vfiomgr.model.path import HostPath
+from vfiomgr.planner import plan
+from vfiomgr.planner.cdi.listing import entries
+
+if TYPE_CHECKING:
+    from vfiomgr.model.plan import Plan
+    from vfiomgr.model.snapshot import HostSnapshot
+
+PGPU = OfferWish("nvidia.com/pgpu")
+OWN = "/etc/cdi/vfiomgr-nvidia.com-pgpu.json"
+OTHER = at(GPU, 5)
+
+
+def done(host: HostSnapshot, intent: WriteCdi | RemoveCdi) -> HostSnapshot:
+    """The host once a plan about its files is carried out."""
+    files = {file.path: file for file in host.cdi_files}
+    for step in plan(host, intent).steps:
+        assert isinstance(step, ReplaceFile)
+        assert step.before == (files[step.path].text if step.path in files else None)
+        files.pop(step.path, None)
+        if step.after is not None:
+            files[step.path] = CdiFile(step.path, step.after)
+    return replace(host, cdi_files=tuple(files[path] for path in sorted(files)))
+
+
+def written(host: HostSnapshot, *wishes: OfferWish) -> HostSnapshot:
+    for wish in wishes:
+        host = done(host, WriteCdi(wish))
+    return host
+
+
+def names(host: HostSnapshot, path: str = OWN) -> list[str]:
+    text = next(file.text for file in host.cdi_files if file.path == path)
+    return [device["name"] for device in json.loads(text or "")["devices"]]
+
+
+def moved(host: HostSnapshot, now: HostSnapshot) -> HostSnapshot:
+    """Another state of the devices, with the files that were there."""
+    return replace(now, cdi_files=host.cdi_files)
+
+
+HOST = with_nodes(host_of(GPU, AUDIO, OTHER))
+LESS = with_nodes(host_of(GPU, AUDIO, replace(OTHER, **ON_HOST)))
+NONE = with_nodes(host_of(replace(GPU, **ON_HOST), replace(AUDIO, **ON_HOST)))
+
+
+def test_a_second_run_changes_nothing_and_says_so() -> None:
+    host = written(HOST, PGPU)
+    assert own_file(ETC, PGPU.kind) == OWN
+    assert names(host) == ["0000:04:00.0", "0000:05:00.0"]
+    again = plan(host, WriteCdi(PGPU))
+    assert again.is_empty
+    assert again.already == (f"{OWN} says so already",)
+
+
+def test_without_addresses_the_file_has_what_is_ready_and_nothing_else() -> None:
+    host = moved(written(HOST, PGPU), LESS)
+    made = plan(host, WriteCdi(PGPU))
+    assert made.notes == ("nvidia.com/pgpu=0000:05:00.0 goes",)
+    assert names(done(host, WriteCdi(PGPU))) == ["0000:04:00.0"]
+
+
+def test_addresses_come_to_what_is_there() -> None:
+    first, second = (replace(PGPU, addresses=(d.address,)) for d in (GPU, OTHER))
+    host = written(HOST, second)
+    assert names(host) == ["0000:05:00.0"]
+    assert names(written(host, first)) == ["0000:04:00.0", "0000:05:00.0"]
+    assert names(written(moved(host, LESS), first)) == ["0000:04:00.0"], "the other is stale"
+
+
+def test_numbers_are_those_of_all_that_is_ready_so_that_none_takes_anothers() -> None:
+    wishes = [replace(PGPU, addresses=(d.address,), name_by="index") for d in (GPU, OTHER)]
+    host = written(HOST, *wishes)
+    assert names(host) == ["0", "1"]
+    assert plan(host, WriteCdi(replace(PGPU, name_by="index"))).is_empty
+
+
+def test_the_order_of_a_file_does_not_depend_on_who_came_first() -> None:
+    wide = replace(GPU, address=replace(GPU.address, domain=0x10000), iommu_group=99)
+    host = with_nodes(host_of(GPU, AUDIO, wide))
+    named = [replace(PGPU, addresses=(d.address,)) for d in (wide, GPU)]
+    assert plan(written(host, *named), WriteCdi(PGPU)).is_empty
+
+
+def test_a_name_that_comes_to_mean_another_device_is_told() -> None:
+    wish = replace(PGPU, name_by="index")
+    host = moved(written(HOST, wish), with_nodes(host_of(OTHER)))
+    assert plan(host, WriteCdi(wish)).notes == (
+        "nvidia.com/pgpu=0 is another device",
+        "nvidia.com/pgpu=1 goes",
+    )
+
+
+def test_one_group_under_another_name_takes_the_place_of_the_first() -> None:
+    wish = replace(PGPU, addresses=(GPU.address,))
+    host = written(HOST, wish, replace(wish, name_by="group"))
+    assert names(host) == ["4"]
+
+
+def test_an_empty_file_is_not_left_behind() -> None:
+    host = moved(written(HOST, PGPU), NONE)
+    made = plan(host, WriteCdi(PGPU))
+    assert made.steps == (ReplaceFile(OWN, host.cdi_files[0].text, None),)
+    assert any("without devices" in note for note in made.notes)
+    assert done(host, WriteCdi(PGPU)).cdi_files == ()
+
+
+def test_nothing_to_write_is_refused() -> None:
+    with pytest.raises(Refusal, match="no device is ready") as caught:
+        plan(NONE, WriteCdi(PGPU))
+    assert "vfiomgr bind" in caught.value.hint
+
+
+def test_a_name_that_another_file_has_is_refused() -> None:
+    foreign = CdiFile("/etc/cdi/plugin.json", spec(kind=PGPU.kind, devices=_devices(4)))
+    with pytest.raises(Refusal, match=r"has nvidia\.com/pgpu=0000:04:00\.0 already") as caught:
+        plan(replace(HOST, cdi_files=(foreign,)), WriteCdi(PGPU))
+    assert "remove it from /etc/cdi/plugin.json" in caught.value.hint
+    dynamic = done(HOST, WriteCdi(PGPU, "dynamic"))
+    with pytest.raises(Refusal) as caught:
+        plan(dynamic, WriteCdi(PGPU))
+    assert "vfiomgr cdi remove --all --kind nvidia.com/pgpu" in caught.value.hint
+
+
+def _devices(group: int) -> list[dict[str, object]]:
+    nodes = [{"path": f"/dev/vfio/{group}"}]
+    return [{"name": "0000:04:00.0", "containerEdits": {"deviceNodes": nodes}}]
+
+
+def test_one_device_is_never_published_as_group_and_as_cdev() -> None:
+    host = written(HOST, PGPU)
+    other = OfferWish("example.com/gpu", node="cdev")
+    with pytest.raises(Refusal, match="given away twice") as caught:
+        plan(host, WriteCdi(other))
+    assert "--node group" in caught.value.hint
+    assert plan(host, WriteCdi(replace(other, node="group"))).steps
+
+
+def test_consumers_that_do_not_read_a_dotted_class_are_told() -> None:
+    made = plan(HOST, WriteCdi(OfferWish("nvidia.com/gpu.vfio")))
+    assert "containerd 1.7 and Podman 4.3 do not read it" in made.notes[0]
+
+
+# ---- taking out
+
+
+def of(made: Plan) -> list[str]:
+    return [step.describe() for step in made.steps]
+
+
+def test_devices_are_taken_out_by_name_and_the_last_takes_the_file_along() -> None:
+    host = written(HOST, PGPU)
+    less = done(host, RemoveCdi(("0000:05:00.0",)))
+    assert names(less) == ["0000:04:00.0"]
+    gone = plan(less, RemoveCdi(("nvidia.com/pgpu=0000:04:00.0",)))
+    assert of(gone) == [f"remove {OWN}"]
+    assert plan(less, RemoveCdi(("0000:05:00.0",))).already == (
+        "no specification of vfiomgr has 0000:05:00.0",
+    )
+
+
+def test_what_is_stale_goes_and_what_is_ready_stays() -> None:
+    host = moved(written(HOST, PGPU), LESS)
+    assert names(done(host, RemoveCdi(stale=True))) == ["0000:04:00.0"]
+    assert plan(written(HOST, PGPU), RemoveCdi(stale=True)).is_empty
+
+
+def test_a_group_that_is_another_device_by_now_is_stale() -> None:
+    """Numbers of groups may change with a boot."""
+    host = moved(written(HOST, PGPU), with_nodes(host_of(at(GPU, 4, 5), at(GPU, 5, 4))))
+    assert plan(host, RemoveCdi(stale=True)).steps[0] == ReplaceFile(
+        OWN, host.cdi_files[0].text, None
+    )
+
+
+def test_all_goes_of_one_kind_or_of_every() -> None:
+    host = written(HOST, PGPU, OfferWish("example.com/gpu"))
+    assert len(plan(host, RemoveCdi(every=True)).steps) == 2
+    assert of(plan(host, RemoveCdi(every=True, of_kind=PGPU.kind))) == [f"remove {OWN}"]
+
+
+def test_devices_of_others_are_theirs_to_remove() -> None:
+    foreign = CdiFile("/etc/cdi/plugin.json", spec())
+    host = replace(HOST, cdi_files=(foreign,))
+    with pytest.raises(Refusal, match="which vfiomgr did not write"):
+        plan(host, RemoveCdi(("one",)))
+    assert plan(host, RemoveCdi(every=True)).is_empty
+
+
+def test_own_files_are_those_of_the_name_that_vfiomgr_gives() -> None:
+    own = {
+        "/etc/cdi/vfiomgr-a-b.json": True,
+        "/run/cdi/vfiomgr-a-b.json": True,
+        "/var/run/cdi/vfiomgr-a-b.json": True,
+        "/etc/cdi/vfiomgr-a-b.yaml": False,
+        "/etc/cdi/vfiomgr.json": False,
+        "/etc/cdi/old/vfiomgr-a-b.json": False,
+        "/home/vfiomgr-a-b.json": False,
+    }
+    assert {path: CdiFile(HostPath(path), "").is_own for path in own} == own
+
+
+def test_an_unbind_says_which_file_names_the_device() -> None:
+    made = plan(written(HOST, PGPU), Unbind((GPU.address,)))
+    assert f"{OWN} names it, and is put right afterwards" in made.notes
+    assert not any(OWN in note for note in plan(HOST, Unbind((GPU.address,))).notes)
+
+
+# ---- listing
+
+
+def test_each_device_has_its_state() -> None:
+    host = written(HOST, PGPU)
+    assert [(e.name, e.state) for e in entries(host, {})] == [
+        ("nvidia.com/pgpu=0000:04:00.0", "ready"),
+        ("nvidia.com/pgpu=0000:05:00.0", "ready"),
+    ]
+    (first, second) = entries(moved(host, LESS), {})
+    assert (first.state, second.state) == ("ready", "stale")
+    assert "0000:05:00.0 is on nvidia" in (second.problem or "")
+    (node,) = first.nodes
+    assert (node.iommu_group, [str(f.address) for f in node.functions]) == (
+        4,
+        ["0000:04:00.0", "0000:04:00.1"],
+    )
+
+
+def test_conflicts_shadows_and_nodes_of_others_are_told() -> None:
+    twice = (CdiFile("/etc/cdi/a.json", spec()), CdiFile("/etc/cdi/b.json", spec()))
+    states = [e.state for e in entries(replace(HOST, cdi_files=twice), {})]
+    assert states == ["conflict", "conflict"]
+    both = (CdiFile("/etc/cdi/a.json", spec()), CdiFile("/run/cdi/b.json", spec()))
+    host = replace(HOST, cdi_files=both)
+    assert [e.state for e in entries(host, {"/dev/null": True})] == ["shadowed", "ready"]
+    assert [e.state for e in entries(host, {"/dev/null": False})] == ["shadowed", "missing"]
+    assert [e.state for e in entries(host, {})] == ["shadowed", "unknown"]
