@@ -17,6 +17,7 @@ from tests.unit.kata_nodes import (
     KIND,
     SETTINGS,
     SHIMS,
+    SPECIFICATION,
     KataNode,
 )
 
@@ -203,6 +204,18 @@ def test_a_device_alone_is_followed_by_a_pod_that_asks_for_it(
     assert "the pod asks for 1 of a.io/b, and the CDI specifications have none" in other.stdout
 
 
+def test_a_device_by_its_name_in_cdi(explain: Callable[..., Answer], node: KataNode) -> None:
+    node.add_gpus(2)
+    node.publish([GROUP, GROUP + 1])
+    answer = explain("--format", "json", subject=f"{KIND}=41")
+    assert (answer.status, functions(document(answer))) == (0, [(SECOND, "rp0", 0)])
+    node.change(SPECIFICATION, "/dev/vfio/41", "/dev/vfio/99")
+    answer = explain(subject=f"{KIND}=41")
+    assert answer.status == 1
+    assert "/dev/vfio/99 stands for no device of this host" in answer.stdout
+    assert explain(subject=f"{KIND}=40").status == 0
+
+
 def test_a_device_on_its_host_driver_is_told_what_it_needs(
     explain: Callable[..., Answer], node: KataNode
 ) -> None:
@@ -368,6 +381,8 @@ def test_a_unit_may_set_kata_conf_file(explain: Callable[..., Answer], node: Kat
     node.add_gpus()
     node.publish()
     node.change(CONTAINERD, f'ConfigPath = "/{CONFIGURATION}"', "")
+    node.write(SHIMS["go"].removeprefix("/"), "\x7fELF KATA_CONF_FILE=/program/text")
+    assert explain().status == 0, "a program is no script"
     unit = "etc/systemd/system/containerd.service.d/kata.conf"
     node.write(unit, f'[Service]\nEnvironment="KATA_CONF_FILE=/{CONFIGURATION}"\n')
     answer = explain()
@@ -408,6 +423,7 @@ def test_several_pods_are_told_one_by_one(
         ("missing.yaml", 2, "cannot read the pod missing.yaml"),
         ("0000:99:00.0", 2, "no PCI device"),
         ("gpu", 2, "'gpu' is not a PCI address"),
+        ("a.io/b=c", 2, "no CDI specification of this host has a.io/b=c"),
         ("0000:41:00.0 --kata-version new", 2, "'new' is not a version"),
         ("0000:41:00.0 --config /nowhere.toml", 2, "cannot read the configuration /nowhere.toml"),
         ("0000:41:00.0 --handler A", 2, "--handler 'A' is no name"),
