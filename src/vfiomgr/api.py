@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Unpack
 from vfiomgr.executor import change
 from vfiomgr.executor.applied import reversion
 from vfiomgr.executor.change import Options, Work
+from vfiomgr.executor.recovery import is_about_files
 from vfiomgr.executor.recovery import recover as end_runs
 from vfiomgr.executor.rights import require_rights
 from vfiomgr.executor.run import Outcome
@@ -23,7 +24,7 @@ from vfiomgr.host.accounts import find_owner
 from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.intent import ApplyLayout
-from vfiomgr.model.path import BOOT_ID, MACHINE_ID
+from vfiomgr.model.path import BOOT_ID, MACHINE_ID, HostPath
 from vfiomgr.planner import plan
 
 if TYPE_CHECKING:
@@ -33,14 +34,21 @@ if TYPE_CHECKING:
     from vfiomgr.executor.journal import CutOff
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
+    from vfiomgr.executor.runtimes import Place, Prepared
     from vfiomgr.model.domain import Domain, Hypervisor
-    from vfiomgr.model.intent import Allowance, Intent, RestoreVgpus
+    from vfiomgr.model.intent import Allowance, ChangeFiles, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
     from vfiomgr.model.pci import PciAddress
+    from vfiomgr.model.plan import Plan
     from vfiomgr.model.readiness import Report
+    from vfiomgr.model.runtime import ProgramName
+    from vfiomgr.model.runtime import Wish as RuntimeWish
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.step import Step
+    from vfiomgr.model.version import Version
     from vfiomgr.planner.layout import Comparison
+
+_UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 __all__ = [
     "HostTree",
@@ -48,11 +56,20 @@ __all__ = [
     "Outcome",
     "apply",
     "apply_each",
+    "apply_prepared",
     "check",
+    "find_kata_configuration",
+    "find_kata_shims",
+    "has_unit",
     "layout_intent",
+    "locate_runtime",
     "plan",
+    "plan_files",
     "preflight",
+    "prepare_entry",
     "prepare_guest",
+    "prepare_removal",
+    "present_runtimes",
     "recover",
     "release_guest",
     "restore",
@@ -202,7 +219,7 @@ def recover(
 
     """
     work = Work(tree, **options)
-    with change.prepared(work):
+    with change.prepared(work, only_files=not tree.is_live and is_about_files(tree)):
         return end_runs(work, allow, finish=finish)
 
 
@@ -297,3 +314,87 @@ def watch_layout(
     if enforce:
         require_rights(tree)
     follow(LayoutWatch(wish, compared, tell, correct if enforce else None), changes)
+
+
+def present_runtimes(tree: HostTree) -> tuple[ProgramName, ...]:
+    """The container runtimes that are installed, or configured, on a host."""
+    from vfiomgr.host import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.present(tree)
+
+
+def has_unit(tree: HostTree, name: str) -> bool:
+    """Whether systemd of a host has a service."""
+    return any(tree.exists(HostPath(f"{place}/{name}.service")) for place in _UNITS)
+
+
+def find_kata_configuration(tree: HostTree, handler: str) -> HostPath | None:
+    """The configuration of Kata's for a handler: its own, or one that Kata ships for GPUs."""
+    from vfiomgr.host import kata_shim  # noqa: PLC0415 - few callers need it
+
+    return kata_shim.find_configuration(tree, handler)
+
+
+def find_kata_shims(tree: HostTree, configuration: HostPath) -> tuple[HostPath, ...]:
+    """The shims of Kata's on a host, first the one that a configuration is for."""
+    from vfiomgr.host import kata_shim  # noqa: PLC0415 - few callers need it
+
+    return kata_shim.find_shims(tree, configuration)
+
+
+def locate_runtime(
+    tree: HostTree, program: ProgramName, main: str | None = None, version: Version | None = None
+) -> Place:
+    """A container runtime, and where it reads its configuration.
+
+    Raises:
+        InvalidDocument: that cannot be read.
+
+    """
+    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.locate(tree, program, main, version)
+
+
+def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str) -> Prepared:
+    """Make an entry of a container runtime ready; `command` is what takes it back.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: the runtime would not have it, or would lose something else by it.
+
+    """
+    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.prepare_entry(tree, place, wish, command)
+
+
+def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Prepared:
+    """Make the removal of an entry ready; `command` is what is to be run again if it is refused.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: what was written was changed since.
+
+    """
+    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.prepare_removal(tree, place, name, command)
+
+
+def plan_files(intent: ChangeFiles, *, tree: HostTree) -> Plan:
+    """The steps of a change of files, on a host as it is."""
+    return plan(scan_for(intent, tree, None), intent)
+
+
+def apply_prepared(prepared: Prepared, *, tree: HostTree, **options: Unpack[Options]) -> Outcome:
+    """Carry out what was made ready, and have the container runtime read what came of it.
+
+    Raises:
+        RolledBack: it does not read what was foreseen; all is as it was.
+        RollbackIncomplete: and it could not be put back.
+
+    """
+    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.apply_prepared(prepared, Work(tree, **options))

@@ -10,6 +10,7 @@ VfiomgrError
 │   ├── ProgramFailed      1   a program of the host ended with an error
 │   ├── StillDiffers       1   all was done that was to be, and something differs all the same
 │   ├── LibvirtFailed      1   libvirt did not do what was asked
+│   ├── LibvirtSilent      1   libvirt has not answered until a deadline
 │   └── NeedsRoot          1   the right to change the host is missing
 ├── RolledBack             1   a run failed; everything is as it was before
 └── RollbackIncomplete     5   a run failed, and so did part of undoing it
@@ -107,6 +108,10 @@ class LibvirtFailed(HostError):
     def __init__(self, message: str, hint: str = "", *, code: int = 0) -> None:
         super().__init__(message, hint)
         self.code = code
+
+
+class LibvirtSilent(HostError):
+    """Libvirt has not answered until a deadline; what it was asked for it may do later."""
 
 
 class StillDiffers(HostError):

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError, ProgramFailed
-from vfiomgr.host.tree import HostTree, write_failed
+from vfiomgr.host.tree import HostTree, ProgramAnswer, write_failed
 from vfiomgr.model.access import ROOT_ONLY, NodeAccess
-from vfiomgr.model.path import HostPath
+from vfiomgr.model.path import VFIO_NODES, HostPath
+
+_FOR_ALL = NodeAccess(0, 0, 0o666)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,13 +119,13 @@ class FaultyTree(HostTree, ABC):
             ),
         )
 
-    def run(self, command: Sequence[str], seconds: float = 0) -> str | None:  # noqa: ARG002
+    def ask(self, command: Sequence[str], seconds: float = 0) -> ProgramAnswer | None:  # noqa: ARG002
         """As the real tree, of this host's own programs."""
         try:
             said = self._said(command)
         except (OSError, _NotRun):
             return None
-        return None if said.code else said.output
+        return None if said == HANGS else ProgramAnswer(said.code, said.output, said.error)
 
     def call(self, *command: str, limit: float | None = None) -> None:  # noqa: ARG002
         """As the real tree, of this host's own programs.
@@ -171,11 +173,12 @@ class FaultyTree(HostTree, ABC):
         return said[0]
 
     def access(self, path: HostPath) -> NodeAccess | None:
-        """What `change_access` said last; a new node belongs to root."""
+        """What `change_access` said last; a new node belongs to root, but for that of all."""
         found = super().access(path)
         if found is None:
             return None
-        return self._accesses.get(self._birth(path), ROOT_ONLY)
+        new = _FOR_ALL if path == VFIO_NODES / "vfio" else ROOT_ONLY
+        return self._accesses.get(self._birth(path), new)
 
     def change_access(self, path: HostPath, access: NodeAccess) -> None:
         """Remembered here: chown is root's alone."""

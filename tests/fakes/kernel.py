@@ -46,7 +46,8 @@ _WRITABLE = 0o222
 _UNDER_LOCK = ("driver_override", "sriov_numvfs", "uevent")
 _RESCAN = "/sys/bus/pci/rescan"
 _MODULES = re.compile(
-    r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?|/sys/class/vfio-dev"
+    r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?"
+    r"|/sys/class/(vfio-dev|misc(/vfio(/dev)?)?)"
 )
 
 

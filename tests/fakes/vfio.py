@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.fakes.functions import Groups
 
 _CLASS = HostPath("/sys/class/vfio-dev")
+_GROUPS = HostPath("/sys/class/vfio")
+_MAJOR = 240
 _NO_DMA_OF_THEIR_OWN = frozenset({"pcieport", "pci-stub"})
 _FIRST_PID = 4242
 
@@ -45,6 +47,7 @@ class Vfio:
         self._sysfs.make(_CLASS)
         if not self._sysfs.exists(VFIO_NODES / "vfio"):
             self._sysfs.put_bytes(VFIO_NODES / "vfio", b"", 0o666)
+            self._sysfs.put("/sys/class/misc/vfio/dev", "10:196", READ_ONLY)
 
     def serves(self, device: HostPath) -> bool:
         """Whether a driver has registered the device with VFIO."""
@@ -75,9 +78,21 @@ class Vfio:
         served = {_CLASS / name: name for name in self._sysfs.names(_CLASS)}
         places = [self._sysfs.target(link) for link in served]
         groups = {self._groups.of(place.parent.parent) for place in places if place}
-        self._show(VFIO_NODES, {str(n) for n in groups if n is not None})
+        numbers = {str(n) for n in groups if n is not None}
+        self._show(VFIO_NODES, numbers)
+        self._show_class(numbers)
         if self.has_cdev:
             self._show(VFIO_CDEVS, set(served.values()))
+
+    def _show_class(self, wanted: set[str]) -> None:
+        """What sysfs tells of the nodes of groups: the kernel's numbers of them."""
+        present = set(self._sysfs.names(_GROUPS))
+        for name in present - wanted:
+            self._sysfs.drop(_GROUPS / name)
+        for name in wanted - present:
+            self._sysfs.put(_GROUPS / name / "dev", f"{_MAJOR}:{name}", READ_ONLY)
+        if not self._sysfs.names(_GROUPS):
+            self._sysfs.drop(_GROUPS)
 
     def _show(self, directory: HostPath, wanted: set[str]) -> None:
         present = set(self._sysfs.names(directory)) - {"vfio", "devices"}

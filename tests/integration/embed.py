@@ -1,4 +1,7 @@
-"""libvirt's QEMU driver without a daemon, in a process of its own."""
+"""libvirt's QEMU driver inside a process of ours: no daemon, no rights, nothing of the machine.
+
+It stalls for root, so root runs it as another user of a user namespace.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,17 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000") if os.geteuid() == 0 else ()
+"""What goes before a command that root is not to run as root."""
 _SERVER = Path(__file__).with_name("embed_server.py")
+_LIMIT = 120
 _FIRMWARE = {
     "description": "stands for OVMF: definitions need no more than its description",
     "interface-types": ["uefi"],
@@ -36,53 +42,121 @@ class RejectedError(Exception):
 
 
 @contextmanager
-def embedded() -> Iterator[Embed]:
-    """Start it, with all its files in a directory that goes with it."""
-    with tempfile.TemporaryDirectory(prefix="embed-") as home:
-        firmware = Path(home, "config/qemu/firmware")
+def embedded(host: str = "/") -> Iterator[Embed]:
+    """One that knows a firmware, in a directory that goes with it.
+
+    Its path is short, for it has libvirt's sockets: theirs have 107 bytes at most (unix(7)).
+    """
+    with tempfile.TemporaryDirectory(prefix="embed-") as name:
+        firmware = Path(name, "config/qemu/firmware")
         firmware.mkdir(parents=True)
         (firmware / "50-test.json").write_text(json.dumps(_FIRMWARE))
-        for place in (Path(home), *Path(home).rglob("*")):
-            place.chmod(0o777)
-        environment = {"HOME": home, "XDG_RUNTIME_DIR": home, "XDG_CONFIG_HOME": f"{home}/config"}
-        with subprocess.Popen(
-            [sys.executable, "-I", _SERVER, f"{home}/root"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            env={**environment, "PATH": os.environ["PATH"]},
-        ) as process:
-            embed = Embed(process)
-            assert "version" in embed._answer()
+        embed = Embed(Path(name), host)
+        try:
             yield embed
-            process.communicate()
+        finally:
+            embed.close()
 
 
 @dataclass
 class Embed:
-    """Asks the driver in the other process."""
+    """A libvirt below a directory, and a host below another."""
 
-    _process: subprocess.Popen[str]
+    directory: Path
+    host: str
+    _server: subprocess.Popen[str] | None = field(default=None, init=False)
+
+    @property
+    def uri(self) -> str:
+        """What to connect to."""
+        return f"qemu:///embed?root={self.directory}"
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`vfiomgr libvirt …`."""
+        command, *rest = arguments
+        return self._python(
+            "-m", "vfiomgr", "--root", self.host, "libvirt", command, "-c", self.uri, *rest
+        )
+
+    def hook(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`vfiomgr libvirt hook …`."""
+        root = ("-m", "vfiomgr", "--root", self.host, "libvirt", "hook", verb)
+        return self._python(*root, "-c", self.uri, *arguments)
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        """What a command that succeeds prints as JSON."""
+        answer = self.run(*arguments, "--format", "json")
+        assert answer.returncode == 0, answer.stderr
+        document: dict[str, Any] = json.loads(answer.stdout)
+        return document
+
+    def xml(self, domain: str) -> bytes:
+        """A definition."""
+        program = (
+            "import sys; from vfiomgr.adapters.libvirt.connection import connect\n"
+            "with connect(sys.argv[1]) as c: sys.stdout.buffer.write(c.domain_xml(sys.argv[2]))"
+        )
+        answer = self._python("-c", program, self.uri, domain)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout.encode()
 
     def defined(self, xml: str) -> str:
-        """What libvirt makes of a domain that it defines, with validation."""
+        """What libvirt makes of a domain that it defines, with validation, and forgets again."""
         return self._ask("define", xml)
 
     def arguments(self, xml: str) -> str:
         """QEMU's arguments."""
         return self._ask("native", xml)
 
+    def close(self) -> None:
+        """End what was begun to ask it."""
+        if self._server is not None:
+            self._server.communicate()
+
     def _ask(self, what: str, xml: str) -> str:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what, "xml": xml}) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        if self._server is None:
+            self._server = self._serve()
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps({"do": what, "xml": xml}) + "\n")
+        self._server.stdin.flush()
+        answer = _answer(self._server)
         if "error" in answer:
             raise RejectedError(answer["error"])
         return answer["text"]
 
-    def _answer(self) -> dict[str, str]:
-        assert self._process.stdout is not None
-        answer: dict[str, str] = json.loads(self._process.stdout.readline())
-        return answer
+    def _serve(self) -> subprocess.Popen[str]:
+        """A process that keeps the driver: it starts in two seconds."""
+        server = subprocess.Popen(
+            [*AS_USER, sys.executable, "-I", _SERVER, self.uri],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+        )
+        assert "version" in _answer(server)
+        return server
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*AS_USER, sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT,
+            env={**self._environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        own = {
+            "HOME": str(self.directory),
+            "XDG_RUNTIME_DIR": str(self.directory / "run"),
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+        }
+        return {**os.environ, **own}
+
+
+def _answer(server: subprocess.Popen[str]) -> dict[str, str]:
+    assert server.stdout is not None
+    answer: dict[str, str] = json.loads(server.stdout.readline())
+    return answer

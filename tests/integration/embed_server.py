@@ -1,28 +1,24 @@
 """libvirt's QEMU driver in this process, without a daemon: asked and answering by lines of JSON.
 
-It runs as a user without rights (`qemu:///embed` stalls as root) and imports nothing of vfiomgr.
+It imports nothing of vfiomgr.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 
 import libvirt
 
-_NOBODY = 65534
 
-
-def main(root: str) -> None:
-    """Open the driver with all its files below `root`, and answer until the input ends."""
-    _drop_rights()
+def main(uri: str) -> None:
+    """Open the driver, and answer until the input ends."""
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     libvirt.virEventRegisterDefaultImpl()
     libvirt.virEventAddTimeout(100, lambda *_: None, None)
     threading.Thread(target=_run_events, daemon=True).start()
-    connection = libvirt.open(f"qemu:///embed?root={root}")
+    connection = libvirt.open(uri)
     _say({"version": connection.getLibVersion()})
     for line in sys.stdin:
         request = json.loads(line)
@@ -47,14 +43,6 @@ def _answer(connection: libvirt.virConnect, what: str, xml: str) -> str:
         return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
     finally:
         domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
-
-
-def _drop_rights() -> None:
-    """Become nobody; what Python still needs of root's own files is imported by now."""
-    if os.getuid() == 0:
-        os.setgroups([])
-        os.setgid(_NOBODY)
-        os.setuid(_NOBODY)
 
 
 def _run_events() -> None:

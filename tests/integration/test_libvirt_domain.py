@@ -20,6 +20,7 @@ from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr import api
 from vfiomgr.adapters.libvirt import render
+from vfiomgr.cli.guest_options import FORMATS, parse_disk
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, MIB, DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, HandOver
@@ -36,7 +37,9 @@ INSTALLED = Version.from_number(libvirt.getVersion())
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 VF = "0000:41:00.4"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual --- <port>", None, 40, None, None)
-HOST = replace(two_sockets(gpu(VF, 41, 1, size=8 * GIB)), vgpus=(VGPU,))
+CARD = "0000:51:00.0"
+DISPLAY = replace(gpu(CARD, 51, size=GIB), class_code="030000")
+HOST = replace(two_sockets(gpu(VF, 41, 1, size=8 * GIB), DISPLAY), vgpus=(VGPU,))
 NAMES = (GPU, NEAR, FAR, VF)
 
 
@@ -115,6 +118,7 @@ WISHES = st.fixed_dictionaries(
         ).map(tuple),
         "system": st.sampled_from(["linux", "windows"]),
         "has_tpm": st.booleans(),
+        "has_hotplug": st.booleans(),
         "networks": st.lists(
             st.builds(
                 GuestNetwork,
@@ -139,10 +143,11 @@ def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceWish, ...]]:
     wish = st.builds(
         DeviceWish,
         st.sampled_from(names),
-        st.builds(HandOver, is_managed=st.booleans()),
+        st.builds(HandOver, is_managed=st.booleans(), is_unassigned=st.booleans()),
         is_alone=st.booleans(),
     )
-    return st.lists(wish, max_size=4, unique_by=lambda wish: wish.name).map(tuple)
+    fitting = wish.filter(lambda wish: wish.name != UUID or not wish.hand_over.is_unassigned)
+    return st.lists(fitting, max_size=4, unique_by=lambda wish: wish.name).map(tuple)
 
 
 @settings(max_examples=60, deadline=None)
@@ -181,10 +186,19 @@ def test_any_domain_is_valid_and_kept_whole(  # noqa: PLR0913, PLR0917 - what va
 def test_a_domain_of_kvm_is_kept_whole(
     connection: libvirt.virConnect, firmware: str, system: str
 ) -> None:
-    known = {"system": system, "has_tpm": system == "windows", "disks": (GuestDisk("/a", "raw"),)}
+    known = {
+        "system": system,
+        "has_tpm": system == "windows",
+        "disks": (GuestDisk("/a", "raw"),),
+        "hides_kvm": True,
+        "has_hotplug": False,
+    }
     xml = text_of(GPU, FAR, UUID, firmware=firmware, has_fixed_aperture=True, **known)
     SCHEMA.assertValid(etree.fromstring(xml))
     assert "<maxphysaddr mode='passthrough'/>" in xml
+    narrow = text_of(GPU, FAR, UUID, firmware=firmware, address_bits=44, **known)
+    SCHEMA.assertValid(etree.fromstring(narrow))
+    assert "<maxphysaddr mode='emulate' bits='44'/>" in narrow
     as_test = xml.replace("<domain type='kvm'", "<domain type='test'").replace(
         " firmware='efi'", ""
     )
@@ -257,6 +271,30 @@ def test_two_root_complexes_are_two_expanders_on_their_nodes(embed: Embed) -> No
     assert [n for n in nodes if n.startswith("node,nodeid=0,cpus=0-3")]
 
 
+def test_what_the_guest_does_not_get_is_no_argument_of_qemu(embed: Embed) -> None:
+    kept = DeviceWish(NEAR, HandOver(is_managed=True, is_unassigned=True))
+    arguments = emulated(embed, devices=(DeviceWish(GPU), kept))
+    assert {d["host"] for d in devices_of(arguments, "vfio-pci")} == {GPU, AUDIO}
+
+
+def test_ports_without_hot_plug(embed: Embed) -> None:
+    arguments = emulated(embed, VF, has_hotplug=False)
+    ports = devices_of(arguments, "pcie-root-port")
+    (device,) = devices_of(arguments, "vfio-pci")
+    assert [port["id"] for port in ports if port.get("hotplug") is False] == [device["bus"]]
+
+
+def test_properties_of_qemus_own_reach_it(embed: Embed) -> None:
+    wishes = (
+        DeviceWish(CARD, HandOver(has_vga=True, subsystem="17aa:3aff")),
+        DeviceWish(GPU, is_alone=True),
+    )
+    first, second = devices_of(emulated(embed, devices=wishes), "vfio-pci")
+    expected = {"x-vga": True, "x-pci-sub-vendor-id": 0x17AA, "x-pci-sub-device-id": 0x3AFF}
+    assert expected.items() <= first.items()
+    assert not expected.keys() & second.keys()
+
+
 def test_seabios_gets_the_hole_and_ovmf_the_window(embed: Embed) -> None:
     hole = emulated(embed, GPU)
     assert "q35-pcihost.pci-hole64-size=67108864K" in hole
@@ -271,12 +309,30 @@ def test_a_virtual_iommu_comes_with_what_vfio_needs_of_it(embed: Embed) -> None:
     expected = {"intremap": "on", "caching-mode": True, "device-iotlb": True, "aw-bits": 48}
     assert expected.items() <= iommu.items()
     assert "kernel_irqchip=split" in arguments
+    (bridge,) = devices_of(arguments, "pcie-pci-bridge")
+    behind = {d["host"]: (d["bus"], d["addr"]) for d in devices_of(arguments, "vfio-pci")}
+    assert behind == {GPU: (bridge["id"], "0x1"), AUDIO: (bridge["id"], "0x1.0x1")}
+    assert bridge["bus"] in {port["id"] for port in devices_of(arguments, "pcie-root-port")}
+
+
+def test_a_group_behind_expanders_is_on_a_bridge_that_libvirt_keeps(embed: Embed) -> None:
+    xml = text_of(GPU, FAR, kind="qemu", firmware="bios", viommu="intel")
+    assert_kept(etree.fromstring(xml), etree.fromstring(embed.defined(xml)))
 
 
 def test_more_cpus_than_255_are_taken_by_libvirt(embed: Embed) -> None:
     arguments = emulated(embed, GPU, viommu="intel", vcpus=256, numa="off")
     (iommu,) = devices_of(arguments, "intel-iommu")
     assert iommu["eim"] == "on"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_libvirt_has_a_word_for_each_format(kind: str) -> None:
+    disk = GuestDisk("/a", kind)
+    networks = (GuestNetwork("bridge", "br-0.1:2"), GuestNetwork("network", "my net"))
+    xml = text_of(disks=(disk,), networks=networks)
+    SCHEMA.assertValid(etree.fromstring(xml))
+    assert parse_disk(f"/a,format={kind}") == disk
 
 
 def test_a_node_without_memory_is_a_cell(embed: Embed) -> None:

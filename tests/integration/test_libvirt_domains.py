@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fakes.hosts import network_adapter, workstation
-from tests.integration.embedded import Embedded
+from tests.integration.embed import Embed, embedded
 from vfiomgr import api
 from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
@@ -25,6 +23,7 @@ from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 GPU, AUDIO = "0000:01:00.0", "0000:01:00.1"
 UUID = "5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11"
@@ -61,28 +60,22 @@ def hostdev(address: str, inner: str = "", driver: str = "") -> str:
 
 
 @pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A directory for libvirt's sockets, whose paths have 107 bytes at most (unix(7))."""
-    with tempfile.TemporaryDirectory(prefix="embed-") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def embedded(tmp_path: Path, short_path: Path) -> Embedded:
+def embed(tmp_path: Path) -> Iterator[Embed]:
     """A libvirt without domains, on a host whose GPU and audio are bound."""
     kernel = workstation(tmp_path)
     api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
-    return Embedded(short_path, kernel.root)
+    with embedded(kernel.root) as started:
+        yield started
 
 
 @pytest.fixture
-def defined(embedded: Embedded, tmp_path: Path) -> Embedded:
+def defined(embed: Embed, tmp_path: Path) -> Embed:
     """With a domain `win`."""
     file = tmp_path / "win.xml"
     file.write_text(domain("win"))
-    answer = embedded.run("define", str(file))
+    answer = embed.run("define", str(file))
     assert (answer.returncode, answer.stdout) == (0, "defined: win\n"), answer.stderr
-    return embedded
+    return embed
 
 
 @pytest.fixture
@@ -95,14 +88,12 @@ def test_driver() -> Iterator[Connection]:
 # ---- define
 
 
-def test_a_definition_that_is_there_is_told(defined: Embedded, tmp_path: Path) -> None:
+def test_a_definition_that_is_there_is_told(defined: Embed, tmp_path: Path) -> None:
     answer = defined.run("define", str(tmp_path / "win.xml"))
     assert (answer.returncode, answer.stdout) == (0, "win is defined so already\n"), answer.stderr
 
 
-def test_xml_without_a_uuid_is_about_the_domain_of_its_name(
-    defined: Embedded, tmp_path: Path
-) -> None:
+def test_xml_without_a_uuid_is_about_the_domain_of_its_name(defined: Embed, tmp_path: Path) -> None:
     """What `libvirt domain` prints has none, and a second run of a pipe changes nothing."""
     file = tmp_path / "win.xml"
     before = defined.xml("win")
@@ -117,22 +108,22 @@ def test_xml_without_a_uuid_is_about_the_domain_of_its_name(
     )
 
 
-def test_interfaces_without_a_mac_address_keep_theirs(embedded: Embedded, tmp_path: Path) -> None:
+def test_interfaces_without_a_mac_address_keep_theirs(embed: Embed, tmp_path: Path) -> None:
     file = tmp_path / "win.xml"
     first = "<interface type='user'/>"
     other = "<interface type='bridge'><source bridge='br0'/></interface>"
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", first + other)))
-    assert embedded.run("define", str(file)).stdout == "defined: win\n"
-    before = embedded.xml("win")
-    assert embedded.run("define", str(file)).stdout == "win is defined so already\n"
-    assert embedded.xml("win") == before
+    assert embed.run("define", str(file)).stdout == "defined: win\n"
+    before = embed.xml("win")
+    assert embed.run("define", str(file)).stdout == "win is defined so already\n"
+    assert embed.xml("win") == before
     macs = re.findall(b"<mac address='.*'/>", before)
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", other + first)))
-    assert embedded.run("define", str(file)).stdout == "defined: win\n"
-    assert re.findall(b"<mac address='.*'/>", embedded.xml("win")) == macs[::-1]
+    assert embed.run("define", str(file)).stdout == "defined: win\n"
+    assert re.findall(b"<mac address='.*'/>", embed.xml("win")) == macs[::-1]
 
 
-def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embedded, tmp_path: Path) -> None:
+def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embed, tmp_path: Path) -> None:
     file = tmp_path / "win.xml"
     before = defined.xml("win")
 
@@ -153,16 +144,14 @@ def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embedded, tmp_path:
     assert defined.xml("win") == before
 
 
-def test_what_this_libvirt_does_not_know_is_no_definition(
-    embedded: Embedded, tmp_path: Path
-) -> None:
+def test_what_this_libvirt_does_not_know_is_no_definition(embed: Embed, tmp_path: Path) -> None:
     file = tmp_path / "new.xml"
     file.write_text(domain("new", hostdev(GPU, driver=" iommufd='yes'")))
-    answer = embedded.run("define", str(file))
+    answer = embed.run("define", str(file))
     assert answer.returncode == InvalidDocument.exit_code
     assert "schema does not accept" in answer.stderr
     assert "newer than this libvirt" in answer.stderr
-    assert "no domain new" in embedded.run("list", "--domain", "new").stderr
+    assert "no domain new" in embed.run("list", "--domain", "new").stderr
 
 
 def test_what_is_dropped_without_a_word_is_told_and_nothing_is_defined(
@@ -195,7 +184,7 @@ def test_comments_and_metadata_do_not_count_as_dropped(test_driver: Connection) 
 # ---- attach and detach
 
 
-def test_a_gpu_is_attached_with_its_audio_as_one_device(defined: Embedded) -> None:
+def test_a_gpu_is_attached_with_its_audio_as_one_device(defined: Embed) -> None:
     answer = defined.run("attach", "win", GPU)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == (
@@ -225,7 +214,7 @@ def test_a_gpu_is_attached_with_its_audio_as_one_device(defined: Embedded) -> No
     assert defined.run("detach", "win", GPU).stdout == f"win does not have {GPU}\nnothing to do\n"
 
 
-def test_a_plan_shows_xml_and_calls_and_changes_nothing(defined: Embedded) -> None:
+def test_a_plan_shows_xml_and_calls_and_changes_nothing(defined: Embed) -> None:
     before = defined.xml("win")
     answer = defined.run("attach", "win", GPU, "--dry-run")
     assert answer.returncode == 0, answer.stderr
@@ -237,7 +226,7 @@ def test_a_plan_shows_xml_and_calls_and_changes_nothing(defined: Embedded) -> No
     assert plan["kind"] == "AttachPlan"
 
 
-def test_what_another_domain_claims_is_refused(defined: Embedded, tmp_path: Path) -> None:
+def test_what_another_domain_claims_is_refused(defined: Embed, tmp_path: Path) -> None:
     file = tmp_path / "lin.xml"
     file.write_text(domain("lin", hostdev(GPU)))
     assert defined.run("define", str(file)).returncode == 0
@@ -247,13 +236,13 @@ def test_what_another_domain_claims_is_refused(defined: Embedded, tmp_path: Path
     assert defined.run("attach", "win", GPU, "--allow", "claimed").returncode == 0
 
 
-def test_a_device_on_its_host_driver_is_refused(defined: Embedded) -> None:
+def test_a_device_on_its_host_driver_is_refused(defined: Embed) -> None:
     answer = defined.run("attach", "win", "0000:02:00.0")
     assert answer.returncode == 4
     assert "vfiomgr bind 0000:02:00.0" in answer.stderr
 
 
-def test_a_guest_that_is_off_takes_nothing_live(defined: Embedded) -> None:
+def test_a_guest_that_is_off_takes_nothing_live(defined: Embed) -> None:
     answer = defined.run("attach", "win", GPU, "--live")
     assert answer.returncode == 4
     assert "the domain win is not running" in answer.stderr
@@ -325,16 +314,16 @@ def test_metadata_is_kept_and_taken_away(test_driver: Connection) -> None:
     assert test_driver.metadata("test", "urn:v") is None
 
 
-def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path, short_path: Path) -> None:
+def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path) -> None:
     kernel = network_adapter(tmp_path)
     parent = PciAddress.parse("0000:05:00.0")
     api.apply(SetVirtualFunctions(parent, 2), tree=kernel)
     api.apply(Bind((PciAddress.parse("0000:05:10.0"),)), tree=kernel)
-    libvirt = Embedded(short_path, kernel.root)
     file = tmp_path / "win.xml"
     file.write_text(domain("win"))
-    assert libvirt.run("define", str(file)).returncode == 0
-    items = libvirt.json("attach", "win", "05:10.0")["items"]
+    with embedded(kernel.root) as embed:
+        assert embed.run("define", str(file)).returncode == 0
+        items = embed.json("attach", "win", "05:10.0")["items"]
     assert [item["device"] for item in items] == ["0000:05:10.0"]
     assert "multifunction" not in items[0]["xml"]
 
@@ -342,7 +331,7 @@ def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path, short_pa
 # ---- the hook
 
 
-def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
+def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embed) -> None:
     answer = defined.hook("enable", "win")
     assert answer.stdout == "win: the hook is enabled\n", answer.stderr
     assert "no hook is installed, so nothing acts yet: vfiomgr libvirt hook" in answer.stderr
@@ -358,12 +347,12 @@ def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embedded) -> None:
 
 
 def test_a_domain_that_says_no_to_the_hook_is_disabled_and_can_be_enabled(
-    embedded: Embedded, tmp_path: Path
+    embed: Embed, tmp_path: Path
 ) -> None:
     no = f"<metadata><v:devices xmlns:v='{NAMESPACE}' bind='no'/></metadata>"
     file = tmp_path / "win.xml"
     file.write_text(domain("win", rest=no))
-    assert embedded.run("define", str(file)).returncode == 0
-    assert embedded.hook("disable", "win").stdout == "win: the hook is disabled already\n"
-    assert embedded.hook("enable", "win").stdout == "win: the hook is enabled\n"
-    assert read_guest(embedded.xml("win"), "win") is not None
+    assert embed.run("define", str(file)).returncode == 0
+    assert embed.hook("disable", "win").stdout == "win: the hook is disabled already\n"
+    assert embed.hook("enable", "win").stdout == "win: the hook is enabled\n"
+    assert read_guest(embed.xml("win"), "win") is not None

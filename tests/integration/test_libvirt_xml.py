@@ -33,6 +33,7 @@ SETS = {
     "one-function": hostdevs(HOST, str(LONE.address), first_bus=0x10),
     "rom-and-boot": hostdevs(HOST, PAIR, hand_over=HandOver(rom="/x/a b.rom", boot_order=2)),
     "no-rom": hostdevs(HOST, PAIR, hand_over=HandOver(rom=NO_ROM)),
+    "unassigned": hostdevs(HOST, PAIR, hand_over=HandOver(is_managed=True, is_unassigned=True)),
     "mdev": hostdevs(HOST, UUID),
     "all": hostdevs(HOST, PAIR, str(LONE.address), UUID, first_bus=0x10),
 }

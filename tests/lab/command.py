@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.lab.resident import Resident
+from tests.lab.resident import VFIOMGR, Resident
 
 if TYPE_CHECKING:
     import subprocess
 
-VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
-"""For a test that needs the process itself."""
+__all__ = ["VFIOMGR", "document", "vfiomgr"]
 
 
 def vfiomgr(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ ROOT = "<controller type='pci' index='0' model='pcie-root'/>"
 PORT = "<controller type='pci' index='1' model='pcie-root-port'/>"
 EXPANDER = """
 <controller type='pci' index='1' model='pcie-expander-bus'>
-  <target busNr='128'>{node}</target>
+  <target busNr='128'/>
 </controller>
 <controller type='pci' index='2' model='pcie-root-port'>
   <address type='pci' bus='0x01' slot='0x00' function='0x0'/>
@@ -32,11 +32,11 @@ def pci(name: str, rest: str = "", *, managed: str = "no") -> str:
     )
 
 
-def pair(name: str) -> str:
+def pair(name: str, rest: str = "") -> str:
     """A display and its audio as one device, behind the port of bus 1."""
     first = "<address type='pci' bus='1' slot='0' function='0' multifunction='on'/>"
     second = "<address type='pci' bus='1' slot='0' function='1'/>"
-    return pci(name, first) + pci(f"{name}_audio", second)
+    return pci(name, rest + first) + pci(f"{name}_audio", second)
 
 
 def mdev(uuid: str, attributes: str = "", model: str = "vfio-pci") -> str:
@@ -46,10 +46,10 @@ def mdev(uuid: str, attributes: str = "", model: str = "vfio-pci") -> str:
     )
 
 
-def domain(devices: str, before: str = "", *, name: str = NAME, kind: str = "qemu") -> str:
+def domain(devices: str, before: str = "", *, name: str = NAME) -> str:
     """A guest of 64 MiB without an operating system."""
     return f"""\
-<domain type='{kind}'>
+<domain type='qemu'>
   <name>{name}</name>
   <uuid>{UUID(int=len(name))}</uuid>
   <memory unit='MiB'>64</memory>
@@ -65,140 +65,97 @@ def domain(devices: str, before: str = "", *, name: str = NAME, kind: str = "qem
 
 
 TWIN = pci("twin") + pci("twin_audio")
-ONE_SLOT = pair("twin")
-CARD = pci("nic", managed="yes")
 VIOMMU = "<iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu>"
 SPLIT = "<features><ioapic driver='qemu'/></features>"
 BRIDGE = """
 <controller type='pci' index='2' model='pcie-to-pci-bridge'>
   <address type='pci' bus='0x01' slot='0x00' function='0x0'/>
 </controller>"""
-BEHIND_BRIDGE = ONE_SLOT.replace("bus='1' slot='0'", "bus='2' slot='1'")
-WIDTH = "<cpu mode='maximum'><maxphysaddr mode='emulate' bits='{}'/></cpu>"
+BEHIND_BRIDGE = pair("twin").replace("bus='1' slot='0'", "bus='2' slot='1'")
+WIDTH = "<cpu mode='maximum'><maxphysaddr mode='emulate' bits='52'/></cpu>"
+OTHER_PORT = "<controller type='pci' index='3' model='pcie-root-port'/>"
+AT_OTHER_PORT = pair("twin", "<driver name='vfio'/><boot order='1'/>").replace("bus='1'", "bus='3'")
+
+RIGHT = {
+    "placed": domain(ROOT + EXPANDER + OTHER_PORT + AT_OTHER_PORT),
+    "behind a virtual IOMMU": domain(ROOT + PORT + BRIDGE + BEHIND_BRIDGE + VIOMMU, SPLIT),
+}
+"""Domains with the twin that start; each mistake is made in one of them."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A domain that does not start, and what libvirt or QEMU say of it."""
+    """What is written wrong, and what libvirt or QEMU say of it; all else is right."""
 
     rule: str
-    broken: str
-    mended: str
+    changes: dict[str, str]
     said: tuple[str, ...]
     """Words of which one is in the error."""
+    right: str = "placed"
 
+    @property
+    def domain(self) -> str:
+        """It does not start."""
+        text = RIGHT[self.right]
+        for old, new in self.changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+
+_BOOT = "<boot order='1'/>"
+_PLACE = "bus='3' slot='0'"
+_END = "</devices>"
 
 MISTAKES = [
     Mistake(
         "viommu-caching-mode",
-        domain(CARD + "<iommu model='intel'/>"),
-        domain(CARD + VIOMMU, SPLIT),
+        {" caching_mode='on'": ""},
         ("caching-mode",),
+        right="behind a virtual IOMMU",
     ),
     Mistake(
         "viommu-group-apart",
-        domain(ROOT + PORT + ONE_SLOT + VIOMMU, SPLIT),
-        domain(ROOT + PORT + BRIDGE + BEHIND_BRIDGE + VIOMMU, SPLIT),
+        {BRIDGE: "", "bus='2' slot='1'": "bus='1' slot='0'"},
         ("multiple address spaces",),
+        right="behind a virtual IOMMU",
     ),
     Mistake(
         "address-bits-beyond-host",
-        domain(TWIN).replace("<devices>", f"{WIDTH.format(52)}<devices>"),
-        domain(TWIN),
+        {"<devices>": f"{WIDTH}<devices>"},
         ("cannot exceed the number supported by the host CPU",),
     ),
-    Mistake(
-        "same-place",
-        domain(
-            ROOT
-            + PORT
-            + pci("twin", "<address type='pci' bus='0x01' slot='0' function='0'/>")
-            + pci("twin_audio", "<address type='pci' bus='0x01' slot='0' function='0'/>")
-        ),
-        domain(TWIN),
-        ("double use", "already in use"),
-    ),
-    Mistake(
-        "slot-not-zero",
-        domain(
-            ROOT
-            + PORT
-            + pci("twin", "<address type='pci' bus='0x01' slot='2' function='0'/>")
-            + pci("twin_audio")
-        ),
-        domain(TWIN),
-        ("slot",),
-    ),
+    Mistake("bridge", {_END: pci("0000:00:02.0") + _END}, ("Non-endpoint", "manually detached")),
+    Mistake("device-twice", {_END: pci("twin") + _END}, ("already", "in use", "Duplicate")),
+    Mistake("same-place", {f"{_PLACE} function='1'": f"{_PLACE} function='0'"}, ("double use",)),
+    Mistake("slot-not-zero", {_PLACE: "bus='3' slot='2'"}, ("slot",)),
     Mistake(
         "device-on-expander",
-        domain(
-            ROOT
-            + EXPANDER.format(node="")
-            + pci("twin", "<address type='pci' bus='0x01' slot='1' function='0'/>")
-            + pci("twin_audio")
-        ),
-        domain(
-            ROOT
-            + EXPANDER.format(node="")
-            + pci("twin", "<address type='pci' bus='0x02' slot='0' function='0'/>")
-            + pci("twin_audio")
-        ),
+        {_PLACE: "bus='1' slot='1'"},
         ("pcie-expander-bus", "not compatible", "PCI"),
     ),
     Mistake(
         "expander-node",
-        domain(ROOT + EXPANDER.format(node="<node>3</node>") + TWIN),
-        domain(ROOT + EXPANDER.format(node="") + TWIN),
+        {"<target busNr='128'/>": "<target busNr='128'><node>3</node></target>"},
         ("NUMA", "node"),
     ),
-    Mistake(
-        "boot-order-twice",
-        domain(pci("twin", "<boot order='1'/>") + pci("twin_audio")).replace(
-            "</type></os>", "</type><boot dev='hd'/></os>"
-        ),
-        domain(pci("twin", "<boot order='1'/>") + pci("twin_audio")),
-        ("boot",),
-    ),
+    Mistake("boot-order-twice", {"</type></os>": "</type><boot dev='hd'/></os>"}, ("boot",)),
     Mistake(
         "rom-missing",
-        domain(pci("twin", "<rom file='/nowhere/x.rom'/>") + pci("twin_audio")),
-        domain(TWIN),
+        {_BOOT: f"{_BOOT}<rom file='/nowhere/x.rom'/>"},
         ("romfile", "x.rom"),
     ),
-    Mistake(
-        "rom-relative",
-        domain(pci("twin", "<rom file='x.rom'/>") + pci("twin_audio")),
-        domain(TWIN),
-        ("x.rom", "absolute"),
-    ),
-    Mistake(
-        "old-backend",
-        domain(pci("twin", "<driver name='kvm'/>") + pci("twin_audio")),
-        domain(pci("twin", "<driver name='vfio'/>") + pci("twin_audio")),
-        ("legacy PCI passthrough",),
-    ),
+    Mistake("rom-relative", {_BOOT: f"{_BOOT}<rom file='x.rom'/>"}, ("x.rom", "absolute")),
+    Mistake("old-backend", {"name='vfio'": "name='kvm'"}, ("legacy PCI passthrough",)),
     Mistake(
         "address-space-too-small",
-        domain(
-            "<controller type='pci' index='0' model='pcie-root'>"
-            "<pcihole64 unit='TiB'>1</pcihole64></controller>" + TWIN
-        ),
-        domain(TWIN),
+        {ROOT: f"{ROOT[:-2]}><pcihole64 unit='TiB'>1</pcihole64></controller>"},
         ("phys-bits too low",),
     ),
     Mistake(
         "numa-node-missing",
-        domain(
-            TWIN,
-            "<numatune><memory mode='strict' nodeset='7'/></numatune>",
-        ),
-        domain(TWIN),
+        {"<os>": "<numatune><memory mode='strict' nodeset='7'/></numatune><os>"},
         ("NUMA node", "unavailable"),
     ),
-    Mistake(
-        "no-kvm",
-        domain(TWIN, kind="kvm"),
-        domain(TWIN),
-        ("kvm", "KVM"),
-    ),
+    Mistake("no-kvm", {"type='qemu'": "type='kvm'"}, ("kvm", "KVM")),
 ]

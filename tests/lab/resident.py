@@ -18,6 +18,8 @@ from typing import NoReturn, TypedDict
 import vfiomgr
 from vfiomgr.cli.main import main
 
+VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
+"""What it is called by, which it writes into the hooks and units that shall call it."""
 _ALSO = ("jinja2", "libvirt", "pydantic", "rich.console", "rich.table", "ruamel.yaml", "tomlkit")
 """What vfiomgr imports where it is used."""
 
@@ -102,7 +104,7 @@ def _become(request: Request, said: int, complained: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["directory"])
-        sys.argv = ["vfiomgr", *request["arguments"]]
+        sys.argv = [VFIOMGR, *request["arguments"]]
         main()
         status = 0
     except SystemExit as end:

@@ -20,6 +20,7 @@ from tests.lab.libvirt_mistakes import (
     MISTAKES,
     NAME,
     PORT,
+    RIGHT,
     ROOT,
     TWIN,
     VNC,
@@ -29,7 +30,6 @@ from tests.lab.libvirt_mistakes import (
     pair,
     pci,
 )
-from tests.lab.nested import call
 from vfiomgr import api
 from vfiomgr.adapters.libvirt.connection import connect
 from vfiomgr.adapters.libvirt.read import read_domain
@@ -68,7 +68,7 @@ def cleared() -> Iterator[None]:
 def released() -> Iterator[None]:
     """What a test bound is on its host drivers after it."""
     yield
-    vfiomgr("unbind", ADDRESSES["gpu"], ADDRESSES["nic"])
+    vfiomgr("unbind", ADDRESSES["gpu"])
 
 
 def troubles(text: str) -> dict[str, str]:
@@ -82,11 +82,14 @@ def troubles(text: str) -> dict[str, str]:
 
 
 def why_not(text: str) -> str:
-    """What libvirt says when the domain is defined and started; nothing where it runs."""
+    """What libvirt says when the domain is defined and started; nothing where it runs.
+
+    It stays paused: QEMU has all devices by then, and firmware under emulation is slow.
+    """
     with libvirt.open(daemon.URI) as connection:
         try:
             started = connection.defineXML(text)
-            started.create()
+            started.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
         except libvirt.libvirtError as error:
             return str(error)
         started.destroy()
@@ -117,10 +120,14 @@ def follow(remedy: str, start: str) -> None:
 
 
 @pytest.mark.usefixtures("released")
-def test_a_device_on_its_host_driver() -> None:
+def test_a_device_on_its_host_driver_in_a_domain_that_libvirt_knows() -> None:
     text = domain(ROOT + PORT + pair("gpu"))
     remedy = breaks(text, "on-host-driver", "must be manually detached from the host")
+    answer = vfiomgr("libvirt", "preflight", NAME, status=1).stdout
+    assert f"{NAME}: not ready: 1 blocker, 0 warnings" in answer
     follow(remedy, f"vfiomgr bind {ADDRESSES['gpu']}")
+    answer = vfiomgr("libvirt", "preflight", "--all").stdout
+    assert f"{NAME}: nothing about its devices blocks its start" in answer
     starts(text)
 
 
@@ -141,16 +148,6 @@ def test_a_device_that_the_host_lacks() -> None:
     starts(FILE.read_text())
 
 
-def test_a_device_named_twice() -> None:
-    breaks(domain(TWIN + pci("twin")), "device-twice", "already", "in use", "Duplicate")
-    starts(domain(TWIN))
-
-
-def test_a_bridge() -> None:
-    breaks(domain(pci("0000:00:02.0")), "bridge", "Non-endpoint", "manually detached")
-
-
-@pytest.mark.usefixtures("released")
 def test_a_network_card_as_an_interface() -> None:
     card = pci("nic", managed="yes")
     element = card.replace("<hostdev mode='subsystem' type='pci'", "<interface type='hostdev'")
@@ -162,13 +159,14 @@ def test_a_network_card_as_an_interface() -> None:
 
 def test_a_device_of_a_running_domain() -> None:
     with libvirt.open(daemon.URI) as connection:
-        connection.createXML(domain(TWIN, name="other"))
+        connection.createXML(domain(TWIN, name="other"), libvirt.VIR_DOMAIN_START_PAUSED)
     found = troubles(domain(TWIN))
     assert set(found) == {"held-by-domain"}
     assert found["held-by-domain"].startswith("virsh shutdown other")
     assert "in use by driver QEMU, domain other" in why_not(domain(TWIN))
-    assert call("virsh", "destroy", "other").returncode == 0
-    starts(domain(TWIN))
+    with libvirt.open(daemon.URI) as connection:
+        connection.lookupByName("other").destroy()
+    assert troubles(domain(TWIN)) == {}
 
 
 def test_a_device_that_a_qemu_of_nobody_has() -> None:
@@ -186,7 +184,7 @@ def foreign_guest(address: str) -> Iterator[None]:
     node = Path("/sys/bus/pci/devices", address, "iommu_group").resolve().name
     while not any(Path(link).name == node for link in open_nodes(process.pid)):
         assert process.poll() is None
-        time.sleep(0.2)
+        time.sleep(0.1)
     yield
     process.kill()
     process.wait()
@@ -209,7 +207,7 @@ def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
     remedy = breaks(text, "vgpu-missing", "not found", uuid)
     assert remedy.startswith(f"vfiomgr vgpu create --type TYPE --uuid {uuid} ")
     vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
-    starts(text)
+    assert troubles(text) == {}
     vfiomgr("vgpu", "define", "--uuid", uuid)
     vfiomgr("vgpu", "stop", uuid)
     follow(breaks(text, "vgpu-inactive", "not found", uuid), f"vfiomgr vgpu start {uuid}")
@@ -231,17 +229,22 @@ def vgpus() -> Iterator[tuple[str, str]]:
 def test_displays_of_vgpus(vgpus: tuple[str, str]) -> None:
     one, other = vgpus
     shown, drawn = " display='on'", " display='on' ramfb='on'"
-    breaks(domain(mdev(one, shown)), "display-without-graphics", "graphics")
-    starts(domain(mdev(one, shown) + VNC))
-    breaks(domain(mdev(one, drawn) + mdev(other, drawn) + VNC), "several-ramfb", "ramfb")
-    starts(domain(mdev(one, drawn) + mdev(other, shown) + VNC))
+    right = domain(mdev(one, drawn) + mdev(other, shown) + VNC)
+    breaks(right.replace(VNC, ""), "display-without-graphics", "graphics")
+    breaks(right.replace(shown + ">", drawn + ">"), "several-ramfb", "ramfb")
     breaks(domain(mdev(one, model="vfio-ccw")), "vgpu-model", "CCW")
+    starts(right)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_domain_that_is_written_right(name: str) -> None:
+    """What each of those below is, once its mistake is mended."""
+    starts(RIGHT[name])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.rule)
 def test_a_domain_that_is_written_wrong(mistake: Mistake) -> None:
-    breaks(mistake.broken, mistake.rule, *mistake.said)
-    starts(mistake.mended)
+    breaks(mistake.domain, mistake.rule, *mistake.said)
 
 
 def test_too_few_huge_pages() -> None:
@@ -259,16 +262,7 @@ def test_what_an_old_libvirt_drops() -> None:
     element = pci("twin", "<driver name='vfio' model='vfio-pci'/>")
     text = domain(element + pci("twin_audio"))
     assert set(troubles(text)) == {"element-dropped"}
-    assert why_not(text) == ""
-    assert "model='vfio-pci'" not in call("virsh", "dumpxml", "--inactive", NAME).stdout
-
-
-@pytest.mark.usefixtures("released")
-def test_domains_that_libvirt_knows_are_judged_by_name() -> None:
     with libvirt.open(daemon.URI) as connection:
-        connection.defineXML(domain(ROOT + PORT + pair("gpu")))
-    answer = vfiomgr("libvirt", "preflight", NAME, status=1).stdout
-    assert f"{NAME}: not ready: 1 blocker, 0 warnings" in answer
-    vfiomgr("bind", ADDRESSES["gpu"])
-    answer = vfiomgr("libvirt", "preflight", "--all").stdout
-    assert f"{NAME}: nothing about its devices blocks its start" in answer
+        definition = connection.defineXML(text).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+    assert "<hostdev" in definition
+    assert "model='vfio-pci'" not in definition

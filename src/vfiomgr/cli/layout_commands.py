@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -82,7 +83,7 @@ def plan(
     body = _planned(intent, compared, made)
     if out is not None:
         _write_plan(out, body)
-        note(f"written to {out}; apply it with: vfiomgr apply {out}")
+        note(f"written to {out}; apply it with: vfiomgr apply {shlex.quote(str(out))}")
     if session.format != "table":
         print_document(KIND, {**body, "not_checked": not_checked(host, intent)}, session.format)
         return

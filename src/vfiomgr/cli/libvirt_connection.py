@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.session import Session
 from vfiomgr.errors import VfiomgrError
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from vfiomgr.adapters.libvirt.connection import Connection
 
 DEFAULT_URI = "qemu:///system"
+_COMPLETION = 2.0
+"""Seconds that a person waits for names after pressing Tab."""
 _VARIABLES = ["VFIOMGR_CONNECT", "LIBVIRT_DEFAULT_URI"]
 
 connect_option = click.option(
@@ -30,12 +33,28 @@ connect_option = click.option(
 
 
 def connected(
-    uri: str, *, read_only: bool = False, with_events: bool = False
+    uri: str,
+    *,
+    read_only: bool = False,
+    with_events: bool = False,
+    deadline: float | None = None,
 ) -> AbstractContextManager[Connection]:
-    """A connection for a command."""
-    from vfiomgr.adapters.libvirt.connection import connect  # noqa: PLC0415 - only when used
+    """A connection for a command, whose --deadline is for each answer, too.
 
-    return connect(uri, read_only=read_only, with_events=with_events)
+    Where events are heard that is what a guest has, which may be less than libvirt needs.
+    """
+    from vfiomgr.adapters.libvirt.connection import connect  # noqa: PLC0415 - only when used
+    from vfiomgr.adapters.libvirt.conversation import DEADLINE  # noqa: PLC0415
+
+    seconds = deadline or _deadline_of_command() or DEADLINE
+    seconds = max(seconds, DEADLINE) if with_events else seconds
+    return connect(uri, read_only=read_only, with_events=with_events, deadline=seconds)
+
+
+def _deadline_of_command() -> float | None:
+    context = click.get_current_context(silent=True)
+    session = context.find_object(Session) if context else None
+    return session.deadline if session else None
 
 
 def complete_domain(
@@ -44,7 +63,7 @@ def complete_domain(
     """Names of domains that continue what is typed; none where libvirt does not answer."""
     uri = context.params.get("uri") or DEFAULT_URI
     try:
-        with connected(uri, read_only=True) as connection:
+        with connected(uri, read_only=True, deadline=_COMPLETION) as connection:
             names = connection.domain_names()
     except VfiomgrError:
         return []

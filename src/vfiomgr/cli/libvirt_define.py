@@ -49,7 +49,7 @@ def define(session: Session, *, file: str, uri: str) -> None:
 
 def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
     """What a run would do; libvirt alone knows whether a definition that is there would change."""
-    from vfiomgr.adapters.libvirt.connection import DefineForecast  # noqa: PLC0415 - not for help
+    from vfiomgr.adapters.libvirt.definitions import DefineForecast  # noqa: PLC0415 - not for help
 
     with connected(uri, read_only=True) as connection:
         forecast = connection.would_define(xml, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -33,17 +32,18 @@ from vfiomgr.planner.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
+from vfiomgr.planner.guards import refuse_if_any
 from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
+from vfiomgr.planner.guest.spaces import space_objections
 from vfiomgr.planner.guest.units import is_uuid, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from vfiomgr.adapters.libvirt.document import Document
     from vfiomgr.model.domain import Domain
     from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.planner.domain_edit import Placed
     from vfiomgr.planner.guest.units import Unit
 
 _DEVICE = "ADDRESS|UUID"
@@ -106,6 +106,10 @@ def edit(
       vfiomgr libvirt edit guest --add 0000:04:00.0                  the definition of a domain
       vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
       vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt edit guest.xml --add UUID --display --ramfb
+      vfiomgr libvirt edit guest.xml --add 05:00.0 --managed --unassigned
+      vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --iommufd \\
+        --libvirt-version 12.1
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
@@ -120,7 +124,7 @@ def edit(
     place = place_of(target, output, uri, is_change=not session.dry_run)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
     if host is not None:
-        refuse_to_hurt(session, host, hostdevs)
+        refuse_to_hurt(lambda: host, hostdevs, host)
     if session.dry_run:
         print_difference(session, done)
     else:
@@ -128,7 +132,7 @@ def edit(
         undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
         print_edited(session, done, is_piped=place.is_pipe, undo=undo)
     if host is not None:
-        tell_what_waits(session, host, hostdevs)
+        tell_what_waits(lambda: host, hostdevs, host)
 
 
 def _host(session: Session, *, required: bool) -> HostSnapshot | None:
@@ -159,8 +163,12 @@ def _edited(
     by_names = {unit.function_names: unit for unit in units}
     staying = domain_of(left.root)
     refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
-    additions = plan_additions(staying, by_names)
-    hostdevs = tuple(h for one in additions.placed for h in _hostdevs(by_names[one.names], one))
+    if host is not None:
+        refuse_if_any(space_objections(host, staying, units), frozenset())
+    is_unassigned = not any(unit.is_seen for unit in units)
+    additions = plan_additions(staying, by_names, is_unassigned=is_unassigned)
+    coming = [(by_names[one.names], one.guest) for one in additions.placed]
+    hostdevs = tuple(h for unit, guest in coming for h in hostdevs_of(unit, guest))
     ports = [root_port(port.index, port.device) for port in additions.ports]
     after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
     return Edited(document, after, removals, additions), hostdevs
@@ -170,12 +178,3 @@ def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
     """Devices of a domain as its file means them; the domain of an address may be left out."""
     known = [device.address for device in domain.hostdevs if device.address is not None]
     return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]
-
-
-def _hostdevs(unit: Unit, placed: Placed) -> Iterator[GuestHostdev]:
-    """The functions of a device, from its place on."""
-    for number, planned in enumerate(hostdevs_of(unit, None)):
-        guest = placed.guest
-        if guest is not None:
-            guest = replace(guest, function=number, multifunction=number == 0)
-        yield replace(planned, device=replace(planned.device, guest=guest))

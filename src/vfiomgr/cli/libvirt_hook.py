@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -93,6 +94,7 @@ def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     \b
     Examples:
       vfiomgr libvirt hook enable win
+      vfiomgr libvirt hook enable win --connect qemu+ssh://node7/system
     """
     _mark(session, uri, domains, OPT_IN)
 
@@ -108,6 +110,7 @@ def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     \b
     Examples:
       vfiomgr libvirt hook disable win
+      vfiomgr libvirt hook disable win --connect qemu+ssh://node7/system
     """
     _mark(session, uri, domains, None)
 
@@ -128,7 +131,7 @@ def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | N
     for name in idle:
         note(
             f"{name} has no device with managed='no' and no vGPU, so there is nothing for the hook "
-            f"to do: vfiomgr libvirt edit {name} --add ADDRESS gives it one"
+            f"to do: vfiomgr libvirt edit {shlex.quote(name)} --add ADDRESS gives it one"
         )
     if session.format != "table":
         body = {"state": state, "changed": changing, "domains": list(is_there)}

@@ -29,6 +29,16 @@ _FIRST_BUS = 8
 def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a device that is given to a guest."""
     for decorate in (
+        click.option(
+            "--acpi-nodes",
+            metavar="CELLS",
+            help="Memoryless cells of the guest for its own memory, 1-8 (libvirt 11.8; GB200).",
+        ),
+        click.option(
+            "--unassigned",
+            is_flag=True,
+            help="The guest does not get it: libvirt takes it from the host for its IOMMU group.",
+        ),
         click.option("--iommufd", is_flag=True, help="Through /dev/iommu (libvirt 12.1)."),
         click.option(
             "--driver-model",
@@ -59,6 +69,8 @@ class DeviceOptions(TypedDict):
     boot_order: int | None
     driver_model: str | None
     iommufd: bool
+    unassigned: bool
+    acpi_nodes: str | None
 
 
 def hand_over(options: DeviceOptions) -> HandOver:
@@ -71,6 +83,8 @@ def hand_over(options: DeviceOptions) -> HandOver:
         boot_order=options["boot_order"],
         driver_model=options["driver_model"],
         has_iommufd=options["iommufd"],
+        is_unassigned=options["unassigned"],
+        acpi_nodes=options["acpi_nodes"],
     )
 
 
@@ -109,9 +123,12 @@ def hostdev(
       vfiomgr libvirt hostdev 0000:04:00.0
       vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
       vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --only
+      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      of the group of another one
+      vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
-    host = session.devices()
+    host = session.slots_of(devices)
     units = units_of(
         host, [DeviceWish(name, hand_over(options), is_alone=only) for name in devices]
     )
@@ -121,17 +138,21 @@ def hostdev(
         libvirt_versions.qemu_version(session),
     )
     hostdevs = tuple(places(units, guest_bus))
-    refuse_to_hurt(session, host, hostdevs)
+    refuse_to_hurt(session.host, hostdevs, host)
     elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         click.echo("".join(elements), nl=False)
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    tell_what_waits(session, host, hostdevs)
+    tell_what_waits(session.host, hostdevs, host)
 
 
-def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
+def refuse_to_hurt(
+    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
+) -> None:
     """What libvirt is to bind, it binds without any guard: so they are kept here.
+
+    `host` knows the devices, `around` gives all of the host, which is asked for where it matters.
 
     Raises:
         Refusal: `vfiomgr bind` would refuse one of the devices.
@@ -143,11 +164,13 @@ def refuse_to_hurt(session: Session, host: HostSnapshot, hostdevs: Iterable[Gues
     if taken:
         from vfiomgr.planner.guards import refuse_if_any, taking  # noqa: PLC0415 - only then
 
-        around = session.surrounded(host)
-        refuse_if_any(taking(around, [around.device(address) for address in taken]), frozenset())
+        whole = around()
+        refuse_if_any(taking(whole, [whole.device(address) for address in taken]), frozenset())
 
 
-def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[GuestHostdev]) -> None:
+def tell_what_waits(
+    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
+) -> None:
     """What makes devices ready for the guest that vfiomgr is to bind."""
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
     waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
@@ -157,5 +180,5 @@ def tell_what_waits(session: Session, host: HostSnapshot, hostdevs: Iterable[Gue
         if len(waiting) > readying.MOST:
             readying.tell_of_many([host.device(address) for address in waiting])
             return
-        around = session.surrounded(host)
-        readying.tell_how_to_bind(around, [around.device(address) for address in waiting])
+        whole = around()
+        readying.tell_how_to_bind(whole, [whole.device(address) for address in waiting])

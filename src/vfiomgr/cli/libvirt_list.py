@@ -31,17 +31,16 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
     \b
     Examples:
       vfiomgr libvirt list
-      vfiomgr libvirt list --domain win
+      vfiomgr libvirt list --domain win --connect qemu+ssh://node7/system
       vfiomgr libvirt list --format json
     """
-    from vfiomgr.planner.attachment import unreadable  # noqa: PLC0415 - not for help
-    from vfiomgr.planner.claims import claims_of  # noqa: PLC0415 - not for help
+    from vfiomgr.planner.claims import claims_of, unread_domains  # noqa: PLC0415 - not for help
 
     with connected(uri, read_only=True) as connection:
         if domain is not None:
             connection.state(domain)
         hypervisor = connection.hypervisor()
-    for text in unreadable(hypervisor):
+    for text in unread_domains(hypervisor):
         note(text)
     found = claims_of(session.devices(), hypervisor, domain)
     if session.format != "table":

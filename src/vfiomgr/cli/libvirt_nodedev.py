@@ -131,7 +131,7 @@ def define(
         known = find_mdev(connection.mdevs(), name)
         if known is not None and known.state.is_defined:
             _refuse_another(known, str(wish.parent), wish.type)
-            is_changed = known.state.starts_by_itself != autostart
+            is_changed = bool(known.state.starts_by_itself) != autostart
             if is_changed:
                 connection.set_mdev_autostart(known, autostart=autostart)
         else:
@@ -154,15 +154,18 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
     """
     from vfiomgr.planner.node_mdev import refuse_without_room  # noqa: PLC0415
 
-    def act(connection: Connection, mdev: NodeMdev) -> bool:
-        if mdev.state.is_active:
-            return False
+    def look(_connection: Connection, mdev: NodeMdev) -> None:
         refuse_without_room(session.host(with_gpu_modes=True), mdev.parent, mdev.type)
-        if not session.dry_run:
-            connection.start_mdev(mdev)
-        return True
 
-    _change(session, uri, uuid, "started", act)
+    _change(
+        session,
+        uri,
+        uuid,
+        "started",
+        is_so=lambda mdev: mdev.state.is_active,
+        look=look,
+        act=lambda connection, mdev: connection.start_mdev(mdev),
+    )
 
 
 @nodedev.command("stop")
@@ -177,16 +180,15 @@ def stop(session: Session, *, uuid: str, uri: str) -> None:
     Examples:
       vfiomgr libvirt nodedev stop f715f63c-0d00-4007-9c5a-b07b0c6c05de
     """
-
-    def act(connection: Connection, mdev: NodeMdev) -> bool:
-        if not mdev.state.is_active:
-            return False
-        _refuse_used(connection, mdev.uuid)
-        if not session.dry_run:
-            connection.stop_mdev(mdev)
-        return True
-
-    _change(session, uri, uuid, "stopped", act)
+    _change(
+        session,
+        uri,
+        uuid,
+        "stopped",
+        is_so=lambda mdev: not mdev.state.is_active,
+        look=_refuse_used,
+        act=lambda connection, mdev: connection.stop_mdev(mdev),
+    )
 
 
 @nodedev.command("undefine")
@@ -201,15 +203,14 @@ def undefine(session: Session, *, uuid: str, uri: str) -> None:
     Examples:
       vfiomgr libvirt nodedev undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
     """
-
-    def act(connection: Connection, mdev: NodeMdev) -> bool:
-        if not mdev.state.is_defined:
-            return False
-        if not session.dry_run:
-            connection.undefine_mdev(mdev)
-        return True
-
-    _change(session, uri, uuid, "undefined", act)
+    _change(
+        session,
+        uri,
+        uuid,
+        "undefined",
+        is_so=lambda mdev: not mdev.state.is_defined,
+        act=lambda connection, mdev: connection.undefine_mdev(mdev),
+    )
 
 
 def _change(
@@ -217,9 +218,12 @@ def _change(
     uri: str,
     uuid: str,
     state: str,
-    act: Callable[[Connection, NodeMdev], bool],
+    *,
+    is_so: Callable[[NodeMdev], bool],
+    act: Callable[[Connection, NodeMdev], None],
+    look: Callable[[Connection, NodeMdev], None] | None = None,
 ) -> None:
-    """Change one that libvirt knows."""
+    """Bring one that libvirt knows to a state, unless it is so; `look` refuses what would hurt."""
     from vfiomgr.adapters.libvirt.nodedev import find_mdev  # noqa: PLC0415 - not for help
 
     if not session.dry_run:
@@ -229,7 +233,11 @@ def _change(
         if mdev is None:
             message = f"libvirt knows no mediated device {uuid}"
             raise UnknownDevice(message, "vfiomgr libvirt nodedev list shows those it knows")
-        is_changed = act(connection, mdev)
+        is_changed = not is_so(mdev)
+        if is_changed and look is not None:
+            look(connection, mdev)
+        if is_changed and not session.dry_run:
+            act(connection, mdev)
     _tell(session, state, mdev.uuid, is_changed=is_changed)
 
 
@@ -251,12 +259,13 @@ def _refuse_another(known: NodeMdev, parent: str, type_id: str) -> None:
         raise Refusal(message, f"vfiomgr libvirt nodedev undefine {known.uuid}, or another UUID")
 
 
-def _refuse_used(connection: Connection, uuid: str) -> None:
+def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
     """Removing it would wait for the guest (mdev_device_remove)."""
     for domain in connection.hypervisor().domains:
-        if domain.running is not None and domain.running.hostdev(uuid) is not None:
-            message = f"{uuid} is with the domain {domain.name}, which runs"
-            raise Refusal(message, f"vfiomgr libvirt detach {domain.name} {uuid} --live")
+        if domain.running is not None and domain.running.hostdev(mdev.uuid) is not None:
+            message = f"{mdev.uuid} is with the domain {domain.name}, which runs"
+            remedy = f"vfiomgr libvirt detach {domain.argument} {mdev.uuid} --live"
+            raise Refusal(message, remedy)
 
 
 def _print_call(session: Session, verb: str, uuid: str, element: str) -> None:

@@ -21,6 +21,7 @@ from vfiomgr.errors import HostError, UsageError
 from vfiomgr.model.domain import Domain
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.readiness import Report
+from vfiomgr.planner.claims import how_to_read, unread_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,7 +145,7 @@ def _domains(
     for domain in known if every else ():
         found = _next_start(domain)
         if found is None:
-            note(f"not checked: {_unreadable(domain)}")
+            note(f"not checked: {unread_text(domain)}")
         else:
             yield found
     for name in names:
@@ -158,20 +159,13 @@ def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
         raise UsageError(message, "virsh list --all shows the domains")
     found = _next_start(domain)
     if found is None:
-        hint = (
-            f"virsh dumpxml {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says where"
-        )
-        raise HostError(_unreadable(domain), hint)
+        raise HostError(unread_text(domain), how_to_read(domain))
     return found
 
 
 def _next_start(domain: KnownDomain) -> Domain | None:
     """What is started next: the definition; a transient domain is judged as it runs."""
-    return domain.defined or domain.running
-
-
-def _unreadable(domain: KnownDomain) -> str:
-    return f"the XML of the domain {domain.name} cannot be made sense of"
+    return domain.defined if domain.is_persistent else domain.running
 
 
 def _read(path: str) -> Domain:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ASSUMED = "9.0.0"
 """What an unknown libvirt is taken for: all that it reads, later ones read too."""
 _DAEMONS = ("libvirtd", "virtqemud", "virsh")
-_QEMU = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm")
+_QEMU = ("qemu-system-x86_64", "qemu-system-aarch64", "/usr/libexec/qemu-kvm")
 _SECONDS = 5.0
 
 

@@ -37,6 +37,8 @@ _COMMANDS = {
     "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
     "kata": ("vfiomgr.cli.kata", "kata"),
     "cdi": ("vfiomgr.cli.cdi", "cdi"),
+    "runtime": ("vfiomgr.cli.runtime", "runtime"),
+    "oci": ("vfiomgr.cli.oci", "oci"),
     "snapshot": ("vfiomgr.cli.snapshot", "snapshot"),
 }
 _READING = frozenset({"list", "show", "groups", "check", "plan", "assert", "export", "snapshot"})

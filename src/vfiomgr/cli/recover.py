@@ -52,13 +52,13 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowanc
         raise UsageError(message, "run vfiomgr recover on the host itself")
     if session.dry_run:
         try:
-            runs = tuple(cut_off_runs(session.tree, session.tree.read(BOOT_ID)))
+            runs = tuple(cut_off_runs(session.files, session.files.read(BOOT_ID)))
         except PermissionError:
             raise NeedsRoot from None  # the journal is root's alone
         _print_runs(session, runs, "left")
         return
     ended = api.recover(
-        tree=session.tree, finish=finish, allow=frozenset(allow), **options_of(session)
+        tree=session.files, finish=finish, allow=frozenset(allow), **options_of(session)
     )
     _print_runs(session, ended, "finished" if finish else "undone")
 

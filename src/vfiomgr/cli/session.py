@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "yaml"]
 _MACHINE = "/"
 """The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
+_NVIDIA = "10de"
 
 
 @dataclass
@@ -63,6 +64,19 @@ class Session:
         """
         if not os.path.isdir(os.path.join(self.root, "sys")):
             message = f"{self.root!r} holds no host: there is no directory sys in it"
+            raise UsageError(message, "--root takes a directory that looks like the root of a host")
+        return HostTree(self.root)
+
+    @functools.cached_property
+    def files(self) -> HostTree:
+        """The tree for those who are about files of the host alone: any directory, e.g. an image.
+
+        Raises:
+            UsageError: there is no such directory.
+
+        """
+        if not os.path.isdir(self.root):
+            message = f"{self.root!r} is no directory"
             raise UsageError(message, "--root takes a directory that looks like the root of a host")
         return HostTree(self.root)
 
@@ -135,20 +149,28 @@ class Session:
             return self._loaded(self.snapshot)
         return self._required(scan_devices(self.tree, self.machine))
 
-    def surrounded(self, host: HostSnapshot) -> HostSnapshot:
-        """What `devices` gave, with all that `host` has besides; the devices are not read again."""
-        from vfiomgr.host.surroundings import with_surroundings  # noqa: PLC0415 - lists need none
+    def slots_of(self, names: Iterable[str]) -> HostSnapshot:
+        """As `devices`, where it can be with the functions alone that share a slot with these.
 
+        No names of vGPUs, nor of functions that are not there, which only the whole host explains.
+        NVIDIA's virtual functions are what their siblings on the driver are (host/vendor_vgpu.py).
+        """
         if self.snapshot is not None:
-            return host
-        return with_surroundings(
-            host,
-            self.tree,
-            with_users=False,
-            with_readiness=False,
-            with_resets=False,
-            with_gpu_modes=False,
-        )
+            return self.devices()
+        from vfiomgr.host.pci import list_addresses  # noqa: PLC0415 - few commands name devices
+        from vfiomgr.host.scan import scan_devices  # noqa: PLC0415 - not every command scans
+        from vfiomgr.model.pci import PciAddress  # noqa: PLC0415 - as the two
+
+        known = list_addresses(self.tree)
+        try:
+            wanted = frozenset(PciAddress.parse(name, known) for name in names)
+        except UsageError:
+            return self.devices()
+        only = frozenset(address.slot for address in wanted)
+        host = scan_devices(self.tree, self.machine, only=only)
+        there = {device.address for device in host.devices}
+        is_vendors = any(d.vendor_id == _NVIDIA and d.physical_function for d in host.devices)
+        return self.devices() if is_vendors or not wanted <= there else host
 
     def _required(self, host: HostSnapshot) -> HostSnapshot:
         """The same, where its functions could be listed: else all answers about it were wrong."""
@@ -235,7 +257,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {
             "type": Seconds(),
             "metavar": "SECONDS",
-            "help": "How long one step of a change may take.  [default: 60]",
+            "help": "How long one step may take, or libvirt to answer.  [default: 60, 30]",
         },
     ),
     (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),

@@ -26,6 +26,8 @@ _SAMPLES = {
     "--driver": "vfio-pci",
     "--kernel-arguments": "console=ttyS0",
     "--libvirt-version": "10.0",
+    "--runtime-config": "/etc/containerd/config.toml",
+    "--containerd-version": "2.1",
     "--uuid": "f715f63c-0d00-4007-9c5a-b07b0c6c05de",
 }
 """Values for options that neither an example of the command nor the option itself shows."""

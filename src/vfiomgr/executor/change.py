@@ -16,12 +16,12 @@ from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.executor.applied import reversion
 from vfiomgr.executor.journal import Journal, cut_off_runs, runs_so_far, supersede
 from vfiomgr.executor.lock import hold
-from vfiomgr.executor.rights import require_rights
+from vfiomgr.executor.rights import require_file_rights, require_rights
 from vfiomgr.executor.run import DEADLINE, Outcome
 from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.scanning import scan_for
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import RevertLayout
+from vfiomgr.model.intent import ChangeFiles, RevertLayout
 from vfiomgr.model.path import BOOT_ID
 from vfiomgr.model.pci import UNKNOWN_CALL
 from vfiomgr.model.plan import Plan
@@ -98,22 +98,24 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
 
 def carry_out(intent: Intent, work: Work) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks."""
-    with prepared(work):
+    with prepared(work, only_files=isinstance(intent, ChangeFiles)):
         return apply(intent, work)
 
 
 @contextmanager
-def prepared(work: Work) -> Iterator[None]:
+def prepared(work: Work, *, only_files: bool = False) -> Iterator[None]:
     """Make sure that changes can be made and recorded, and tell who holds what is stuck.
 
-    What container runtimes are told of devices follows what became of them.
+    What container runtimes are told of devices follows what became of them. Where devices have no
+    part in it, a tree need not be a running host.
     """
     from vfiomgr.executor.cdi import follow_devices  # noqa: PLC0415 - it applies, as is done here
 
-    require_rights(work.tree)
+    (require_file_rights if only_files else require_rights)(work.tree)
     try:
         yield
-        follow_devices(work)
+        if not only_files:
+            follow_devices(work)
     except StuckInKernel as stuck:
         raise _with_holders(stuck, work) from stuck
     except OSError as error:

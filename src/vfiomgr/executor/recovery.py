@@ -10,15 +10,24 @@ from vfiomgr.executor.change import apply
 from vfiomgr.executor.journal import Journal, cut_off_runs, read_unfinished, supersede
 from vfiomgr.executor.lock import hold
 from vfiomgr.executor.run import undo as undo_steps
-from vfiomgr.model.intent import ApplyLayout
+from vfiomgr.model.intent import ApplyLayout, ChangeFiles
+from vfiomgr.model.path import BOOT_ID
 from vfiomgr.model.step import subject
 from vfiomgr.planner.recovery import plan_undo, refuse_other_devices, refuse_what_is_kept
 
 if TYPE_CHECKING:
     from vfiomgr.executor.change import Work
     from vfiomgr.executor.journal import CutOff, Unfinished
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.model.intent import Allowance
     from vfiomgr.planner.recovery import Undoing
+
+
+def is_about_files(tree: HostTree) -> bool:
+    """Whether devices have no part in any of the runs that were left half done."""
+    runs = cut_off_runs(tree, tree.read(BOOT_ID))
+    intents = (read_unfinished(tree, run.name).intent for run in runs)
+    return bool(runs) and all(isinstance(intent, ChangeFiles) for intent in intents)
 
 
 def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[CutOff, ...]:
@@ -30,7 +39,7 @@ def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[C
     """
     ended: list[CutOff] = []
     refused: list[Refusal] = []
-    runs = cut_off_runs(work.tree, work.scan().boot_id)
+    runs = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
     for run in runs if finish else reversed(runs):
         try:
             if finish:
@@ -56,7 +65,7 @@ def _undo(run: CutOff, work: Work, allow: frozenset[Allowance]) -> None:
     """
     _plan_undo(run, work, allow)
     with hold(work.tree, run.locks, work.on_note):
-        if run not in cut_off_runs(work.tree, work.scan().boot_id):
+        if run not in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
             return  # another process has ended it meanwhile
         left, undoing = _plan_undo(run, work, allow)
         for text in undoing.notes:
@@ -85,5 +94,5 @@ def _finish(run: CutOff, work: Work) -> None:
         begun = map(subject, (left.steps[number] for number in left.begun))
         intent = replace(intent, begun=tuple(dict.fromkeys((*intent.begun, *filter(None, begun)))))
     apply(intent, work)
-    if run in cut_off_runs(work.tree, work.scan().boot_id):
+    if run in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
         supersede(work.tree, run)

@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
+def require_file_rights(tree: HostTree) -> None:
+    """Make sure that this process can change the configuration of the host; any tree has files.
+
+    Raises:
+        NeedsRoot: this user has no right to.
+
+    """
+    if tree.is_machine and os.geteuid() != 0:
+        raise NeedsRoot
+
+
 def require_rights(tree: HostTree) -> None:
     """Make sure that this process can change the host at all.
 

@@ -43,7 +43,7 @@ def read_installation(tree: HostTree) -> KataInstallation:
 
 def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile | None:
     """A configuration with what lies in its config.d; None where there is none to read."""
-    resolved = _resolved(tree, path)
+    resolved = followed(tree, path)
     text = tree.read_text(resolved, _MOST) if resolved is not None else None
     if resolved is None or text is None:
         return None
@@ -56,7 +56,7 @@ def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile 
         resolved=resolved,
         text=text,
         drop_ins=tuple(TextFile(name, content) for name, content in found if content is not None),
-        neighbours=tuple(other for other in beside if _resolved(tree, other) != resolved),
+        neighbours=tuple(other for other in beside if followed(tree, other) != resolved),
     )
 
 
@@ -96,11 +96,11 @@ def _parsed(text: str | None) -> Version | None:
 
 
 def _read(tree: HostTree, path: HostPath) -> str | None:
-    place = _resolved(tree, path)
+    place = followed(tree, path)
     return None if place is None else tree.read_text(place, _MOST)
 
 
-def _resolved(tree: HostTree, path: HostPath) -> HostPath | None:
+def followed(tree: HostTree, path: HostPath) -> HostPath | None:
     """The path without links, which lead on within the tree also where they are absolute."""
     left = path.strip("/").split("/")[::-1]
     place, links = HostPath(""), 0

@@ -26,15 +26,27 @@ _UNDER_LOCK = ("driver_override", "sriov_numvfs")
 """Attributes that are shown under the lock of the device; so is `uevent`, which nobody needs."""
 
 
-def read_devices(
-    tree: HostTree, names: Names, serials_of: frozenset[tuple[int, int, int]] = frozenset()
-) -> tuple[PciDevice, ...]:
-    """All functions, sorted by address; one that cannot be read hides no other.
+def list_addresses(tree: HostTree) -> tuple[PciAddress, ...]:
+    """Of all functions, in no order."""
+    names = filter(is_address, tree.children(path.PCI_DEVICES))
+    return tuple(map(PciAddress.parse, names))
 
-    Serial numbers are read in the slots that are named alone: it takes its time.
+
+def read_devices(
+    tree: HostTree,
+    names: Names,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    only: frozenset[tuple[int, int, int]] | None = None,
+) -> tuple[PciDevice, ...]:
+    """All functions, or those in some slots `only`, sorted by address.
+
+    One that cannot be read hides no other. Serial numbers are read in the slots that are named
+    alone: it takes its time.
     """
     found: list[PciDevice] = []
     addresses = list(filter(is_address, tree.children(path.PCI_DEVICES)))
+    if only is not None:
+        addresses = [name for name in addresses if PciAddress.parse(name).slot in only]
     locked = _read_locked(tree, addresses)
     modules = DriverModules(tree)
     for name in addresses:

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 
 from vfiomgr.errors import HostError
-from vfiomgr.host.tree import sync_directory
+from vfiomgr.host.tree import sync_directory, take_over
 
 _NEW_MODE = 0o666
 """Before the umask, as for any file that a program makes."""
@@ -57,7 +57,8 @@ def _exchange(
             file.write(after)
             file.flush()
             if found is not None:
-                _take_over(target, found, file.fileno())
+                take_over(target, file.fileno())
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
             os.fsync(file.fileno())
         if before is not None:
             _require_unchanged(target, before)
@@ -66,18 +67,6 @@ def _exchange(
         os.unlink(temporary)
         raise
     sync_directory(directory)
-
-
-def _take_over(target: str, found: os.stat_result, descriptor: int) -> None:
-    """Owner, extended attributes (SELinux's label, access lists) and mode, in this order."""
-    own = os.fstat(descriptor)
-    if (own.st_uid, own.st_gid) != (found.st_uid, found.st_gid):
-        os.fchown(descriptor, found.st_uid, found.st_gid)
-    for name in os.listxattr(target):
-        value = os.getxattr(target, name)
-        if name not in os.listxattr(descriptor) or os.getxattr(descriptor, name) != value:
-            os.setxattr(descriptor, name, value)
-    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 
 def _require_unchanged(target: str, before: bytes) -> None:

@@ -42,12 +42,28 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     )
 
 
+_ARCHITECTURES = (
+    ("flags", "x86_64"),
+    ("CPU implementer", "aarch64"),
+    ("isa", "riscv64"),
+    ("cpu", "ppc64le"),
+)
+"""By what /proc/cpuinfo has of one kind of CPU alone (arch/*/kernel: show_cpuinfo, c_show)."""
+
+
 def scan_devices(
-    tree: HostTree, machine: HostTree, serials_of: frozenset[tuple[int, int, int]] = frozenset()
+    tree: HostTree,
+    machine: HostTree,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    only: frozenset[tuple[int, int, int]] | None = None,
 ) -> HostSnapshot:
-    """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them."""
+    """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them.
+
+    With the slots that are `only` to be read there are no other functions in it.
+    """
     groups = iommu.read_groups(tree)
-    devices = display.mark_displays(tree, pci.read_devices(tree, Names(tree, machine), serials_of))
+    found = pci.read_devices(tree, Names(tree, machine), serials_of, only)
+    devices = display.mark_displays(tree, found)
     cpu = _cpu(tree)
     mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
     vendor_parents, vendor_vgpus = vendor_vgpu.read_vendor_vgpus(tree, devices)
@@ -57,6 +73,7 @@ def scan_devices(
         boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
         cpu_vendor=cpu.get("vendor_id"),
         cpu_address_bits=_address_bits(cpu),
+        architecture=next((name for key, name in _ARCHITECTURES if key in cpu), None),
         iommu=iommu.read_state(tree, groups),
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
@@ -24,6 +26,15 @@ _DEATH_DEADLINE = 0.5
 _PERMISSIONS = 0o7777
 _SAID = 1000
 """Characters that an error quotes of what a program said at last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAnswer:
+    """How a program ended, and what it said."""
+
+    status: int
+    output: str
+    error: str
 
 
 class HostTree:
@@ -131,6 +142,19 @@ class HostTree:
         except OSError:
             return None
 
+    def read_part(self, path: HostPath, start: int, length: int) -> bytes:
+        """Some bytes of a file from a place on; fewer, or none, where it ends or is closed."""
+        try:
+            descriptor = os.open(self.locate(path), self._reading)
+        except OSError:
+            return b""
+        try:
+            return os.pread(descriptor, length, start)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+
     def read_text(self, path: HostPath, limit: int = -1) -> str | None:
         """The text of a file of any length, or its first `limit` characters; ends of lines kept."""
         try:
@@ -223,6 +247,7 @@ class HostTree:
     ) -> None:
         """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory.
 
+        Owner and label of a file that is there already are kept.
         What is worth nothing after a reboot need not be `durable`, and costs no fsync.
         """
         target = self.locate(path)
@@ -235,6 +260,7 @@ class HostTree:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
+                take_over(target, file.fileno())
                 os.fchmod(file.fileno(), mode)
                 file.flush()
                 if durable:
@@ -273,6 +299,16 @@ class HostTree:
 
         Programs act on the machine itself, so that in any other root there are none.
         """
+        answer = self.ask(command, seconds)
+        return None if answer is None or answer.status else answer.output
+
+    def ask(
+        self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE
+    ) -> ProgramAnswer | None:
+        """How a program of this machine ended, and what it said; None where it is absent or hangs.
+
+        Programs act on the machine itself, so that in any other root there are none.
+        """
         import subprocess  # noqa: PLC0415 - few callers run a program
 
         if self._prefix:
@@ -282,19 +318,24 @@ class HostTree:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
             )
         except OSError:
             return None
         try:
-            output, _ = process.communicate(timeout=seconds)
+            output, error = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-            with process.stdout or nullcontext(), suppress(subprocess.TimeoutExpired):
+            with (
+                process.stdout or nullcontext(),
+                process.stderr or nullcontext(),
+                suppress(subprocess.TimeoutExpired),
+            ):
                 process.wait(_DEATH_DEADLINE)
             return None
-        return output if process.returncode == 0 else None
+        return ProgramAnswer(process.returncode, output, error)
 
     def access(self, path: HostPath) -> NodeAccess | None:
         """Owner, group and permission bits of a node; None where it is absent."""
@@ -388,6 +429,23 @@ def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:
     return WriteFailed(
         path, text, number, f"writing {shown!r} to {path} failed: {os.strerror(number)}"
     )
+
+
+def take_over(target: str, descriptor: int) -> None:
+    """Owner and extended attributes (SELinux's label, access lists) of a file that is replaced."""
+    try:
+        found = os.lstat(target)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        return
+    own = os.fstat(descriptor)
+    if (own.st_uid, own.st_gid) != (found.st_uid, found.st_gid):
+        os.fchown(descriptor, found.st_uid, found.st_gid)
+    for name in os.listxattr(target):
+        value = os.getxattr(target, name)
+        if name not in os.listxattr(descriptor) or os.getxattr(descriptor, name) != value:
+            os.setxattr(descriptor, name, value)
 
 
 def sync_directory(directory: str) -> None:

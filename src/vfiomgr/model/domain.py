@@ -14,6 +14,7 @@ from vfiomgr.model.version import Version
 __all__ = [
     "EXPANDER",
     "ROOT_PORT",
+    "TO_PCI",
     "Domain",
     "DomainCpu",
     "DomainHostdev",
@@ -28,6 +29,9 @@ __all__ = [
 
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
+_X86 = (None, "x86_64", "i686")
+TO_PCI = "pcie-to-pci-bridge"
+"""What conventional PCI is behind on a machine of PCI Express."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class DomainMemory:
     """Their sizes, where they are written."""
     host_nodes: frozenset[int] = frozenset()
     """Of the host's NUMA nodes those that it is bound to; empty where it is not."""
+    cell_nodes: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Of cells of the guest to the host's nodes that their memory comes from: `<memnode>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,8 @@ class DomainIommu:
     address_bits: int | None = None
     has_eim: bool = False
     """Extended interrupt mode: identities of CPUs that have 32 bits."""
+    bus: int | None = None
+    """`<driver pciBus>` of an smmuv3: the one bus of the guest that it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +134,17 @@ class Domain:
     boot_orders: tuple[int, ...] = ()
     """The orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
+    """What it tells QEMU past libvirt: arguments, and properties as `name=value`."""
     has_iommufd: bool = False
     is_bound_by_hook: bool = False
     """Whether its metadata has vfiomgr's hook make its devices ready."""
     lines: tuple[tuple[str, int], ...] = ()
     """Where elements stand that are there once, by path: `memtune/hard_limit`."""
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether it is for a PC; libvirt takes what is not written for the host's."""
+        return self.architecture in _X86
 
     def line(self, path: str) -> int:
         """The line of an element; of one that is not there, that of the domain."""
@@ -153,8 +167,20 @@ class KnownDomain:
     defined: Domain | None
     autostarts: bool = False
     """Whether it starts with the host."""
-    is_unreadable: bool = False
-    """Whether vfiomgr cannot make sense of its XML, so that what it holds and claims is unknown."""
+    is_running_unread: bool = False
+    """Whether vfiomgr cannot make sense of the XML as it runs: what it has is unknown."""
+    is_definition_unread: bool = False
+    """Whether it cannot make sense of its definition: what it claims is unknown."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it may have or claim devices of which nothing is known."""
+        return self.is_running_unread or self.is_definition_unread
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it is defined; one that is not is gone when it ends."""
+        return self.defined is not None or self.is_definition_unread
 
     @property
     def argument(self) -> str:

@@ -82,6 +82,12 @@ class DomainWish:
     is_locked: bool = False
     has_fixed_aperture: bool = False
     """Whether the size of the 64-bit window is written even where the firmware would find it."""
+    address_bits: int | None = None
+    """How wide the guest's physical addresses are at most; None for as wide as the host's."""
+    has_hotplug: bool = True
+    """Whether a guest can be asked for its devices, and offers to eject them."""
+    hides_kvm: bool = False
+    """Whether it does not show that it runs on KVM, which old drivers look for."""
     system: System = "linux"
     has_tpm: bool = False
 
@@ -141,7 +147,10 @@ class GuestCpus:
     """Of virtual CPUs to those of the host."""
     emulator: tuple[int, ...] = ()
     """The CPUs that QEMU's own threads run on."""
-    passes_address_bits: bool = False
+    address_width: Literal["passthrough", "emulate"] | None = None
+    """The mode of `<maxphysaddr>`, where it is written."""
+    address_bits: int | None = None
+    """Its limit, or the width."""
     aperture_mib: int | None = None
     """The size of OVMF's 64-bit window, where it is told."""
 

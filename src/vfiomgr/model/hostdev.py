@@ -49,8 +49,10 @@ class DomainHostdev:
     ramfb: bool = False
     boot_order: int | None = None
     rom_file: str | None = None
-    has_acpi_nodes: bool = False
-    """Whether `<acpi nodeset>` gives it NUMA nodes of its own."""
+    acpi_nodes: str | None = None
+    """`<acpi nodeset>`: cells of the guest that are its own."""
+    is_unassigned: bool = False
+    """Whether the domain keeps it from others, and the guest does not have it."""
     has_rom: bool = True
     """Whether the guest sees its option ROM; not with `<rom bar='off'>` or `enabled='no'`."""
 
@@ -77,6 +79,14 @@ class HandOver:
     """The VFIO driver that libvirt binds it to."""
     has_iommufd: bool = False
     """Whether QEMU opens it through /dev/iommu."""
+    is_unassigned: bool = False
+    """Whether libvirt takes it from the host, and the guest does not get it."""
+    acpi_nodes: str | None = None
+    """Cells of the guest that are the device's own memory: `1-8`."""
+    has_vga: bool = False
+    """Whether it answers to the legacy addresses of VGA, for SeaBIOS."""
+    subsystem: str | None = None
+    """What the guest sees as its subsystem, `17aa:3aff`, where a driver asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +100,18 @@ class DeviceWish:
 
 
 @dataclass(frozen=True, slots=True)
+class QemuProperty:
+    """A property of QEMU's device that libvirt has no word for (`<qemu:override>`)."""
+
+    name: str
+    type: Literal["bool", "unsigned"]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class GuestHostdev:
     """A device of the host with its place in the guest; `title` is what pci.ids calls it."""
 
     device: DomainHostdev
     title: str
+    properties: tuple[QemuProperty, ...] = ()

@@ -390,6 +390,37 @@ class RemoveCdi:
     kind: Literal["remove-cdi"] = "remove-cdi"
 
 
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file's whole text before and after; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFiles:
+    """Exchange files of the host's configuration, in this order, all or none.
+
+    A file may be exchanged several times. Devices have no part in it: no kernel need be there.
+    """
+
+    summary: str
+    changes: tuple[FileChange, ...]
+    locks: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    """What is told where there is nothing to change."""
+    kind: Literal["change-files"] = "change-files"
+
+    def inverse(self) -> ChangeFiles:
+        """What takes all of it back."""
+        back = (FileChange(c.path, c.after, c.before, c.mode) for c in reversed(self.changes))
+        return ChangeFiles(f"take back: {self.summary}", tuple(back), self.locks)
+
+
 def wished_layout(intent: Intent) -> ApplyLayout | None:
     """The layout that an intent looks at a host for."""
     match intent:
@@ -469,4 +500,5 @@ Intent = (
     | UninstallHook
     | WriteCdi
     | RemoveCdi
+    | ChangeFiles
 )

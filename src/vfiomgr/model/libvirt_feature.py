@@ -39,9 +39,8 @@ class Feature:
 
 UNASSIGNED_ADDRESS = Feature("<address type='unassigned'>", Version(6, 0))
 ROOT_PORT_WITHOUT_HOTPLUG = Feature("<target hotplug='off'/> of a root port", Version(6, 3))
-MDEV_CREATION = Feature("creation of mediated devices by nodedev", Version(6, 5))
-MDEV_DEFINITION = Feature("definition of mediated devices by nodedev", Version(7, 3))
-MDEV_AUTOSTART = Feature("autostart of mediated devices by nodedev", Version(7, 8))
+MDEV_DEFINITION = Feature("nodedev-define of mediated devices", Version(7, 3))
+MDEV_AUTOSTART = Feature("nodedev-autostart of mediated devices", Version(7, 8))
 QEMU_OVERRIDE = Feature("<qemu:override>", Version(8, 2))
 VIRTIO_IOMMU = Feature("<iommu model='virtio'>", Version(8, 3))
 MAXPHYSADDR = Feature("<maxphysaddr>", Version(8, 7))
@@ -57,3 +56,8 @@ DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
 
 QEMU_IOMMUFD = Version(9, 0)
 """The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""
+
+
+def lacks_iommufd(qemu: Version | None) -> bool:
+    """Whether that QEMU is known to have no iommufd; of one that nobody knows, it is not."""
+    return qemu is not None and qemu < QEMU_IOMMUFD

@@ -138,6 +138,8 @@ class HostSnapshot:
     """Width of the physical addresses of an x86 CPU; others do not tell."""
     cdi_files: tuple[CdiFile, ...] = ()
     """CDI specifications, whoever wrote them."""
+    architecture: str | None = None
+    """Of the CPU, as libvirt names it: `x86_64`, `aarch64`; None where nothing tells."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
 from vfiomgr.model.attachment import Scope
-from vfiomgr.model.domain import ROOT_PORT
-from vfiomgr.model.hostdev import DeviceWish, HandOver
+from vfiomgr.model.hostdev import DeviceWish, GuestAddress, HandOver
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
 from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.planner.claims import how_to_read, unread_domains, unread_text
 from vfiomgr.planner.guards import Objection, refuse_if_any, taking
 from vfiomgr.planner.guest.hostdevs import hostdevs_of
+from vfiomgr.planner.guest.spaces import space_objections
 from vfiomgr.planner.guest.units import Unit, units_of
+from vfiomgr.planner.ports import free_places, free_ports, is_express, refuse_full
 from vfiomgr.planner.readying import how_to_bind
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.pci import PciAddress, PciDevice
     from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
 
-_PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})
-_ROOT = "pcie-root"
 _NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
 
 
@@ -69,7 +69,8 @@ class Attachment:
 
     def hostdevs(self) -> Iterator[GuestHostdev]:
         """One for each function."""
-        return hostdevs_of(self.unit, self.bus)
+        place = None if self.bus is None else GuestAddress(self.bus, 0, 0)
+        return hostdevs_of(self.unit, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +89,17 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
         Refusal: it was asked for what the domain does not have, or it cannot be read.
 
     """
-    if domain.is_unreadable:
-        message = f"the XML of the domain {domain.name} cannot be made sense of"
-        told = (
-            f"virsh dumpxml {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says where"
-        )
-        raise Refusal(message, told)
+    if domain.is_unread:
+        raise Refusal(unread_text(domain), how_to_read(domain))
     if live and not domain.is_active:
         message = f"the domain {domain.name} is not running"
         raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
-    if config and domain.defined is None:
+    if config and not domain.is_persistent:
         message = f"the domain {domain.name} is transient: it has no definition"
         raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
     if live or config:
         return Scope(live=live, config=config)
-    return Scope(live=domain.is_active, config=domain.defined is not None)
+    return Scope(live=domain.is_active, config=domain.is_persistent)
 
 
 def plan_attach(
@@ -126,7 +123,7 @@ def plan_attach(
             for unit in left
             if not unit.scope
         ),
-        notes=(*_notes(host, domain, items), *unreadable(hypervisor)),
+        notes=(*_notes(host, domain, items), *unread_domains(hypervisor)),
     )
 
 
@@ -161,30 +158,22 @@ def _has(domain: Domain | None, unit: Attachment) -> bool:
 def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
     """Several functions on a bus of their own; libvirt adds the port where it is a new one."""
     defined = domain.defined
-    if defined is None or not _is_express(defined):
+    if defined is None or not is_express(defined):
         return list(units)
-    free = iter(_free_ports(defined))
-    new = max((controller.index for controller in defined.controllers), default=0) + 1
-    placed = []
-    for unit in units:
-        bus = None
-        if len(unit.functions) > 1:
-            bus = next(free, None)
-            if bus is None:
-                bus, new = new, new + 1
-        placed.append(replace(unit, bus=bus))
-    return placed
+    places = free_places(defined)
+    return [replace(unit, bus=_bus(defined, unit, places)) for unit in units]
 
 
-def _is_express(domain: Domain) -> bool:
-    return any(controller.model == _ROOT for controller in domain.controllers)
-
-
-def _free_ports(domain: Domain) -> list[int]:
-    """Ports that take a device while the guest runs, and have none."""
-    taken = {address.bus for address in domain.taken}
-    ports = (c for c in domain.controllers if c.model in _PORTS and c.has_hotplug)
-    return sorted(port.index for port in ports if port.index not in taken)
+def _bus(
+    domain: Domain, unit: Attachment, places: Iterator[tuple[GuestAddress, bool]]
+) -> int | None:
+    """The next one, of several functions; one alone libvirt puts somewhere."""
+    if len(unit.functions) <= 1:
+        return None
+    place, _ = next(places, (None, False))
+    if place is None:
+        refuse_full(domain, unit.names)
+    return place.bus
 
 
 # ---- what speaks against it
@@ -214,6 +203,21 @@ def _objections(
     yield from _live_objections(hypervisor, domain, live, wish)
     for item in live:
         yield from _strangers(host, hypervisor, item)
+    yield from _space_objections(host, domain, items)
+
+
+def _space_objections(
+    host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
+) -> Iterator[Objection]:
+    """Of a guest that has an IOMMU, as it runs and as it is defined."""
+    found: dict[Objection, None] = {}
+    if domain.running is not None:
+        coming = [item.unit for item in items if item.scope.live]
+        found.update(dict.fromkeys(space_objections(host, domain.running, coming)))
+    if domain.defined is not None:
+        coming = [item.unit for item in items if item.scope.config]
+        found.update(dict.fromkeys(space_objections(host, domain.defined, coming)))
+    yield from found
 
 
 def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
@@ -359,8 +363,8 @@ def _live_objections(
                 f"{names} are one device, and libvirt gives a running guest one function at a time",
                 f"pass --config, and start {domain.name} anew{only}",
             )
-    free = _free_ports(running)
-    if _is_express(running) and len(free) < len(items):
+    free = [port for port in free_ports(running) if port.has_hotplug]
+    if is_express(running) and len(free) < len(items):
         yield Objection(
             f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, and "
             f"{len(items)} needed while it runs",
@@ -385,13 +389,6 @@ def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> 
 
 
 # ---- what is told
-
-
-def unreadable(hypervisor: Hypervisor) -> Iterator[str]:
-    """Domains that may have devices of which nothing is known."""
-    for domain in hypervisor.domains:
-        if domain.is_unreadable:
-            yield f"the XML of the domain {domain.name} cannot be read: what it has is unknown"
 
 
 def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:

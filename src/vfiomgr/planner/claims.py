@@ -48,6 +48,27 @@ def claims_of(
     return tuple(claim for _, claim in found)
 
 
+def unread_domains(hypervisor: Hypervisor) -> Iterator[str]:
+    """What cannot be told of domains whose XML makes no sense to vfiomgr."""
+    for domain in hypervisor.domains:
+        if domain.is_unread:
+            yield f"{unread_text(domain)}: what it has is unknown"
+
+
+def unread_text(domain: KnownDomain) -> str:
+    """That a domain cannot be read."""
+    return f"the XML of the domain {domain.name} cannot be made sense of"
+
+
+def how_to_read(domain: KnownDomain) -> str:
+    """What shows where its XML makes no sense."""
+    option = " --inactive" if domain.is_definition_unread else ""
+    return (
+        f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says "
+        "where"
+    )
+
+
 def _order(hostdev: DomainHostdev, claim: Claim) -> tuple[bool, object, str]:
     key: object = hostdev.address if hostdev.address is not None else claim.device
     return (hostdev.address is None, key, claim.domain)

@@ -6,19 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import Refusal
-from vfiomgr.model.domain import EXPANDER, ROOT_PORT, Domain, DomainHostdev, GuestAddress
+from vfiomgr.model.domain import Domain, DomainHostdev, GuestAddress
 from vfiomgr.planner.guards import Objection, refuse_if_any
+from vfiomgr.planner.ports import free_places, refuse_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.model.hostdev import HandOver
     from vfiomgr.model.snapshot import HostSnapshot
-
-_LAST_BUS = 0xFF
-_FIRST_SLOT, _LAST_SLOT = 3, 0x1F
-"""Of a conventional root bus: 1 is the chipset's (PIIX3), 2 the first video card's."""
-_EXPRESS_ARCHITECTURES = frozenset({"aarch64", "riscv64", "loongarch64", "armv7l"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,14 @@ class Removals:
     """Functions that stay, and that the guest cannot find without those that go."""
 
 
-def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additions:
+def plan_additions(
+    domain: Domain, devices: Iterable[tuple[str, ...]], *, is_unassigned: bool = False
+) -> Additions:
     """Places for devices, each a tuple of functions that become one device of the guest.
 
-    A function that goes alone gets no address: libvirt finds a port for it, or adds one. Several
-    get a bus that nothing else says it is on: that of a free root port, else of a new one.
+    A function that goes alone gets no address: libvirt finds a port for it, or adds one. None has
+    what the guest is not to have (`is_unassigned`). Several get a bus that nothing else says it is
+    on: that of a free root port, else of a new one.
 
     Raises:
         Refusal: a device is there in part, or there is no place.
@@ -71,7 +70,7 @@ def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additi
     """
     placed: list[Placed] = []
     already: list[str] = []
-    places = _ports(domain) if is_express(domain) else _slots(domain)
+    places = free_places(domain)
     ports: list[NewPort] = []
     for names in devices:
         there = [name for name in names if domain.hostdev(name) is not None]
@@ -80,12 +79,12 @@ def plan_additions(domain: Domain, devices: Iterable[tuple[str, ...]]) -> Additi
             continue
         if there:
             _refuse_part(domain, names, there)
-        if len(names) == 1:
+        if len(names) == 1 or is_unassigned:
             placed.append(Placed(names, None))
             continue
         guest, is_new = next(places, (None, False))
         if guest is None:
-            _refuse_full(domain, names)
+            refuse_full(domain, names)
         placed.append(Placed(names, guest))
         if is_new:
             ports.append(NewPort(guest.bus, names[0]))
@@ -156,44 +155,6 @@ def plan_removals(
     return Removals(devices, tuple(absent), tuple(_orphans(domain, devices)))
 
 
-def is_express(domain: Domain) -> bool:
-    """Whether its machine has PCI Express, so that devices go behind root ports."""
-    roots = {controller.model for controller in domain.controllers}
-    if roots & {"pcie-root", "pci-root"}:
-        return "pcie-root" in roots
-    machine = domain.machine or ""
-    return "q35" in machine or domain.architecture in _EXPRESS_ARCHITECTURES or ROOT_PORT in roots
-
-
-def _ports(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
-    """Free root ports of the root complex itself, then new ones behind all that there are.
-
-    A port behind an expander is near one of the guest's NUMA nodes, which may be the wrong one.
-    """
-    used = {address.bus for address in domain.taken if not address.domain}
-    expanders = {one.index for one in domain.controllers if one.model == EXPANDER}
-    for port in domain.controllers:
-        is_far = port.guest is not None and port.guest.bus in expanders
-        if port.model == ROOT_PORT and port.index not in used and not is_far:
-            yield _first_function(port.index), False
-    known = {*used, *(controller.index for controller in domain.controllers), 0}
-    for index in (*range(max(known) + 1, _LAST_BUS + 1), *range(1, max(known))):
-        if index not in known:
-            yield _first_function(index), True
-
-
-def _slots(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
-    """Free slots of a conventional root bus."""
-    used = {address.slot for address in domain.taken if not address.domain and not address.bus}
-    for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
-        if slot not in used:
-            yield GuestAddress(0, slot, 0, multifunction=True), False
-
-
-def _first_function(bus: int) -> GuestAddress:
-    return GuestAddress(bus, 0, 0, multifunction=True)
-
-
 def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> NoReturn:
     """Functions of one device cannot come one after the other: their place is given at once.
 
@@ -205,20 +166,6 @@ def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> 
     message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
     remedy = f"pass --remove {there[0]} too, to add them as one device, or --only"
     raise Refusal(message, remedy)
-
-
-def _refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
-    """Say that there is no place.
-
-    Raises:
-        Refusal: always.
-
-    """
-    if is_express(domain):
-        message = f"{domain.name} has no bus left for {', '.join(names)}: all 255 are in use"
-        raise Refusal(message, "take a controller or a device out")
-    message = f"{domain.name} has no slot left on its PCI bus for {', '.join(names)}"
-    raise Refusal(message, "take a device out, or give the domain the machine q35")
 
 
 def _companions(

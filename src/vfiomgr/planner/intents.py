@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.model.intent import (
     ApplyLayout,
     Bind,
+    ChangeFiles,
     ChangeQuotas,
     CreateVgpu,
     DefineVgpu,
@@ -35,6 +36,7 @@ from vfiomgr.model.intent import (
 from vfiomgr.planner import (
     definitions,
     division,
+    files,
     gpu_mode,
     guest_hook,
     passthrough,
@@ -108,10 +110,8 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
             made = passthrough.plan_bind(host, intent)
         case Unbind():
             made = passthrough.plan_unbind(host, intent)
-        case CreateVgpu():
-            made = vgpu.plan_create(host, intent)
-        case RemoveVgpu():
-            made = vgpu.plan_remove(host, intent)
+        case CreateVgpu() | RemoveVgpu():
+            made = _plan_vgpus(host, intent)
         case SetVirtualFunctions() | ChangeQuotas() | SetGpuMode() | DivideGpu() | SwitchGpu():
             made = _plan_division(host, intent)
         case DefineVgpu() | UndefineVgpu() | StartVgpu() | StopVgpu() | RestoreVgpus():
@@ -119,19 +119,25 @@ def plan(host: HostSnapshot, intent: Intent) -> Plan:
         case Reset():
             made = reset.plan_reset(host, intent)
         case (
-            ForgetPersisted()
-            | ImportDriverctl()
-            | InstallHook()
-            | UninstallHook()
-            | WriteCdi()
-            | RemoveCdi()
+            ForgetPersisted() | ImportDriverctl() | InstallHook() | UninstallHook() | ChangeFiles()
         ):
             made = _plan_files(host, intent)
+        case WriteCdi() | RemoveCdi():
+            made = _plan_cdi(host, intent)
         case ApplyLayout() | RevertLayout() | InstallLayout() | UninstallLayout():
             made = _plan_layout(host, intent)
         case _ as never:
             assert_never(never)
     return made
+
+
+def _plan_vgpus(host: HostSnapshot, intent: CreateVgpu | RemoveVgpu) -> Plan:
+    """What vGPUs there are."""
+    match intent:
+        case CreateVgpu():
+            return vgpu.plan_create(host, intent)
+        case RemoveVgpu():
+            return vgpu.plan_remove(host, intent)
 
 
 def _plan_division(
@@ -172,7 +178,7 @@ def _plan_definition(
 
 def _plan_files(
     host: HostSnapshot,
-    intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook | WriteCdi | RemoveCdi,
+    intent: ForgetPersisted | ImportDriverctl | InstallHook | UninstallHook | ChangeFiles,
 ) -> Plan:
     """What is kept for the next boot, the next start of a guest or a container, alone."""
     match intent:
@@ -184,13 +190,18 @@ def _plan_files(
             return guest_hook.plan_install(host, intent)
         case UninstallHook():
             return guest_hook.plan_uninstall(host)
-        case WriteCdi():
-            from vfiomgr.planner.cdi import writing  # noqa: PLC0415 - few intents are about it
+        case ChangeFiles():
+            return files.plan_change(host, intent)
 
+
+def _plan_cdi(host: HostSnapshot, intent: WriteCdi | RemoveCdi) -> Plan:
+    """What container runtimes are told of devices."""
+    from vfiomgr.planner.cdi import writing  # noqa: PLC0415 - few intents are about it
+
+    match intent:
+        case WriteCdi():
             return writing.plan_write(host, intent)
         case RemoveCdi():
-            from vfiomgr.planner.cdi import writing  # noqa: PLC0415 - as above
-
             return writing.plan_remove(host, intent)
 
 

@@ -70,19 +70,16 @@ def plan_bind(
         intent.allow,
     )
     drivers = [wanted[device.address].driver for device in named]
-    steps: list[Step] = []
-    steps += dict.fromkeys(
-        choice for d in moving if (choice := wanted[d.address]).driver not in host.pci_drivers
-    )
-    for device in moving:
-        steps += _take(host, device, wanted[device.address].driver, intent)
     staying = [d for d in targets if d not in moving and host.origin(d) is not None]
     repinned = {d.address: step for d in staying if (step := pins.repin(d, intent))}
-    steps += repinned.values()
-    first_of_group = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
-    steps += [AwaitVfioNode(n, first_of_group[n].identity) for n in sorted(first_of_group)]
     kept = persistence.part_of_bind(host, wanted, moving, intent)
-    steps += kept.steps
+    steps: list[Step] = [
+        *_loading(host, moving, wanted),
+        *(step for d in moving for step in _take(host, d, wanted[d.address].driver, intent)),
+        *repinned.values(),
+        *_awaiting(moving),
+        *kept.steps,
+    ]
     on_it = (
         f"{d} is on {d.driver} already{pins.unpinned(d, intent)}"
         for d in targets
@@ -97,6 +94,18 @@ def plan_bind(
         notes=(*_companion_notes(named, targets, moving), *kept.notes),
         already=(*on_it, *kept.already),
     )
+
+
+def _loading(host: HostSnapshot, moving: Iterable[PciDevice], wanted: Drivers) -> Iterable[Step]:
+    """The modules of drivers that are not there, each once."""
+    choices = (wanted[device.address] for device in moving)
+    return dict.fromkeys(choice for choice in choices if choice.driver not in host.pci_drivers)
+
+
+def _awaiting(moving: Sequence[PciDevice]) -> Iterable[Step]:
+    """The node of each group, by the first of its functions."""
+    first = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
+    return [AwaitVfioNode(number, first[number].identity) for number in sorted(first)]
 
 
 def drivers_for(host: HostSnapshot, intent: Bind, others: frozenset[PciAddress] = _NONE) -> Drivers:

@@ -24,6 +24,7 @@ from vfiomgr.model.snapshot import HostSnapshot
 from vfiomgr.model.vgpu_mark import MARKS
 from vfiomgr.planner import future, gpu_instances, gpu_mode, guards, passthrough, sriov, vgpu
 from vfiomgr.planner.guards import Objection
+from vfiomgr.planner.readying import how_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +84,7 @@ def brought(
     `bind` is how to hand it to a guest where the plain way is not meant; it may name others too.
     """
     device = host.device(intent.address)
-    guards.refuse_if_any([*guards.stuck(host, device), *_no_gpu(device)], frozenset())
+    guards.refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
     course = _Course(host, intent)
     match intent.to:
         case "host":
@@ -228,11 +229,16 @@ def _forgotten_marks(course: _Course) -> Iterator[Step]:
             yield ReplaceFile(mark.path, mark.text, None)
 
 
-def _no_gpu(device: PciDevice) -> Iterator[Objection]:
+def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     if device.physical_function is not None:
         yield Objection(
             f"{device} is a virtual function",
-            f"name its GPU, {device.physical_function}; vfiomgr bind takes a virtual function",
+            f"name its GPU, {device.physical_function}; of the function alone: "
+            + (
+                "a guest can have it as it is"
+                if host.is_ready_for_guests(device)
+                else how_to_bind(host, [device])
+            ),
         )
     elif device.is_bridge:
         yield Objection(f"{device} is a bridge", "name a GPU; vfiomgr list shows them")

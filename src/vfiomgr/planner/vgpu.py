@@ -14,6 +14,7 @@ from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner import gpu_instances, guards
+from vfiomgr.planner.cdi.following import following_notes
 from vfiomgr.planner.locks import device_lock
 from vfiomgr.planner.quota_room import refuse_function
 from vfiomgr.planner.vgpu_choice import Choice, Placement, choose, find_parents, is_called
@@ -118,7 +119,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
             *_unmarkings(host, {*map(mark_file, found), *(MARKS / name for name in left)}),
         ),
         locks=tuple(sorted(locks)),
-        notes=tuple(_foreign_notes(host, intent)),
+        notes=(*_foreign_notes(host, intent), *following_notes(host, found)),
         already=already,
         settles=(*names, *(name for name in intent.names if name not in names)),
     )

@@ -216,8 +216,8 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "detached from the host"
         ),
         LibvirtFailed,
-        "0000:65:00.0 is on a driver of the host",
-        "vfiomgr bind 0000:65:00.0",
+        "0000:65:00.0 is on a driver that is none of VFIO to libvirt",
+        "vfiomgr show 0000:65:00.0 tells",
     ),
     (
         Code.OPERATION_INVALID,

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from vfiomgr.adapters.libvirt import connection
 from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
+from vfiomgr.adapters.libvirt.library import library
 from vfiomgr.cli.libvirt_attach import attach
 from vfiomgr.cli.libvirt_connection import complete_domain
+from vfiomgr.cli.main import cli
 from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def without_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    connection._library.cache_clear()
+    library.cache_clear()
     monkeypatch.setitem(sys.modules, "libvirt", None)
     yield
-    connection._library.cache_clear()
+    library.cache_clear()
 
 
 @pytest.mark.usefixtures("without_library")
@@ -96,6 +98,31 @@ def test_a_host_that_nobody_knows_is_told_as_such() -> None:
         pass
 
 
+@pytest.mark.parametrize("inactive", [True, False])
+def test_what_of_a_domain_cannot_be_read_is_known(
+    monkeypatch: pytest.MonkeyPatch, *, inactive: bool
+) -> None:
+    """The other XML of it is read all the same, and it stays as persistent as it is."""
+    real = library().virDomain.XMLDesc
+
+    def describe(domain: object, flags: int = 0) -> str:
+        is_odd = bool(flags & library().VIR_DOMAIN_XML_INACTIVE) == inactive
+        return "<odd/>" if is_odd else str(real(domain, flags))
+
+    monkeypatch.setattr(library().virDomain, "XMLDesc", describe)
+    with connect("test:///default") as opened:
+        (known,) = opened.hypervisor().domains
+    assert (known.is_definition_unread, known.is_running_unread) == (inactive, not inactive)
+    assert (known.defined is None, known.running is None) == (inactive, not inactive)
+    assert (known.is_unread, known.is_persistent) == (True, True)
+    result = CliRunner().invoke(cli, ["libvirt", "preflight", "test", "-c", "test:///default"])
+    if inactive:
+        assert isinstance(result.exception, HostError)
+        assert "virsh dumpxml --inactive test" in result.exception.hint
+    else:
+        assert "not checked: the XML of the domain test cannot be made sense of" in result.output
+
+
 DROPPED = b"""\
 <domain type='test' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>new</name><memory>65536</memory><os><type>hvm</type></os>
@@ -119,14 +146,13 @@ def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
     monkeypatch: pytest.MonkeyPatch, answers: dict[str, int], left: str
 ) -> None:
     """With NVRAM of its name left over, libvirt undefines no domain but where told to keep it."""
-    library = connection._library()
     called = []
 
     def answer(call: str) -> Callable[..., int]:
         def act(_handle: object, *flags: int) -> int:
             called.append((call, *flags))
             if answers[call]:
-                error = library.libvirtError("no")
+                error = library().libvirtError("no")
                 error.err = (answers[call], 0, "no")
                 raise error
             return 0
@@ -136,11 +162,11 @@ def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
     with connect("test:///default") as opened:
         with monkeypatch.context() as patch:
             for call in ("undefine", "undefineFlags"):
-                patch.setattr(library.virDomain, call, answer(call))
+                patch.setattr(library().virDomain, call, answer(call))
             with pytest.raises(InvalidDocument, match="would drop") as caught:
                 opened.define(DROPPED, "new.xml")
         opened._lookup("new").undefine()
     assert caught.value.details == ("new.xml: dropped: domain/qemu:commandline",)
     assert left in caught.value.hint
-    assert called[0] == ("undefineFlags", library.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+    assert called[0] == ("undefineFlags", library().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
     assert [call for call, *_ in called] == list(answers)

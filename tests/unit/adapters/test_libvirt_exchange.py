@@ -11,6 +11,7 @@ from vfiomgr.adapters.libvirt.exchange import Exchange, attach_all, detach_all
 from vfiomgr.errors import (
     GuestKeepsDevice,
     LibvirtFailed,
+    LibvirtSilent,
     RollbackIncomplete,
     RolledBack,
     VfiomgrError,
@@ -20,7 +21,8 @@ from vfiomgr.model.attachment import Scope
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.adapters.libvirt.connection import Connection, Removal
+    from vfiomgr.adapters.libvirt.connection import Connection
+    from vfiomgr.adapters.libvirt.devices import Removal
 
 BOTH, LIVE = Scope(live=True, config=True), Scope(live=True, config=False)
 CONFIG = Scope(live=False, config=True)
@@ -116,6 +118,17 @@ def test_the_first_that_fails_is_told_plainly() -> None:
     with pytest.raises(LibvirtFailed, match="it broke"):
         exchange(attach_all, connection, "b", "c")
     assert connection.calls == ["attach b"]
+
+
+@pytest.mark.parametrize("act", [attach_all, detach_all])
+def test_a_call_that_was_given_up_may_have_been_done(act: Callable[..., None]) -> None:
+    silent = LibvirtSilent("no answer for 9 s", "look at it")
+    verb = act.__name__.removesuffix("_all")
+    connection = FakeConnection(failures={(verb, "b"): silent})
+    left = f"no answer for 9 s: whether win has {name_of('b')} is not known"
+    with pytest.raises(RollbackIncomplete, match=left) as caught:
+        exchange(act, connection, "b", "c")
+    assert caught.value.hint == "look at it; then vfiomgr libvirt list --domain win shows it"
 
 
 def test_what_cannot_be_taken_back_is_told() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
+MODEL = HandOver(driver_model="x", is_managed=True)
 LONE = replace(GPU, address=replace(GPU.address, bus=9))
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
 
@@ -133,10 +134,12 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
 @pytest.mark.parametrize(
     ("hand_over", "versions", "words"),
     [
-        (HandOver(driver_model="x"), ("9.9", None), "<driver model>, which libvirt has since 10.0"),
+        (MODEL, ("9.9", None), "<driver model>, which libvirt has since 10.0"),
         (HandOver(display=True), ("10.2", None), "display and ramfb of PCI devices"),
         (HandOver(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
         (HandOver(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
+        (HandOver(acpi_nodes="1-8"), ("11.7", None), "<acpi nodeset>, which libvirt has since"),
+        (HandOver(is_unassigned=True), ("5.10", None), "<address type='unassigned'>"),
         (HandOver(has_iommufd=True), ("12.1", "8.2.5"), "needs QEMU 9.0.0: this is 8.2.5"),
     ],
 )
@@ -149,6 +152,22 @@ def test_what_is_too_old_is_told_with_the_release_that_is_not(
     with pytest.raises(Refusal, match=words):
         check(units, lambda: libvirt, lambda: qemu)
     check(units, lambda: Version(12, 1), lambda: Version(9, 0))
+
+
+def test_what_the_guest_does_not_get_says_so_and_has_no_bus() -> None:
+    kept = HandOver(is_managed=True, is_unassigned=True)
+    made = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=kept)
+    assert [attributes(element, "address") for element in made] == [{"type": "unassigned"}] * 2
+    assert {element.get("managed") for element in made} == {"yes"}
+    assert elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=kept, first_bus=256)
+
+
+def test_a_device_has_cells_of_its_own() -> None:
+    first, second = elements(
+        host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HandOver(acpi_nodes="1-8")
+    )
+    assert attributes(first, "acpi") == {"nodeset": "1-8"}
+    assert attributes(second, "acpi") is None
 
 
 def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
@@ -165,6 +184,16 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
     [
         ("0000:04:00.0", HandOver(rom="gpu.rom"), "has no absolute path"),
         ("0000:04:00.0", HandOver(ramfb=True, boot_order=1), "cannot boot from"),
+        ("0000:04:00.0", HandOver(driver_model="../x", is_managed=True), "no name of a driver"),
+        ("0000:04:00.0", HandOver(driver_model="x"), "libvirt binds only what is managed"),
+        ("0000:04:00.0", HandOver(subsystem="17aa:1"), "17aa:1 is no subsystem"),
+        ("0000:04:00.0", HandOver(acpi_nodes="1-"), "no set of the guest's NUMA cells"),
+        ("0000:09:00.0", HandOver(has_vga=True), "is no VGA controller"),
+        ("0000:04:00.0", HandOver(is_unassigned=True, rom="/x"), "is not to be in the guest"),
+        (UUID, HandOver(is_unassigned=True), "a place outside of the guest for PCI functions"),
+        (UUID, HandOver(acpi_nodes="1"), "NUMA cells of its own for PCI functions only"),
+        (UUID, HandOver(has_vga=True), "legacy VGA for PCI functions only"),
+        (UUID, HandOver(subsystem="17aa:3aff"), "another subsystem for PCI functions only"),
         (UUID, HandOver(boot_order=1), "libvirt has a boot order for PCI functions only"),
         (UUID, HandOver(ramfb=True, boot_order=1), "a boot order for PCI functions only"),
         (UUID, HandOver(rom="/gpu.rom"), "libvirt has an option ROM for PCI functions only"),
@@ -173,7 +202,8 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
     ],
 )
 def test_options_that_exclude_each_other(name: str, hand_over: HandOver, words: str) -> None:
-    host = replace(with_api(None), devices=host_of(GPU).devices)
+    sound = replace(LONE, class_code="040300")
+    host = replace(with_api(None), devices=host_of(GPU, sound).devices)
     with pytest.raises(UsageError, match=words):
         check(units_of(host, [DeviceWish(name, hand_over)]), Version.parse, lambda: None)  # type: ignore[arg-type]
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.unit.cli.conftest import Run
-    from vfiomgr.adapters.libvirt.connection import Connection, Removal
+    from vfiomgr.adapters.libvirt.connection import Connection
+    from vfiomgr.adapters.libvirt.devices import Removal
     from vfiomgr.model.attachment import Scope
     from vfiomgr.model.domain import KnownDomain
 

@@ -45,6 +45,29 @@ def test_what_is_added_is_taken_out_to_the_byte(run: Run, file: Path, name: str)
     assert file.read_bytes() == RECORDED[name]
 
 
+def test_a_guest_with_an_iommu_gets_no_second_function_of_a_group(run: Run, file: Path) -> None:
+    text = file.read_bytes()
+    iommu = b"<iommu model='intel'><driver caching_mode='on'/></iommu></devices>"
+    file.write_bytes(text.replace(b"</devices>", iommu))
+    refused = run("libvirt", "edit", str(file), "--add", GPU[0])
+    assert refused.status == 4
+    assert f"{GPU[0]}, {GPU[1]} are of IOMMU group" in refused.stderr
+    assert run("libvirt", "edit", str(file), "--add", GPU[0], "--only").status == 0
+
+
+def test_what_the_guest_does_not_get_needs_no_port(run: Run, file: Path) -> None:
+    before = file.read_bytes()
+    kept = run("libvirt", "edit", str(file), "--add", GPU[0], "--unassigned")
+    assert kept.status == 0, kept.stderr
+    after = file.read_bytes()
+    assert after.count(b"<address type='unassigned'/>") == 2
+    for what in (b"<controller", b"<address type='pci'", b'<address type="pci"'):
+        assert after.count(what) == before.count(what), what
+    nested = b"<iommu model='intel'><driver caching_mode='on'/></iommu></devices>"
+    file.write_bytes(before.replace(b"</devices>", nested))
+    assert run("libvirt", "edit", str(file), "--add", GPU[0], "--unassigned").status == 0
+
+
 def test_the_command_that_undoes_can_be_pasted(run: Run, file: Path, tmp_path: Path) -> None:
     odd = tmp_path / "my win$(x).xml"
     file.rename(odd)

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.unit.cli.test_reading import imported_by
+from vfiomgr.cli.session import Session
+from vfiomgr.host import pci
+from vfiomgr.host.pci import read_device
+from vfiomgr.host.tree import HostTree
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fakes.kernel import FakeKernel
     from tests.unit.cli.conftest import Run
+    from vfiomgr.model.pci import PciDevice
 
 GPU = "0000:01:00.0"
+ROUTED = "0000:04:00.0"
 
 
 def test_options_are_written_for_the_libvirt_that_is_told(run: Run) -> None:
     options = ("--driver-model", "nvgrace_gpu_vfio_pci", "--rom", "/gpu.rom", "--boot-order", "1")
-    made = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "10.0")
+    idle = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "10.0")
+    assert (idle.status, idle.stdout) == (2, "")
+    assert f"vfiomgr bind {GPU} --driver nvgrace_gpu_vfio_pci" in idle.stderr
+    managed = (*options, "--managed")
+    made = run("libvirt", "hostdev", GPU, *managed, "--libvirt-version", "10.0")
     assert made.status == 0
     for text in ("model='nvgrace_gpu_vfio_pci'", "<rom file='/gpu.rom'/>", "<boot order='1'/>"):
         assert text in made.stdout
-    refused = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "9.10")
+    refused = run("libvirt", "hostdev", GPU, *managed, "--libvirt-version", "9.10")
     assert (refused.status, refused.stdout) == (4, "")
     assert "<driver model>, which libvirt has since 10.0.0: this is 9.10.0" in refused.stderr
 
@@ -73,3 +87,53 @@ def test_of_many_functions_that_wait_one_command_tells_all(run: Run, kernel: Fak
     assert run(*command).status in (0, 4)
     assert set(names) <= set(command)
     assert kernel.writes == []
+
+
+def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("bind", GPU)
+    read: list[str] = []
+
+    def counted(tree: HostTree, name: str, *more: Any) -> PciDevice | None:
+        read.append(name)
+        return read_device(tree, name, *more)
+
+    monkeypatch.setattr(pci, "read_device", counted)
+    assert run("libvirt", "hostdev", "01:00.1").status == 0
+    assert sorted(read) == [GPU, "0000:01:00.1"]
+
+
+@pytest.mark.parametrize("options", [(), ("--managed",), ("--only",)])
+def test_what_is_read_of_the_host_changes_no_answer(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    run("bind", GPU)
+    names = [*sorted(str(a) for a in pci.list_addresses(kernel)), "0000:77:00.0", "77", "1:00.0"]
+    command = ("libvirt", "hostdev", "--libvirt-version", "9.0", *options)
+    answers = [run(*command, name) for name in names]
+    assert len({answer.status for answer in answers}) > 2
+    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.devices())
+    assert answers == [run(*command, name) for name in names]
+
+
+def test_a_function_is_what_its_siblings_on_the_vendors_driver_are(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them that the driver does not serve is no plain virtual function."""
+    tree = tmp_path / "vendor"
+    make_vgpu_tree(str(tree), gpus=1, vfs=5, types=2, family="vendor")
+    addresses = pci.list_addresses(HostTree(tree))
+    names = sorted(str(address) for address in addresses)
+    last = tree / "sys/bus/pci/devices" / names[-1]
+    shutil.rmtree(last.resolve() / "nvidia")
+    command = ("--root", str(tree), "libvirt", "hostdev", "--libvirt-version", "9.0")
+    told = [run(*command, name) for name in names]
+    assert "a virtual function that stays on its vendor's driver" in told[-1].stderr
+    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.devices())
+    assert told == [run(*command, name) for name in names]
+
+
+def test_what_libvirt_is_to_bind_is_looked_at_with_all_that_the_host_does(run: Run) -> None:
+    """An adapter that libvirt is to bind: what it carries, its function alone does not tell."""
+    refused = run("libvirt", "hostdev", ROUTED, "--managed", "--only")
+    assert (refused.status, refused.stdout) == (4, "")
+    assert "carries the default route" in refused.stderr

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from vfiomgr.cli.main import cli
+from vfiomgr.cli.session import session_options
 from vfiomgr.cli.usage import explained
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
     [
         ("sriov set 05:00.0 x", "COUNT: 'x' is no whole number from 0 up", "sriov set 0000:05"),
         ("sriov set 05:00.0 -1", "no option -1, and takes no negative number", "sriov set 0000:05"),
-        ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "8"),
+        ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "3"),
         ("list --deadline nan", f"--deadline: 'nan' {DEADLINE}", "e.g. --deadline 120"),
         ("list --deadline inf", f"--deadline: 'inf' {DEADLINE}", "e.g. --deadline 120"),
         ("list --deadline 0", f"--deadline: '0' {DEADLINE}", "e.g. --deadline 120"),
@@ -117,6 +118,26 @@ def test_every_option_of_every_command_has_an_example_with_a_value() -> None:
             option.type.convert(value, option, context)
             assert value not in (option.metavar, "None", "Sentinel.UNSET"), name
     assert options > 40
+
+
+def test_help_on_domains_shows_each_option_of_its_own_in_use() -> None:
+    everywhere = {option.name for option in click.Command("x", params=_shared()).params}
+    shown = 0
+    for context in commands(click.Context(cli, info_name="vfiomgr")):
+        if " libvirt " not in context.command_path or " nodedev " in context.command_path:
+            continue
+        _, _, examples = (context.command.help or "").partition("Examples:")
+        for option in context.command.params:
+            if isinstance(option, click.Option) and option.name not in everywhere:
+                shown += 1
+                assert max(option.opts, key=len) in examples, context.command_path
+    assert shown > 60
+
+
+def _shared() -> list[click.Parameter]:
+    """The options that every command has."""
+    command = click.command()(session_options()(lambda: None))
+    return list(command.params)
 
 
 def test_an_option_that_is_missing_is_named_with_what_it_takes() -> None:

@@ -90,7 +90,8 @@ def test_a_vgpu_that_is_removed_goes_from_the_file(tmp_path: Path) -> None:
     api.apply(WriteCdi(OfferWish(), "dynamic"), tree=kernel)
     file = HostPath(f"/run/cdi/{OWN.name}")
     assert names(kernel, file) == [parent]
-    api.apply(RemoveVgpu((parent,)), tree=kernel)
+    removed = api.apply(RemoveVgpu((parent,)), tree=kernel)
+    assert any("is put right afterwards" in note for note in removed.plan.notes)
     assert names(kernel, file) is None
 
 

@@ -67,6 +67,25 @@ def test_a_scan_has_them_and_a_snapshot_keeps_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "architecture"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu vme\nflagship\t: 1", "x86_64"),
+        ("processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41", "aarch64"),
+        ("processor\t: 0\nhart\t: 1\nisa\t: rv64imafdc", "riscv64"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported", "ppc64le"),
+        ("processor\t: 0\ncpu family\t: 6\nvendor_id\t: IBM/S390", None),
+    ],
+)
+def test_a_cpu_tells_its_architecture(tmp_path: Path, lines: str, architecture: str | None) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"{lines}\n\nprocessor\t: 1\n")
+    host = api.scan(HostTree(tmp_path))
+    assert host.architecture == architecture
+    assert read_snapshot(write_snapshot(host), "host.json") == host
+
+
+@pytest.mark.parametrize(
     ("text", "numbers"),
     [
         (None, ()),

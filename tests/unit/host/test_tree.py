@@ -155,3 +155,30 @@ def test_a_recording_is_not_live(tmp_path: Path) -> None:
 def test_a_text_keeps_the_ends_of_its_lines(tmp_path: Path) -> None:
     (tmp_path / "two").write_bytes(b"a\r\nb\r")
     assert HostTree(tmp_path).read_text(HostPath("/two")) == "a\r\nb\r"
+
+
+def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("old\n")
+    label = {"security.selinux": b"container_config_t"}
+    kept: dict[str, bytes] = {}
+    owners: list[tuple[int, int]] = []
+    lstat = os.lstat
+
+    def of_another(path: str) -> os.stat_result:
+        found = list(lstat(path))
+        found[4], found[5] = 12345, 54321
+        return os.stat_result(found)
+
+    module = "vfiomgr.host.tree.os"
+    monkeypatch.setattr(f"{module}.listxattr", lambda of: list(label if of != 0 else ()))
+    monkeypatch.setattr(
+        f"{module}.getxattr", lambda of, name: label[name] if isinstance(of, str) else b""
+    )
+    monkeypatch.setattr(f"{module}.setxattr", lambda _, name, value: kept.update({name: value}))
+    monkeypatch.setattr(f"{module}.fchown", lambda _, uid, gid: owners.append((uid, gid)))
+    monkeypatch.setattr(f"{module}.lstat", of_another)
+    HostTree(tmp_path).replace(HostPath("/file"), b"new\n", 0o640)
+    assert (kept, owners) == (label, [(12345, 54321)])
+    assert (tmp_path / "file").read_text() == "new\n"

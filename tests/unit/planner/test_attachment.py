@@ -20,6 +20,7 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.definition import VgpuDefinition, render_definition
 from vfiomgr.model.definition_facts import DefinitionFacts
+from vfiomgr.model.domain import DomainIommu, PciController
 from vfiomgr.model.hostdev import GuestAddress
 from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.pci import PciAddress
@@ -94,6 +95,21 @@ def test_a_gpu_goes_to_a_definition_with_its_audio_on_the_first_free_port() -> N
     assert item.bus == 2
 
 
+def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
+    """Behind a port each function is an address space of its own there."""
+    nested = replace(RUNNING, iommu=DomainIommu("intel", has_caching_mode=True))
+    told = refused("04:00.0", domain=known(None, nested), scope=CONFIG)
+    assert "0000:04:00.0, 0000:04:00.1 are of IOMMU group" in told
+    assert "--only" in told
+    alone = planned("04:00.0", domain=known(None, nested), scope=CONFIG, only=True)
+    assert alone.items[0].names == ("0000:04:00.0",)
+    has_one = with_hostdevs(nested, hostdev("0000:04:00.1", GuestAddress(1, 0, 0)))
+    assert "of IOMMU group" in refused("04:00.0", domain=known(has_one), scope=LIVE, only=True)
+    assert planned("41:00.4", domain=known(has_one), scope=LIVE).items, "of another group"
+    of_a_bus = replace(RUNNING, iommu=DomainIommu("smmuv3", bus=1))
+    assert planned("04:00.0", domain=known(None, of_a_bus), scope=CONFIG).items
+
+
 def test_without_a_free_port_a_definition_gets_a_new_one() -> None:
     full = with_hostdevs(
         RUNNING,
@@ -102,6 +118,17 @@ def test_without_a_free_port_a_definition_gets_a_new_one() -> None:
     )
     (item,) = planned("04:00.0", domain=known(None, full), scope=CONFIG).items
     assert item.bus == 3
+
+
+def test_a_port_near_one_node_of_the_guest_is_left_and_the_last_bus_is_the_last() -> None:
+    expander = PciController(1, 5, "pcie-expander-bus", bus_nr=200)
+    far = PciController(1, 6, "pcie-root-port", GuestAddress(5, 0, 0))
+    only_far = replace(EMPTY, controllers=(*EMPTY.controllers, expander, far))
+    (item,) = planned("04:00.0", domain=known(None, only_far), scope=CONFIG).items
+    assert item.bus == 7, "behind the expander it would be near one of the guest's nodes"
+    full = with_ports(EMPTY, *range(1, 256))
+    taken = replace(full, taken=tuple(GuestAddress(bus, 0, 0) for bus in range(1, 256)))
+    assert "has no bus left" in refused("04:00.0", domain=known(None, taken), scope=CONFIG)
 
 
 def test_a_definition_without_pci_express_gets_functions_one_by_one() -> None:
@@ -292,13 +319,13 @@ def test_the_usual_scope_is_all_there_is() -> None:
 
 
 def test_a_domain_that_cannot_be_read_is_neither_transient_nor_silent() -> None:
-    odd = replace(known(None, None, "odd"), is_unreadable=True)
+    odd = replace(known(None, None, "odd"), is_definition_unread=True)
     assert planned("41:00.4", others=(odd,)).notes == (
-        "the XML of the domain odd cannot be read: what it has is unknown",
+        "the XML of the domain odd cannot be made sense of: what it has is unknown",
     )
     with pytest.raises(Refusal, match="XML of the domain odd cannot be made sense of") as caught:
         usual_scope(odd, live=False, config=True)
-    assert "virsh dumpxml odd" in caught.value.hint
+    assert "virsh dumpxml --inactive odd" in caught.value.hint
 
 
 # ---- detach

@@ -13,11 +13,11 @@ from vfiomgr.planner.domain_edit import (
     Additions,
     NewPort,
     Placed,
-    is_express,
     plan_additions,
     plan_removals,
     refuse_contradictions,
 )
+from vfiomgr.planner.ports import is_express
 
 GPU = ("0000:c1:00.0", "0000:c1:00.1")
 OTHER = ("0000:c2:00.0", "0000:c2:00.1")

@@ -11,7 +11,7 @@ from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.model.domain import EXPANDER, ROOT_PORT
+from vfiomgr.model.domain import EXPANDER, ROOT_PORT, TO_PCI
 from vfiomgr.model.guest import GIB, GuestDisk, GuestNetwork
 from vfiomgr.model.hostdev import DeviceWish, GuestAddress, HandOver
 from vfiomgr.model.version import Version
@@ -95,19 +95,62 @@ def test_a_guest_has_so_many_buses() -> None:
             planned(*names, spare_ports=most + 1)
 
 
-def test_a_virtual_iommu_keeps_a_group_in_one_slot() -> None:
-    """Two devices of one group, each in a slot: `used in multiple address spaces`."""
+def test_behind_a_virtual_iommu_a_group_shares_a_bridge() -> None:
+    """On ports, also as functions of one slot: `group 10 used in multiple address spaces`."""
     other = gpu("0000:18:00.0", 10)
     host = two_sockets(other)
-    apart = planned(GPU, "0000:18:00.0", host=host)
-    assert guests(apart)["0000:18:00.0"] != guests(apart)[GPU]
-    together = guests(planned(GPU, "0000:18:00.0", host=host, viommu="intel"))
-    assert {guest.bus for guest in together.values() if guest} == {1}
-    assert [guest.function for guest in together.values() if guest] == [0, 1, 2]
-    many = [replace(gpu(f"0000:1{n}:00.0", 10)) for n in range(8, 10)]
-    many += [replace(d, address=replace(d.address, function=f)) for d in many for f in (1, 2, 3)]
-    with pytest.raises(Refusal, match="can only be in one slot of the guest, which has 8"):
-        planned(GPU, "0000:18:00.0", "0000:19:00.0", host=two_sockets(*many), viommu="intel")
+    apart = planned(GPU, "0000:18:00.0", NEAR, host=host, numa="off")
+    assert controllers(apart, TO_PCI) == []
+    plan = planned(GPU, NEAR, "0000:18:00.0", host=host, viommu="intel", numa="off")
+    (bridge,) = controllers(plan, TO_PCI)
+    assert (bridge.index, bridge.guest) == (2, GuestAddress(1, 0, 0))
+    assert guests(plan) == {
+        GPU: GuestAddress(2, 1, 0, multifunction=True),
+        AUDIO: GuestAddress(2, 1, 1),
+        "0000:18:00.0": GuestAddress(2, 2, 0),
+        NEAR: GuestAddress(3, 0, 0),
+    }
+    assert "IOMMU group 10" in plan.why("controller 2")
+    (note,) = plan.notes
+    assert f"{GPU}, {AUDIO}, 0000:18:00.0 share an IOMMU group" in note
+    assert note.endswith(f"--device {GPU},only")
+
+
+def test_functions_that_have_groups_of_their_own_stay_on_a_port() -> None:
+    alone = planned(devices=(DeviceWish(GPU, is_alone=True),), viommu="intel")
+    assert controllers(alone, TO_PCI) == []
+    assert not any("share an IOMMU group" in note for note in alone.notes)
+    apart = two_sockets(replace(gpu("0000:18:00.0", 20)), replace(gpu("0000:18:00.1", 21)))
+    plan = planned("0000:18:00.0", host=apart, viommu="intel")
+    assert guests(plan)["0000:18:00.1"] == GuestAddress(1, 0, 1)
+
+
+def test_groups_that_a_slot_joins_share_one_bridge() -> None:
+    """Functions of one slot can only be on one bridge, whatever groups they are of."""
+    more = [gpu("0000:18:00.0", 20), gpu("0000:18:00.1", 21), gpu("0000:19:00.0", 20)]
+    more += [gpu("0000:19:00.1", 22), gpu("0000:1a:00.0", 21), gpu("0000:1b:00.0", 22)]
+    host = two_sockets(*more)
+    names = ("0000:1a:00.0", "0000:19:00.0", "0000:18:00.1", "0000:1b:00.0")
+    plan = planned(*names, host=host, viommu="intel", numa="off")
+    assert len(controllers(plan, TO_PCI)) == 1
+    assert len({(g.bus, g.slot) for g in guests(plan).values() if g}) == 4
+
+
+def test_a_bridge_behind_an_expander_has_a_bus_number_too() -> None:
+    plan = planned(GPU, FAR, viommu="intel")
+    first, second = controllers(plan, EXPANDER)
+    assert (first.bus_nr, second.bus_nr) == (251, 254), "252 for the port, 253 for the bridge"
+    (bridge,) = controllers(plan, TO_PCI)
+    assert bridge.guest == GuestAddress(first.index + 1, 0, 0)
+
+
+def test_a_bridge_has_so_many_slots() -> None:
+    many = [gpu(f"0000:{bus:02x}:00.0", 40) for bus in range(0x60, 0x80)]
+    names = [str(device.address) for device in many]
+    host = replace(two_sockets(*many), cpu_address_bits=52)
+    assert planned(*names[:31], host=host, viommu="intel", numa="off")
+    with pytest.raises(Refusal, match="one bridge, which has 31 slots"):
+        planned(*names, host=host, viommu="intel", numa="off")
 
 
 def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
@@ -121,6 +164,15 @@ def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
     assert planned(GPU, viommu="virtio").iommu is not None
     with pytest.raises(Refusal, match=r"<iommu model='amd'>, which libvirt has since 11\.5\.0"):
         planned(GPU, viommu="amd", libvirt=Version(11, 4))
+
+
+def test_behind_amds_iommu_vfio_is_told_nothing() -> None:
+    with pytest.raises(Refusal, match="no guest starts that has devices") as refused:
+        planned(GPU, viommu="amd", libvirt=Version(11, 5))
+    assert "--viommu intel" in refused.value.hint
+    assert planned(viommu="amd", libvirt=Version(11, 5)).iommu is not None
+    outside = (DeviceWish(GPU, HandOver(is_unassigned=True)),)
+    assert planned(devices=outside, viommu="amd", libvirt=Version(11, 5)).iommu is not None
 
 
 def test_more_than_255_cpus_need_extended_interrupt_mode() -> None:
@@ -244,7 +296,98 @@ def test_a_function_alone_goes_without_its_slot() -> None:
     assert plan.notes[0].startswith("IOMMU group 10 also holds 0000:17:00.0 ")
 
 
+def test_another_architecture_is_refused_by_name() -> None:
+    assert planned(GPU, host=replace(two_sockets(), architecture="x86_64"))
+    with pytest.raises(Refusal, match="this host is aarch64, and whole domains") as refused:
+        planned(GPU, host=replace(two_sockets(), architecture="aarch64"))
+    assert "vfiomgr libvirt edit FILE --add" in refused.value.hint
+
+
 def test_a_bridge_is_no_device_for_a_guest() -> None:
     bridge = replace(pci_device("0000:16:01.0"), header_type=1, class_code="060400", iommu_group=9)
     with pytest.raises(Refusal, match="is a bridge"):
         planned("0000:16:01.0", host=two_sockets(bridge), libvirt=OLD)
+
+
+def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None:
+    kept = DeviceWish(NEAR, HandOver(is_managed=True, is_unassigned=True))
+    plan = planned(devices=(DeviceWish(GPU), kept))
+    assert guests(plan)[NEAR] is None
+    assert controllers(plan, EXPANDER) == []
+    text = render.domain(plan)
+    assert text.count("<address type='unassigned'/>") == 1
+    assert "the guest does not get it" in plan.why(f"hostdev {NEAR}")
+    with pytest.raises(UsageError, match="the guest has no such device"):
+        planned(devices=(DeviceWish(GPU), kept), boot=(NEAR,))
+    audio = DeviceWish(AUDIO, HandOver(is_managed=True, is_unassigned=True), is_alone=True)
+    gpu_alone = DeviceWish(GPU, HandOver(is_managed=True), is_alone=True)
+    nested = planned(devices=(gpu_alone, audio), viommu="intel")
+    assert controllers(nested, TO_PCI) == [], "QEMU opens one of the group"
+    assert nested.notes == ()
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_function_is_in_the_guest_or_outside_and_never_both(*, is_alone: bool) -> None:
+    outside = DeviceWish(AUDIO, HandOver(is_unassigned=True), is_alone=is_alone)
+    plan = planned(devices=(DeviceWish(GPU), outside))
+    assert guests(plan) == {GPU: GuestAddress(1, 0, 0), AUDIO: None}
+    whole = planned(devices=(DeviceWish(GPU, HandOver(is_unassigned=True)),))
+    assert guests(whole) == {GPU: None, AUDIO: None}
+
+
+def test_what_stays_outside_decides_nothing_about_the_guest() -> None:
+    far = DeviceWish(FAR, HandOver(is_unassigned=True))
+    huge = replace(gpu("0000:52:00.0", 52, size=1 << 44), device_id="1111")
+    kept = DeviceWish("0000:52:00.0", HandOver(is_unassigned=True))
+    host = two_sockets(huge, *SWITCHES)
+    plan = planned(devices=(DeviceWish(GPU), far, kept), host=host)
+    alone = planned(GPU, host=host)
+    assert plan.memory.host_nodes == alone.memory.host_nodes == (0,)
+    assert plan.cpus.aperture_mib == alone.cpus.aperture_mib
+    assert plan.notes == alone.notes == (), "one GPU needs no partition of the fabric"
+
+
+def test_iommufd_is_of_the_domain_whatever_the_guest_does_not_get() -> None:
+    kept = DeviceWish(NEAR, HandOver(is_unassigned=True))
+    plan = planned(devices=(DeviceWish(GPU, HandOver(has_iommufd=True)), kept), libvirt=NEW)
+    assert plan.has_iommufd
+
+
+def test_devices_that_no_guest_ejects() -> None:
+    plan = planned(GPU, FAR, has_hotplug=False, spare_ports=1, viommu="intel")
+    text = render.domain(plan)
+    assert text.count("<target hotplug='off'/>") == 2
+    ports = controllers(plan, ROOT_PORT)
+    assert [port.index for port in ports if not port.has_hotplug] == [4, 7]
+    assert "hotplug" not in render.domain(planned(GPU, FAR))
+    with pytest.raises(Refusal, match="hotplug='off'"):
+        planned(GPU, has_hotplug=False, libvirt=Version(6, 2))
+
+
+def test_properties_that_libvirt_has_no_word_for() -> None:
+    host = two_sockets(replace(gpu("0000:51:00.0", 51), class_code="030000"))
+    card = DeviceWish("0000:51:00.0", HandOver(has_vga=True, subsystem="17AA:3aff"))
+    text = render.domain(planned(devices=(card,), host=host))
+    assert "xmlns:qemu=" in text
+    assert text.count("<qemu:device alias=") == 1
+    for line in (
+        "<qemu:device alias='ua-vfio-0000-51-00-0'>",
+        "<qemu:property name='x-vga' type='bool' value='true'/>",
+        "<qemu:property name='x-pci-sub-vendor-id' type='unsigned' value='6058'/>",
+        "<qemu:property name='x-pci-sub-device-id' type='unsigned' value='15103'/>",
+        "<model type='none'/>",
+    ):
+        assert line in text, line
+    with pytest.raises(Refusal, match="<qemu:override>"):
+        planned(devices=(card,), host=host, libvirt=Version(8, 1))
+
+
+def test_a_guest_need_not_show_kvm() -> None:
+    linux = render.domain(planned(GPU, hides_kvm=True))
+    assert "<hidden state='on'/>" in linux
+    assert "vendor_id" not in linux
+    windows = render.domain(planned(GPU, hides_kvm=True, system="windows"))
+    assert "<vendor_id state='on' value='vfiomgr'/>" in windows
+    assert "hidden" not in render.domain(planned(GPU, system="windows"))
+    with pytest.raises(UsageError, match="no KVM to hide"):
+        planned(GPU, hides_kvm=True, kind="qemu")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, TOPOLOGY, bar, gpu, node, planned
 from tests.unit.guest_hosts import two_sockets as host_of_two
+from vfiomgr.adapters.libvirt import render
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, GuestPlan
 from vfiomgr.model.numa import HostTopology
@@ -238,10 +239,38 @@ def test_addresses_that_are_too_narrow_are_refused(firmware: str) -> None:
 
 def test_the_width_of_addresses_is_passed_where_libvirt_can() -> None:
     plan = planned(GPU)
-    assert plan.cpus.passes_address_bits
+    assert (plan.cpus.address_width, plan.cpus.address_bits) == ("passthrough", None)
     assert plan.why("maxphysaddr").endswith("46 bits (/proc/cpuinfo)")
     old = planned(GPU, libvirt=Version(8, 6))
-    assert not old.cpus.passes_address_bits
+    assert old.cpus.address_width is None
     assert "<maxphysaddr> is for libvirt 8.7.0, this is 8.6.0" in old.why("cpu")
-    assert not planned(GPU, kind="qemu").cpus.passes_address_bits
-    assert not planned().cpus.passes_address_bits
+    assert planned(GPU, kind="qemu").cpus.address_width is None
+    assert planned().cpus.address_width is None
+
+
+def test_a_width_that_is_asked_for_is_a_limit_or_what_older_releases_know() -> None:
+    newer = planned(GPU, libvirt=Version(9, 3), address_bits=42)
+    assert "<maxphysaddr mode='passthrough' limit='42'/>" in render.domain(newer)
+    older = planned(GPU, libvirt=Version(9, 2), address_bits=42)
+    assert "<maxphysaddr mode='emulate' bits='42'/>" in render.domain(older)
+    assert "42 bits at most; the host's CPU: 46 bits" in older.why("maxphysaddr")
+    beyond = planned(GPU, libvirt=Version(9, 2), address_bits=50)
+    assert "<maxphysaddr mode='emulate' bits='46'/>" in render.domain(beyond)
+    assert planned(address_bits=42).cpus.address_bits == 42, "also without devices"
+    narrow = planned(GPU, address_bits=39, viommu="intel").iommu
+    assert narrow is not None
+    assert narrow.address_bits == 39
+    assert planned(GPU, address_bits=38).cpus.aperture_mib == 64 << 10, "OVMF would take 32 GiB"
+
+
+def test_a_width_that_cannot_be_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"which libvirt has since 8\.7"):
+        planned(GPU, libvirt=Version(8, 6), address_bits=42)
+    with pytest.raises(Refusal, match="without KVM a guest's addresses have 40 bits"):
+        planned(GPU, address_bits=42, kind="qemu")
+    with pytest.raises(Refusal, match="addresses have 36 bits"):
+        planned(GPU, address_bits=36)
+    silent = replace(host_of_two(), cpu_address_bits=None)
+    with pytest.raises(Refusal, match="does not tell whether it has so many"):
+        planned(GPU, host=silent, address_bits=42)
+    assert planned(GPU, host=silent, address_bits=42, libvirt=Version(9, 3)).cpus.address_bits == 42

@@ -25,6 +25,7 @@ from vfiomgr.model.step import (
     SetAutoprobe,
     SetVfCount,
 )
+from vfiomgr.model.vgpu import VgpuParent
 from vfiomgr.model.vgpu_mark import mark_file, mark_of
 from vfiomgr.model.vgpu_step import SetVgpuType
 from vfiomgr.planner import plan, settled
@@ -188,8 +189,20 @@ def test_what_cannot_be_is_explained(
 
 
 def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
-    with pytest.raises(Refusal, match="is a virtual function"):
-        plan(divided(), SwitchGpu(VFS[0].address, "host"))
+    first = VFS[0].address
+    with pytest.raises(Refusal, match="is a virtual function") as refused:
+        plan(divided(), SwitchGpu(first, "host"))
+    assert refused.value.hint.endswith(f"of the function alone: vfiomgr bind {first}")
+    parent = VgpuParent(str(first), "p", "vendor-vfio", "nvidia", str(GPU.address), (), (1,))
+    vendor = replace(divided(), vgpu_parents=(parent,))
+    with pytest.raises(Refusal) as refused:
+        plan(vendor, SwitchGpu(first, "host"))
+    assert f"vfiomgr vgpu create --parent {first}" in refused.value.hint
+    assert "vfiomgr bind" not in refused.value.hint, "its driver makes vGPUs of it"
+    made = replace(vendor, vgpus=(VGPU,))
+    with pytest.raises(Refusal) as refused:
+        plan(made, SwitchGpu(first, "host"))
+    assert refused.value.hint.endswith("a guest can have it as it is")
     with pytest.raises(Refusal, match="is a bridge"):
         switch(host_of(replace(GPU, header_type=1)), "host")
 

@@ -235,9 +235,9 @@ _ROWS: tuple[_Row, ...] = (
     _Row(
         _STATE,
         r"Unmanaged PCI device (?P<device>\S+) must be manually detached from the host",
-        "{device} is on a driver of the host, and managed='no' leaves it there",
-        "vfiomgr bind {device}; a virtual function that stays on its vendor's driver needs "
-        "libvirt 9.7.0 or later",
+        "{device} is on a driver that is none of VFIO to libvirt, and managed='no' leaves it there",
+        "vfiomgr show {device} tells what makes it ready for guests; before libvirt 9.7.0 that is "
+        "vfio-pci alone, no variant of it and no driver of a vendor",
     ),
     _Row(
         _STATE | {Code.OPERATION_FAILED, Code.CONFIG_UNSUPPORTED},

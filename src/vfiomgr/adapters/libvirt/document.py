@@ -9,13 +9,10 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from xml.parsers import expat
 
 from vfiomgr.errors import InvalidDocument
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 _DEEPEST = 256
@@ -91,14 +88,6 @@ class Element:
         for name in path.split("/"):
             found = tuple(child for element in found for child in element.all(name))
         return found
-
-    def descendants(self) -> Iterator[Element]:
-        """This and all below it, in the order of the text."""
-        waiting = [self]
-        while waiting:
-            element = waiting.pop()
-            yield element
-            waiting.extend(reversed(element.children))
 
     def fail(self, what: str, remedy: str) -> NoReturn:
         """Refuse what is written here.

@@ -33,7 +33,7 @@ _PORT_NOTED = re.compile(rb"\s*<!-- vfiomgr: for [0-9a-f:.-]+ -->\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _Splice:
     """Bytes of a text, and what comes into their place."""
 
     span: Span
@@ -89,13 +89,13 @@ def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[st
     of_hostdevs = _seat(document, devices, last)
     if ports and of_hostdevs.position == of_ports.position:
         of_hostdevs = of_ports  # on lines of their own, or not, as what is before them
-    exchanges = [
+    splices = [
         *_inserted(document, of_ports, ports),
         *_inserted(document, of_hostdevs, hostdevs),
     ]
     if not document.text[devices.content.start : devices.content.stop].strip():
-        exchanges += _spaced(document, devices, +1)
-    return _exchanged(document.text, exchanges)
+        splices += _spaced(document, devices, +1)
+    return _spliced(document.text, splices)
 
 
 def remove_hostdevs(document: Document, hostdevs: Iterable[DomainHostdev]) -> bytes:
@@ -109,7 +109,7 @@ def remove_hostdevs(document: Document, hostdevs: Iterable[DomainHostdev]) -> by
     if not gone:
         return document.text
     gone += _ports_of(document, unwanted)
-    text = _exchanged(document.text, [_without(document.text, element) for element in gone])
+    text = _spliced(document.text, [_without(document.text, element) for element in gone])
     return _closed(read_document(text, document.source))
 
 
@@ -178,10 +178,10 @@ def _first_indent(document: Document, devices: Element) -> tuple[bytes, bytes] |
     return outer[0], outer[1] + _unit(root, outer[1])
 
 
-def _inserted(document: Document, seat: _Seat, elements: Sequence[str]) -> Iterator[_Exchange]:
+def _inserted(document: Document, seat: _Seat, elements: Sequence[str]) -> Iterator[_Splice]:
     written = b"".join(seat.filled(element, document.encoding) for element in elements)
     if written:
-        yield _Exchange(Span(seat.position, seat.position), written)
+        yield _Splice(Span(seat.position, seat.position), written)
 
 
 def _opened(document: Document, devices: Element, elements: Sequence[str]) -> bytes:
@@ -195,8 +195,8 @@ def _opened(document: Document, devices: Element, elements: Sequence[str]) -> by
         seat = _Seat(stop, inner[0], inner[1], _unit(outer, inner[1]))
         after = outer[0] + outer[1]
     written = b"".join(seat.filled(element, document.encoding) for element in elements)
-    exchange = _Exchange(Span(stop - 2, stop), b">" + written + after + b"</devices >")
-    return _exchanged(document.text, [exchange])
+    splice = _Splice(Span(stop - 2, stop), b">" + written + after + b"</devices >")
+    return _spliced(document.text, [splice])
 
 
 def _closed(document: Document) -> bytes:
@@ -208,30 +208,30 @@ def _closed(document: Document) -> bytes:
         if devices.is_short or text[content.start : content.stop].strip() or spaced is None:
             continue
         if len(spaced[2]) > 1:
-            return _exchanged(text, _spaced(document, devices, -1))
-        return _exchanged(text, [_Exchange(Span(devices.start.stop - 1, end.stop), b"/>")])
+            return _spliced(text, _spaced(document, devices, -1))
+        return _spliced(text, [_Splice(Span(devices.start.stop - 1, end.stop), b"/>")])
     return text
 
 
-def _spaced(document: Document, devices: Element, more: int) -> Iterator[_Exchange]:
+def _spaced(document: Document, devices: Element, more: int) -> Iterator[_Splice]:
     """One blank more or less in an end tag that has some, of a `<devices>` that was long before."""
     found = _SPACED_END.match(document.text, devices.end.start, devices.end.stop)
     if found is not None:
         blanks = b" " * (len(found[2]) + more)
-        yield _Exchange(devices.end, found[1] + blanks + b">")
+        yield _Splice(devices.end, found[1] + blanks + b">")
 
 
-def _without(text: bytes, element: Element) -> _Exchange:
+def _without(text: bytes, element: Element) -> _Splice:
     """Nothing in place of an element, and of its line where it has one."""
     start, stop = element.whole.start, element.whole.stop
     own = _indent_of(text, start)
     blanks = _BLANKS.match(text, stop)
     after = blanks.end() if blanks is not None else stop
     if own is not None and _LINE_END.match(text, after):
-        return _Exchange(Span(start - len(own[0]) - len(own[1]), after), b"")
+        return _Splice(Span(start - len(own[0]) - len(own[1]), after), b"")
     if own is not None and text.startswith(b"</", stop):
-        return _Exchange(Span(start - len(own[0]) - len(own[1]), stop), b"")
-    return _Exchange(element.whole, b"")
+        return _Splice(Span(start - len(own[0]) - len(own[1]), stop), b"")
+    return _Splice(element.whole, b"")
 
 
 def _ports_of(document: Document, gone: frozenset[DomainHostdev]) -> Iterator[Element]:
@@ -248,12 +248,12 @@ def _ports_of(document: Document, gone: frozenset[DomainHostdev]) -> Iterator[El
             yield controller
 
 
-def _exchanged(text: bytes, exchanges: Iterable[_Exchange]) -> bytes:
-    """A text with all exchanges; those at one place follow one another."""
+def _spliced(text: bytes, splices: Iterable[_Splice]) -> bytes:
+    """A text with all splices; those at one place follow one another."""
     parts, at = [], 0
-    for exchange in sorted(exchanges, key=lambda one: one.span.start):
-        parts += [text[at : exchange.span.start], exchange.text]
-        at = exchange.span.stop
+    for splice in sorted(splices, key=lambda one: one.span.start):
+        parts += [text[at : splice.span.start], splice.text]
+        at = splice.span.stop
     return b"".join([*parts, text[at:]])
 
 

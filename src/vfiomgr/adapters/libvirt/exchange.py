@@ -8,18 +8,26 @@ vfiomgr is written: a command that was cut off is ended by typing it again.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.adapters.libvirt.connection import Removal
+from vfiomgr.adapters.libvirt.devices import Removal
 from vfiomgr.adapters.libvirt.document import parse
 from vfiomgr.adapters.libvirt.read_devices import hostdev_elements, read_hostdevs
-from vfiomgr.errors import GuestKeepsDevice, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import (
+    GuestKeepsDevice,
+    LibvirtSilent,
+    RollbackIncomplete,
+    RolledBack,
+    VfiomgrError,
+)
 from vfiomgr.model.attachment import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from vfiomgr.adapters.libvirt.connection import Connection
 
@@ -51,24 +59,14 @@ def attach_all(
         RollbackIncomplete: nor would the guest release another one again.
 
     """
-    before = _definition(connection, domain, exchanges)
-    done: list[Exchange] = []
-    for exchange in exchanges:
-        try:
-            connection.attach(domain, exchange.element, exchange.scope)
-        except (VfiomgrError, KeyboardInterrupt) as error:
-            if not done:
-                raise
-            live = reversed([one for one in done if one.scope.live])
-            removals = [
-                partial(
-                    connection.detach, domain, one.element, _LIVE, Removal(one.device, deadline)
-                )
-                for one in live
-            ]
-            raise _rolled_back(connection, domain, before, removals, error) from error
-        done.append(exchange)
-        on_done(exchange)
+
+    def give(one: Exchange) -> None:
+        connection.attach(domain, one.element, one.scope)
+
+    def take_back(one: Exchange) -> None:
+        connection.detach(domain, one.element, _LIVE, Removal(one.device, deadline))
+
+    _carry_out(connection, domain, exchanges, _Deed(give, take_back), on_done)
 
 
 def detach_all(
@@ -86,21 +84,45 @@ def detach_all(
         RollbackIncomplete: nor did it give another one back.
 
     """
-    before = _definition(connection, domain, exchanges)
     elements = _running_elements(connection, domain, exchanges)
+
+    def take(one: Exchange) -> None:
+        connection.detach(domain, one.element, one.scope, Removal(one.device, deadline))
+
+    def give_back(one: Exchange) -> None:
+        connection.attach(domain, elements[one.device], _LIVE)
+
+    _carry_out(connection, domain, exchanges, _Deed(take, give_back), on_done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deed:
+    """What is done with each, and what undoes it for a running guest."""
+
+    act: Callable[[Exchange], None]
+    undo: Callable[[Exchange], None]
+
+
+def _carry_out(
+    connection: Connection,
+    domain: str,
+    exchanges: Sequence[Exchange],
+    deed: _Deed,
+    on_done: Callable[[Exchange], None],
+) -> None:
+    """Do it with all of them, or take back what was done; not what a guest only keeps."""
+    before = _definition(connection, domain, exchanges)
     done: list[Exchange] = []
     for exchange in exchanges:
-        removal = Removal(exchange.device, deadline)
         try:
-            connection.detach(domain, exchange.element, exchange.scope, removal)
+            deed.act(exchange)
         except GuestKeepsDevice:
             raise
         except (VfiomgrError, KeyboardInterrupt) as error:
             if not done:
-                raise
-            live = [elements[one.device] for one in done if one.scope.live]
-            returns = [partial(connection.attach, domain, element, _LIVE) for element in live]
-            raise _rolled_back(connection, domain, before, returns, error) from error
+                raise _unknown(error, domain, exchange) from None
+            undo = [partial(deed.undo, one) for one in reversed(done) if one.scope.live]
+            raise _rolled_back(connection, domain, before, undo, error) from error
         done.append(exchange)
         on_done(exchange)
 
@@ -145,6 +167,15 @@ def _rolled_back(
         left = f"what was done before could not be taken back: {another.message}"
         return RollbackIncomplete(f"{told}; and {left}", another.hint)
     return RolledBack(f"{told}; {domain} is as it was before", hint)
+
+
+def _unknown(error: BaseException, domain: str, exchange: Exchange) -> BaseException:
+    """A call that was given up libvirt may carry out all the same."""
+    if not isinstance(error, LibvirtSilent):
+        return error
+    left = f"whether {domain} has {exchange.device} is not known"
+    hint = f"{error.hint}; then vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
+    return RollbackIncomplete(f"{error.message}: {left}", hint)
 
 
 def _told(error: BaseException) -> tuple[str, str]:

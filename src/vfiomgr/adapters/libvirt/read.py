@@ -14,7 +14,14 @@ from vfiomgr.adapters.libvirt.read_devices import (
     read_hostdevs,
     read_taken,
 )
-from vfiomgr.adapters.libvirt.values import is_on, number_of, set_of, size_of, uuid_of
+from vfiomgr.adapters.libvirt.values import (
+    is_on,
+    number_of,
+    set_of,
+    size_of,
+    uuid_of,
+    whole_number,
+)
 from vfiomgr.model.domain import Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
 from vfiomgr.model.libvirt_hook import NAMESPACE
 
@@ -46,6 +53,7 @@ _LOCATED = (
 """Elements whose places messages tell."""
 _MOST_CPUS = 16_384
 _MOST_BITS = 128
+_MOST_CELLS = 1024
 
 
 def read_domain(text: bytes, source: str) -> Domain:
@@ -85,11 +93,7 @@ def domain_of(root: Element) -> Domain:
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
         boot_orders=tuple(_boot_orders(root)),
-        qemu_arguments=tuple(
-            argument.get("value")
-            for line in root.all("commandline", QEMU_NAMESPACE)
-            for argument in line.all("arg", QEMU_NAMESPACE)
-        ),
+        qemu_arguments=tuple(_qemu_arguments(root)),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
         is_bound_by_hook=is_bound_by_hook(root),
         lines=tuple(_lines(root)),
@@ -151,6 +155,10 @@ def _memory(root: Element) -> DomainMemory:
             size_of(page, attribute="size") for page in root.each("memoryBacking/hugepages/page")
         ),
         host_nodes=frozenset().union(*_bound_nodes(root)),
+        cell_nodes=tuple(
+            (number_of(node, "cellid", _MOST_CELLS), set_of(node, node.get("nodeset")))
+            for node in root.each("numatune/memnode")
+        ),
     )
 
 
@@ -207,6 +215,16 @@ def _cells(root: Element) -> Iterator[NumaCell]:
         )
 
 
+def _qemu_arguments(root: Element) -> Iterator[str]:
+    for line in root.all("commandline", QEMU_NAMESPACE):
+        yield from (argument.get("value") for argument in line.all("arg", QEMU_NAMESPACE))
+    for override in root.all("override", QEMU_NAMESPACE):
+        for device in override.all("device", QEMU_NAMESPACE):
+            for frontend in device.all("frontend", QEMU_NAMESPACE):
+                for changed in frontend.all("property", QEMU_NAMESPACE):
+                    yield f"{changed.get('name')}={changed.get('value')}"
+
+
 def _firmware(root: Element) -> str | None:
     system, loader = root.find("os"), root.find("os/loader")
     if system is not None and system.get("firmware"):
@@ -225,4 +243,5 @@ def _iommu(root: Element) -> DomainIommu | None:
         has_caching_mode=is_on(driver, "caching_mode"),
         address_bits=bits or None,
         has_eim=is_on(driver, "eim"),
+        bus=None if driver is None else whole_number(driver.get("pciBus")),
     )

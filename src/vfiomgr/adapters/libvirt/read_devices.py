@@ -89,7 +89,8 @@ def _hostdev(element: Element) -> DomainHostdev:
     kind = _kind(element)
     source = element.find("source/address")
     driver, alias = element.find("driver"), element.find("alias")
-    boot, rom = element.find("boot"), element.find("rom")
+    boot, rom, acpi = element.find("boot"), element.find("rom"), element.find("acpi")
+    place = element.find("address")
     if kind != "other" and source is None:
         remedy = _ADDRESS if kind == "pci" else "give it <address uuid='…'/>"
         element.fail(f"<{element.tag}> does not say which device: it has no source address", remedy)
@@ -110,7 +111,8 @@ def _hostdev(element: Element) -> DomainHostdev:
         ramfb=is_on(element, "ramfb"),
         boot_order=None if boot is None else number_of(boot, "order", _MOST_ORDER),
         rom_file=rom.get("file") or None if rom is not None else None,
-        has_acpi_nodes=element.find("acpi") is not None,
+        acpi_nodes=None if acpi is None else acpi.get("nodeset") or None,
+        is_unassigned=place is not None and place.get("type") == "unassigned",
     )
 
 

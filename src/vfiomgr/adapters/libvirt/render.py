@@ -103,7 +103,8 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if wish.graphics == "vnc":
         yield _render("pointer"), ()
         yield _render("graphics"), ()
-    shows_device = any(planned.device.display for planned in plan.hostdevs)
+    given = [wished.hand_over for wished in wish.devices]
+    shows_device = any(hand_over.display or hand_over.has_vga for hand_over in given)
     video = "none" if wish.graphics == "none" or shows_device else "vga"
     yield _render("video", model=video), ()
     for planned in plan.hostdevs:
@@ -116,6 +117,10 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What is QEMU's own, in a namespace of its own."""
+    changed = [planned for planned in plan.hostdevs if planned.properties]
+    if changed:
+        yield _render("override", changed=changed), ()
     if plan.cpus.aperture_mib is not None:
         yield _render("commandline", plan=plan), ("fw_cfg",)
 

@@ -9,11 +9,12 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.vgpu import Vgpu
 
 
-def following_notes(host: HostSnapshot, moving: Iterable[PciDevice]) -> Iterator[str]:
-    """Which of vfiomgr's own files name devices that are about to go."""
-    nodes = {node for device in moving for node in host.guest_nodes(device)}
+def following_notes(host: HostSnapshot, going: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
+    """Which of vfiomgr's own files name functions or vGPUs that are about to go."""
+    nodes = {node for holder in going for node in host.guest_nodes(holder)}
     for file in host.cdi_files:
         if file.is_own and any(f'"{node}"' in (file.text or "") for node in nodes):
             yield f"{file.path} names it, and is put right afterwards"

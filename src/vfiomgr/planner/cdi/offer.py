@@ -17,7 +17,7 @@ from vfiomgr.planner.guards import Objection, refuse_if_any
 from vfiomgr.planner.readying import objections_to_bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from vfiomgr.model.cdi import OfferWish
     from vfiomgr.model.snapshot import HostSnapshot
@@ -84,11 +84,13 @@ def specification_of(host: HostSnapshot, wish: OfferWish) -> CdiSpecification:
     if not is_kind(wish.kind):
         message = f"{wish.kind!r} is no CDI kind"
         raise UsageError(message, "write it as vendor/class, e.g. nvidia.com/pgpu")
-    chosen = _chosen(host, wish)
+    every = list(offers(host, with_mediated=wish.is_plain))
+    chosen = _chosen(host, every, wish)
     forms = [_form(host, offer, wish) for offer in chosen]
+    numbers = {offer.group: number for number, offer in enumerate(every)}
     devices = tuple(
-        CdiDevice(_name(offer, number, wish), CdiEdits(device_nodes=_nodes(offer, form)))
-        for number, (offer, form) in enumerate(zip(chosen, forms, strict=True))
+        CdiDevice(_name(offer, numbers, wish), CdiEdits(device_nodes=_nodes(offer, form)))
+        for offer, form in zip(chosen, forms, strict=True)
     )
     built = CdiSpecification("", wish.kind, devices, _common(forms, wish))
     version = max(LOWEST, needed_version(built))
@@ -108,8 +110,7 @@ def nothing_ready() -> Refusal:
     return Refusal(message, remedy)
 
 
-def _chosen(host: HostSnapshot, wish: OfferWish) -> list[Offer]:
-    every = list(offers(host, with_mediated=wish.is_plain))
+def _chosen(host: HostSnapshot, every: list[Offer], wish: OfferWish) -> list[Offer]:
     if not wish.addresses:
         return every
     by_group = {offer.group: offer for offer in every}
@@ -179,12 +180,12 @@ def _common(forms: Sequence[str], wish: OfferWish) -> CdiEdits:
     return CdiEdits(device_nodes=tuple(CdiDeviceNode(path) for path in paths))
 
 
-def _name(offer: Offer, number: int, wish: OfferWish) -> str:
+def _name(offer: Offer, numbers: Mapping[int, int], wish: OfferWish) -> str:
     match wish.name_by:
         case "group":
             return str(offer.group)
         case "index":
-            return str(number)
+            return str(numbers[offer.group])
         case "cdev":
             if not offer.cdevs:
                 message = f"{offer.name} has no cdev to be named by"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.cdi import CdiDevice, CdiSpecification
     from vfiomgr.model.intent import RemoveCdi, WriteCdi
     from vfiomgr.model.path import HostPath
+    from vfiomgr.model.pci import PciAddress
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.cdi.nodes import Target
 
@@ -47,9 +48,7 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     refuse_if_any(_objections(host, after, path), frozenset())
     text = render_specification(after) if after.devices else None
     summary = f"write {path}" if after.devices else f"remove {path}"
-    gone = [] if before is None else [d for d in before.devices if d not in after.devices]
-    names = {device.name for device in after.devices}
-    notes = [f"{before.qualified(d)} goes" for d in gone if before and d.name not in names]
+    notes = [] if before is None else list(_change_notes(before, after))
     if there is not None and there.text == text:
         return Plan(summary, (), already=(f"{path} says so already",))
     if text is None:
@@ -60,6 +59,14 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
         locks=(LOCK,),
         notes=(*notes, *_version_notes(after)),
     )
+
+
+def _change_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator[str]:
+    names = {device.name for device in after.devices}
+    for device in before.devices:
+        if device not in after.devices:
+            what = "is another device" if device.name in names else "goes"
+            yield f"{before.qualified(device)} {what}"
 
 
 def _joined(
@@ -76,16 +83,21 @@ def _joined(
         and not groups.intersection(t.group for t in _targets(host, device))
     ]
     nodes = dict.fromkeys((*before.edits.device_nodes, *wished.edits.device_nodes))
-    return _of_devices(
-        replace(wished, edits=CdiEdits(device_nodes=tuple(nodes))), (*kept, *wished.devices)
-    )
+    both = sorted((*kept, *wished.devices), key=lambda device: _place(host, device))
+    return _of_devices(replace(wished, edits=CdiEdits(device_nodes=tuple(nodes))), tuple(both))
+
+
+def _place(host: HostSnapshot, device: CdiDevice) -> tuple[bool, list[PciAddress], str]:
+    """Where a device stands in a file: as in one of all that is ready."""
+    found = [d.address for target in _targets(host, device) for d in target.functions]
+    return not found, sorted(found)[:1], device.name
 
 
 def _of_devices(
     specification: CdiSpecification, devices: tuple[CdiDevice, ...]
 ) -> CdiSpecification:
-    ordered = replace(specification, devices=tuple(sorted(devices, key=lambda d: d.name)))
-    return replace(ordered, version=str(max(LOWEST, needed_version(ordered))))
+    made = replace(specification, devices=devices)
+    return replace(made, version=str(max(LOWEST, needed_version(made))))
 
 
 def _targets(host: HostSnapshot, device: CdiDevice) -> tuple[Target, ...]:

@@ -7,11 +7,11 @@ reckoned here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal
 from vfiomgr.model.guest import GIB, MIB, Reason
-from vfiomgr.model.libvirt_feature import MAXPHYSADDR
+from vfiomgr.model.libvirt_feature import MAXPHYSADDR, MAXPHYSADDR_LIMIT
 from vfiomgr.planner.guest.nodes import size
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ _OF_EMULATED = MIB
 class Aperture:
     """What of it has to be written."""
 
-    passes_address_bits: bool
+    address_width: Literal["passthrough", "emulate"] | None
+    address_bits: int | None
     hole64_kib: int | None
     fw_cfg_mib: int | None
     reasons: tuple[Reason, ...]
@@ -149,9 +150,9 @@ def plan_aperture(
 
     """
     window = bar_window([unit.functions for unit in units], emulated)
-    bits = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
-    passes = wish.kind == "kvm" and bool(units) and MAXPHYSADDR.is_in(libvirt)
-    reasons = list(_why_bits(host, wish, passes=passes, is_asked=bool(units), libvirt=libvirt))
+    bits = guest_bits(host, wish)
+    width = _width(host, wish, libvirt, has_devices=bool(units))
+    reasons = list(_why_bits(host, wish, width=width, is_asked=bool(units), libvirt=libvirt))
     notes = []
     if window and bits is None:
         notes.append("whether the CPU's addresses suffice for the BARs: it does not tell its width")
@@ -170,12 +171,45 @@ def plan_aperture(
     elif window:
         reasons.append(Reason("firmware", f"{told}; {whose}'s own, of {size(own)}, has room"))
     return Aperture(
-        passes_address_bits=passes,
+        address_width=width,
+        address_bits=bits if wish.address_bits is not None else None,
         hole64_kib=written >> 10 if written is not None and not is_efi else None,
         fw_cfg_mib=written // MIB if written is not None and is_efi else None,
         reasons=tuple(reasons),
         notes=tuple(notes),
     )
+
+
+def guest_bits(host: HostSnapshot, wish: DomainWish) -> int | None:
+    """How wide its addresses are; None where the host's CPU does not tell its width."""
+    own = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
+    known = [bits for bits in (own, wish.address_bits) if bits is not None]
+    return min(known, default=None)
+
+
+def _width(
+    host: HostSnapshot, wish: DomainWish, libvirt: Version, *, has_devices: bool
+) -> Literal["passthrough", "emulate"] | None:
+    """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3.
+
+    Raises:
+        Refusal: neither can be written, or nothing has that width.
+
+    """
+    asked = wish.address_bits
+    if asked is None:
+        passes = wish.kind == "kvm" and has_devices and MAXPHYSADDR.is_in(libvirt)
+        return "passthrough" if passes else None
+    if wish.kind == "qemu":
+        message = f"without KVM a guest's addresses have {TCG_BITS} bits, whatever is asked for"
+        raise Refusal(message, "leave out --address-bits, or use KVM")
+    if MAXPHYSADDR_LIMIT.is_in(libvirt):
+        return "passthrough"
+    MAXPHYSADDR.require(libvirt, f"a width of {asked} bits for the guest's addresses")
+    if host.cpu_address_bits is None:
+        message = f"{asked} bits: the host's CPU does not tell whether it has so many"
+        MAXPHYSADDR_LIMIT.require(libvirt, message)
+    return "emulate"
 
 
 def ovmf_window(bits: int | None, vendor: str | None) -> int:
@@ -239,14 +273,17 @@ def _why_window(units: Sequence[Unit], window: int) -> str:
 
 
 def _why_bits(
-    host: HostSnapshot, wish: DomainWish, *, passes: bool, is_asked: bool, libvirt: Version
+    host: HostSnapshot, wish: DomainWish, *, width: str | None, is_asked: bool, libvirt: Version
 ) -> Iterable[Reason]:
     bits = host.cpu_address_bits
-    width = f"{bits} bits (/proc/cpuinfo)" if bits else "as wide as it is"
-    if passes:
-        yield Reason("maxphysaddr", f"physical addresses like the host's CPU: {width}")
+    shown = f"{bits} bits (/proc/cpuinfo)" if bits else "as wide as it is"
+    if width is not None and wish.address_bits is not None:
+        text = f"physical addresses of {wish.address_bits} bits at most; the host's CPU: {shown}"
+        yield Reason("maxphysaddr", text)
+    elif width is not None:
+        yield Reason("maxphysaddr", f"physical addresses like the host's CPU: {shown}")
     elif is_asked and wish.kind == "kvm":
         since = f"<maxphysaddr> is for libvirt {MAXPHYSADDR.since}, this is {libvirt}"
-        yield Reason("cpu", f"the host's CPU, with its width of addresses: {width}; {since}")
+        yield Reason("cpu", f"the host's CPU, with its width of addresses: {shown}; {since}")
     elif is_asked:
         yield Reason("cpu", f"without KVM physical addresses have {TCG_BITS} bits")

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model import libvirt_feature as features
 from vfiomgr.model.domain import DomainIommu
 from vfiomgr.model.guest import GuestCpus, GuestMemory, GuestPlan, Reason
-from vfiomgr.planner.guest.aperture import TCG_BITS, plan_aperture
-from vfiomgr.planner.guest.buses import lay_buses
+from vfiomgr.planner.guest.aperture import guest_bits, plan_aperture
+from vfiomgr.planner.guest.buses import lay_buses, without_hotplug
 from vfiomgr.planner.guest.fabric import fabric_notes
 from vfiomgr.planner.guest.hostdevs import check, hostdevs_of
 from vfiomgr.planner.guest.locking import plan_lock
 from vfiomgr.planner.guest.nodes import lay_nodes
 from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM, check_vcpus
+from vfiomgr.planner.guest.spaces import seats_of, space_notes
 from vfiomgr.planner.guest.units import is_uuid, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.model.domain import PciController
     from vfiomgr.model.guest import DomainWish
     from vfiomgr.model.hostdev import GuestHostdev
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.version import Version
     from vfiomgr.planner.guest.aperture import Aperture
+    from vfiomgr.planner.guest.buses import Buses
+    from vfiomgr.planner.guest.locking import Lock
     from vfiomgr.planner.guest.nodes import Nodes
+    from vfiomgr.planner.guest.spaces import Seat
     from vfiomgr.planner.guest.units import Unit
 
 _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
+_ARCHITECTURE = "x86_64"
 _SHORT_BITS, _LONG_BITS = 39, 48
 """The widths that an emulated VT-d has: three levels of page tables, or four."""
 _IOMMU_FEATURES = {"virtio": features.VIRTIO_IOMMU, "amd": features.AMD_IOMMU}
@@ -49,59 +56,65 @@ def plan_guest(
         Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
 
     """
+    _check_architecture(host)
     _check_wish(wish)
     check_vcpus(wish, qemu)
-    units = units_of(host, wish.devices, with_viommu=wish.viommu is not None)
-    units, boot_orders = _with_boot_orders(host, wish, units)
+    units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
     check(units, lambda: libvirt, lambda: qemu)
-    nodes = lay_nodes(host, wish, units)
+    if not wish.has_hotplug:
+        features.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
+    seen = [unit for unit in units if unit.is_seen]
+    nodes = lay_nodes(host, wish, seen)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
-    aperture = plan_aperture(host, wish, units, libvirt, emulated)
-    cells = [cell.host_node for cell in nodes.cells]
-    is_local = wish.numa != "off"
-    buses = lay_buses(units, emulated, wish.spare_ports, cells, is_local=is_local)
-    root = replace(buses.controllers[0], hole64_kib=aperture.hole64_kib)
-    pairs = zip(units, buses.of_units, strict=True)
-    hostdevs = tuple(h for unit, bus in pairs for h in hostdevs_of(unit, bus))
-    has_iommufd, hostdevs = _iommufd(hostdevs, libvirt)
-    locked, limit, why_locked = plan_lock(wish, len(hostdevs), libvirt)
+    aperture = plan_aperture(host, wish, seen, libvirt, emulated)
+    seats = seats_of(seen, has_viommu=wish.viommu is not None)
+    buses = _buses(wish, seats, nodes, emulated)
+    placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
+    has_iommufd, hostdevs = _iommufd(placed, libvirt)
+    lock = plan_lock(wish, len(hostdevs), libvirt)
     iommu, why_iommu = _iommu(host, wish, libvirt)
+    why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, aperture.reasons)
+    notes = (nodes.notes, aperture.notes, space_notes(seats), _group_notes(host, units))
     return GuestPlan(
         wish=wish,
-        controllers=(root, *buses.controllers[1:]),
+        controllers=_controllers(buses, aperture),
         hostdevs=hostdevs,
-        memory=GuestMemory(
-            cells=nodes.cells,
-            mode="preferred" if wish.numa == "preferred" else "strict",
-            host_nodes=nodes.host_nodes,
-            locked_bytes=locked,
-            hard_limit_bytes=limit,
-        ),
+        memory=_memory(wish, nodes, lock),
         cpus=_cpus(wish, nodes, aperture),
         iommu=iommu,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
-        reasons=(
-            *_why_hostdevs(host, units),
-            *buses.reasons,
-            *nodes.reasons,
-            *aperture.reasons,
-            *why_locked,
-            *why_iommu,
-        ),
-        notes=(
-            *nodes.notes,
-            *aperture.notes,
-            *_group_notes(host, units),
-            *fabric_notes(host, units),
-        ),
+        reasons=tuple(chain(*why, lock.reasons, why_iommu)),
+        notes=tuple(chain(*notes, fabric_notes(host, seen))),
     )
+
+
+def _check_architecture(host: HostSnapshot) -> None:
+    """The machine, its firmware, its windows and its IOMMUs are those of a PC.
+
+    Raises:
+        Refusal: the host is none.
+
+    """
+    if host.architecture not in (None, _ARCHITECTURE):
+        message = (
+            f"this host is {host.architecture}, and whole domains are written for {_ARCHITECTURE} "
+            "(q35) alone"
+        )
+        remedy = (
+            "have virt-install write the domain, and put the devices into it with vfiomgr libvirt "
+            "edit FILE --add ADDRESS; vfiomgr libvirt hostdev prints them alone"
+        )
+        raise Refusal(message, remedy)
 
 
 def _check_wish(wish: DomainWish) -> None:
     if not _NAME.fullmatch(wish.name):
         message = f"{wish.name!r} is no name of a domain"
         raise UsageError(message, "a name has no slash, no line break and no space in front")
+    if wish.hides_kvm and wish.kind == "qemu":
+        message = "there is no KVM to hide from a guest of the kind qemu"
+        raise UsageError(message, "leave out --hide-kvm, or pass --virt-type kvm")
     displayed = [device.name for device in wish.devices if device.hand_over.display]
     if displayed and wish.graphics == "none":
         message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
@@ -167,7 +180,7 @@ def _boot_parts(
         parts = found[name]
     else:
         address = name.lower() if is_uuid(name) else _boot_address(host, name)
-        holders = (u for u in units.values() if address in u.names.split(", "))
+        holders = (u for u in units.values() if u.is_seen and address in u.names.split(", "))
         parts = [unit.name for unit in holders]
     if not parts:
         message = f"--boot {name}: the guest has no such device"
@@ -179,7 +192,7 @@ def _iommufd(
     hostdevs: tuple[GuestHostdev, ...], libvirt: Version
 ) -> tuple[bool, tuple[GuestHostdev, ...]]:
     """For the domain as a whole, where libvirt has that and all devices want it."""
-    wanted = [hostdev.device.iommufd for hostdev in hostdevs]
+    wanted = [h.device.iommufd for h in hostdevs if not h.device.is_unassigned]
     if not (any(wanted) and all(wanted) and features.DOMAIN_IOMMUFD.is_in(libvirt)):
         return False, hostdevs
     bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
@@ -199,15 +212,53 @@ def _iommu(
         return None, ()
     if feature := _IOMMU_FEATURES.get(wish.viommu):
         feature.require(libvirt, f"a virtual IOMMU of the kind {wish.viommu}")
+        _check_mapping(wish)
         return DomainIommu(wish.viommu), ()
-    guest_bits = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
-    bits = _SHORT_BITS if (guest_bits or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
-    text = f"the guest's physical addresses have {guest_bits or 'an unknown number of'} bits"
+    own = guest_bits(host, wish)
+    bits = _SHORT_BITS if (own or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
+    text = f"the guest's physical addresses have {own or 'an unknown number of'} bits"
     has_eim = wish.vcpus > MOST_WITHOUT_EIM
     if has_eim:
         text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
     iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
     return iommu, (Reason("iommu", text),)
+
+
+def _buses(wish: DomainWish, seats: Sequence[Seat], nodes: Nodes, emulated: int) -> Buses:
+    cells = [cell.host_node for cell in nodes.cells]
+    laid = lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
+    return laid if wish.has_hotplug else without_hotplug(laid)
+
+
+def _controllers(buses: Buses, aperture: Aperture) -> tuple[PciController, ...]:
+    """The root with its window, and all others."""
+    root, *others = buses.controllers
+    return (replace(root, hole64_kib=aperture.hole64_kib), *others)
+
+
+def _memory(wish: DomainWish, nodes: Nodes, lock: Lock) -> GuestMemory:
+    return GuestMemory(
+        cells=nodes.cells,
+        mode="preferred" if wish.numa == "preferred" else "strict",
+        host_nodes=nodes.host_nodes,
+        locked_bytes=lock.needed_bytes,
+        hard_limit_bytes=lock.limit_bytes,
+    )
+
+
+def _check_mapping(wish: DomainWish) -> None:
+    """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2).
+
+    Raises:
+        Refusal: the guest gets devices of the host.
+
+    """
+    if wish.viommu == "amd" and any(not d.hand_over.is_unassigned for d in wish.devices):
+        message = (
+            "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "
+            "nothing of what is mapped (dma-remap, since 10.2), and libvirt has no word for that"
+        )
+        raise Refusal(message, "pass --viommu intel, which hosts of AMD have too, or virtio")
 
 
 def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
@@ -219,7 +270,8 @@ def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
         cores=wish.vcpus // max(1, sockets),
         pins=nodes.pins,
         emulator=nodes.emulator,
-        passes_address_bits=aperture.passes_address_bits,
+        address_width=aperture.address_width,
+        address_bits=aperture.address_bits,
         aperture_mib=aperture.fw_cfg_mib,
     )
 
@@ -230,6 +282,8 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]
             text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
         elif not unit.functions:
             text = "a mediated device, which libvirt never binds"
+        elif unit.hand_over.is_unassigned:
+            text = "the guest does not get it: it is kept from the host and from others"
         elif unit.hand_over.is_managed:
             text = "libvirt binds it before the start, and gives it back after"
         elif any(host.makes_vgpus(function) for function in unit.functions):

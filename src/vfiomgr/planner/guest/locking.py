@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
@@ -24,10 +25,17 @@ def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool) -> int:
     return memory_bytes * (devices if has_viommu else 1) + RESERVE
 
 
-def plan_lock(
-    wish: DomainWish, devices: int, libvirt: Version
-) -> tuple[int, int | None, tuple[Reason, ...]]:
-    """What will be locked, the limit to write where libvirt's own is none, and the reasons.
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What QEMU will lock, and the limit to write; None where libvirt sets one by itself."""
+
+    needed_bytes: int
+    limit_bytes: int | None
+    reasons: tuple[Reason, ...] = ()
+
+
+def plan_lock(wish: DomainWish, devices: int, libvirt: Version) -> Lock:
+    """What will be locked, and the limit where libvirt's own is none.
 
     Raises:
         Refusal: the limit that is asked for is below it.
@@ -35,7 +43,7 @@ def plan_lock(
     """
     needed = needed_lock(wish.memory_bytes, devices, has_viommu=wish.viommu is not None)
     if not needed:
-        return 0, wish.hard_limit_bytes, ()
+        return Lock(0, wish.hard_limit_bytes)
     times = f"{devices} x " if wish.viommu is not None else ""
     told = f"{times}{size(wish.memory_bytes)} of memory and {size(RESERVE)}: {size(needed)}"
     limit = wish.hard_limit_bytes
@@ -43,8 +51,9 @@ def plan_lock(
         message = f"with a hard limit of {size(limit)} QEMU could not lock what VFIO needs: {told}"
         raise Refusal(message, f"ask for --hard-limit {-(-needed // GIB)}G, or leave it to libvirt")
     if limit is not None or wish.is_locked:
-        return needed, limit, (Reason("memtune", f"VFIO needs {told}"),)
+        return Lock(needed, limit, (Reason("memtune", f"VFIO needs {told}"),))
     if wish.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
         told += f"; libvirt {libvirt} would allow for one device"
-        return needed, needed, (Reason("memtune", f"VFIO needs {told}"),)
-    return needed, None, (Reason("memory", f"QEMU will lock {told}; libvirt sets the limit"),)
+        return Lock(needed, needed, (Reason("memtune", f"VFIO needs {told}"),))
+    told = f"QEMU will lock {told}; libvirt sets the limit"
+    return Lock(needed, None, (Reason("memory", told),))

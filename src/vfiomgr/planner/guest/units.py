@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.model.hostdev import HandOver
 from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.vgpu import Vgpu
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 """What libvirt has for mediated devices, by the API that they serve."""
-FUNCTIONS_OF_SLOT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,11 @@ class Unit:
     root_complex: str | None
     """`pci0000:40`; None of a parent that is no PCI function."""
     iommu_group: int | None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the guest gets it, and the domain does not only keep it from others."""
+        return not self.hand_over.is_unassigned
 
     @property
     def name(self) -> str:
@@ -65,13 +69,8 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-def units_of(
-    host: HostSnapshot, wishes: Iterable[DeviceWish], *, with_viommu: bool = False
-) -> tuple[Unit, ...]:
+def units_of(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> tuple[Unit, ...]:
     """The named devices in the order of naming, slots whole; nothing twice.
-
-    Behind a virtual IOMMU each slot of the guest has an address space of its own, and the functions
-    of one group of the host can only be in one: they become one device.
 
     Raises:
         UnknownDevice: the host has no such device or vGPU.
@@ -89,9 +88,27 @@ def units_of(
         first = unit.functions[0] if unit.functions else None
         key: object = unit.vgpu_uuid
         if first is not None:
-            key = first.address if first.physical_function else first.address.slot
+            place = first.address if first.physical_function else first.address.slot
+            key = (place, unit.is_seen)
         slots[key] = _joined(slots[key], unit) if key in slots else unit
-    return tuple(_by_group(slots.values()) if with_viommu else slots.values())
+    return tuple(_apart(slots.values(), host, known))
+
+
+def _apart(
+    units: Iterable[Unit], host: HostSnapshot, wishes: Iterable[DeviceWish]
+) -> Iterator[Unit]:
+    """Each function once: in the guest where it is named so, else outside where its slot is."""
+    units = tuple(units)
+    unseen = {f.address for unit in units if not unit.is_seen for f in unit.functions}
+    if not unseen:
+        yield from units
+        return
+    seen = (w for w in wishes if not (w.hand_over.is_unassigned or is_uuid(w.name)))
+    unseen -= {_named(host, wish).address for wish in seen}
+    for unit in units:
+        own = tuple(f for f in unit.functions if (f.address in unseen) is not unit.is_seen)
+        if own or not unit.functions:
+            yield replace(unit, functions=own)
 
 
 def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
@@ -174,25 +191,8 @@ def root_complex(device: PciDevice) -> str | None:
 
 
 def _joined(one: Unit, other: Unit) -> Unit:
-    """Two units with the functions of both; what was said of the first counts."""
+    """Two units of one slot with the functions of both; what was said of the first counts."""
     functions = {device.address: device for device in (*one.functions, *other.functions)}
     hand_over = one.hand_over if one.hand_over != HandOver() else other.hand_over
     joined = tuple(functions[address] for address in sorted(functions))
-    if len(joined) > FUNCTIONS_OF_SLOT:
-        shown = ", ".join(str(device.address) for device in joined)
-        message = (
-            f"behind a virtual IOMMU the functions of IOMMU group {one.iommu_group} can only be in "
-            f"one slot of the guest, which has {FUNCTIONS_OF_SLOT}: {shown}"
-        )
-        raise Refusal(message, "leave some out, or leave out --viommu")
     return replace(one, functions=joined, hand_over=hand_over)
-
-
-def _by_group(units: Iterable[Unit]) -> Iterator[Unit]:
-    """Units of PCI functions joined where they share a group; a vGPU has its own."""
-    groups: dict[object, Unit] = {}
-    for unit in units:
-        shared = unit.functions and unit.iommu_group is not None
-        key = unit.iommu_group if shared else unit.name
-        groups[key] = _joined(groups[key], unit) if key in groups else unit
-    yield from groups.values()

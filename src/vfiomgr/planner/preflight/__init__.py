@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.readiness import SEVERITIES, Report
+from vfiomgr.planner.claims import unread_domains
 from vfiomgr.planner.preflight import (
     aperture,
     claims,
@@ -40,13 +41,10 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     platform.host,
     platform.no_vfio,
     platform.no_kvm,
+    platform.other_architecture,
     presence.missing,
     presence.twice,
-    presence.bridge,
-    presence.silence,
-    presence.stuck,
-    presence.denied,
-    presence.isolation,
+    *presence.GUARD_RULES,
     presence.plain_network_device,
     drivers.on_host_driver,
     hook.not_installed,
@@ -83,6 +81,7 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     places.no_spare_port,
     viommu.group_apart,
     viommu.caching_mode,
+    viommu.maps_nothing,
     aperture.space_too_small,
     aperture.bars_too_large,
     aperture.emulated_bits,
@@ -96,6 +95,8 @@ RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
     numa.far_memory,
     numa.far_cpus,
     numa.unbound,
+    numa.without_cell,
+    numa.elsewhere,
     versions.dropped,
     versions.unknown_iommu,
     versions.old_backend,
@@ -140,6 +141,8 @@ def _not_checked(situation: Situation) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
     if situation.hypervisor is None:
         yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
+    else:
+        yield from unread_domains(situation.hypervisor)
     yield OF_LIBVIRT
     if not situation.hostdevs:
         return
@@ -150,6 +153,11 @@ def _not_checked(situation: Situation) -> Iterator[str]:
         yield "which processes hold the devices: nobody looked, or not as root"
     if host.host_uses is None:
         yield "disks and routes of the host: there is no /proc to tell"
+    if not situation.domain.is_x86:
+        yield (
+            f"addresses, BAR windows and the number of CPUs of a machine of "
+            f"{situation.domain.architecture}: their rules know PCs alone"
+        )
     if situation.takes_functions:
         yield from _unseen_addresses(situation)
     if situation.files is None and any(hostdev.rom_file for hostdev in situation.hostdevs):

@@ -25,6 +25,7 @@ from vfiomgr.planner.guest.aperture import (
     ovmf_window,
 )
 from vfiomgr.planner.preflight.situation import place, shown_size, sysfs
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +45,6 @@ _HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
 """pci-hole64-size, where nobody sets it."""
 _CHECKED_SINCE = Version(7, 1)
 """The QEMU that does not start where the space is too small (pc_memory_init)."""
-_X86 = (None, "x86_64", "i686")
 _WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
 _AMD = "AuthenticAMD"
 """Also of the CPU that QEMU emulates by itself (qemu64)."""
@@ -78,7 +78,7 @@ def space_too_small(situation: Situation) -> Iterator[Finding]:
 def _guest_bits(situation: Situation) -> tuple[int | None, str]:
     """How wide the guest's physical addresses are, and what says so; None where nothing does."""
     domain, host = situation.domain, situation.host
-    if domain.architecture not in _X86:
+    if not domain.is_x86:
         return None, ""
     line = situation.at(domain.line("cpu/maxphysaddr"))
     if domain.cpu.physical_bits is not None:
@@ -134,7 +134,7 @@ def _hole(situation: Situation) -> int:
 def bars_too_large(situation: Situation) -> Iterator[Finding]:
     """A BAR that finds no place reads as 0, and the guest's driver gives up."""
     bits, source = _guest_bits(situation)
-    sizes = [(taken, large_bytes([taken.device])) for taken in situation.functions]
+    sizes = [(taken, large_bytes([taken.device])) for taken in seen(situation)]
     needed = bar_window(_slots(situation), _emulated(situation))
     if bits is None or not needed or _highest_address(situation) > 1 << bits:
         return
@@ -164,7 +164,7 @@ def bars_too_large(situation: Situation) -> Iterator[Finding]:
 def _slots(situation: Situation) -> Iterable[list[PciDevice]]:
     """The functions of each slot of the guest; one without a place gets a port of its own."""
     found: dict[object, list[PciDevice]] = defaultdict(list)
-    for taken in situation.functions:
+    for taken in seen(situation):
         guest = taken.hostdev.guest
         key = (guest.bus, guest.slot) if guest else taken.device.address
         found[key].append(taken.device)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.pci import CLASS_OTHER_BRIDGE
+from vfiomgr.model.pci import CLASS_DISPLAY
 from vfiomgr.model.readiness import Finding
+from vfiomgr.planner.guest.fabric import fabric_share
 from vfiomgr.planner.preflight.situation import sysfs
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from vfiomgr.planner.preflight.situation import Situation
 
 _NVIDIA = "10de"
-_GPU = "03"
 _BEFORE_465 = re.compile(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
@@ -72,31 +73,29 @@ def rom_file(situation: Situation) -> Iterator[Finding]:
 
 def fabric(situation: Situation) -> Iterator[Finding]:
     """GPUs behind NVSwitches: all with all switches, or a partition of the fabric manager."""
-    gpus = [d for d in situation.host.devices if _is_nvidia(d, _GPU) and not d.physical_function]
-    switches = [d for d in situation.host.devices if _is_nvidia(d, CLASS_OTHER_BRIDGE)]
-    own = [d for d in gpus if d.address in situation.addresses]
-    taken = [d for d in switches if d.address in situation.addresses]
-    if not switches or not (own or taken):
+    share = fabric_share(situation.host, {taken.device.address for taken in seen(situation)})
+    if share is None or not (share.own_gpus or share.own_switches):
         return
+    own, gpus = len(share.own_gpus), len(share.gpus)
     evidence = (
-        *(f"{sysfs(d)}: NVSwitch{', of the domain' * (d in taken)}" for d in switches),
-        f"{len(own)} of {len(gpus)} GPUs go to the domain",
+        *(_cite_switch(switch, is_own=switch in share.own_switches) for switch in share.switches),
+        f"{own} of {gpus} GPUs go to the domain",
     )
-    if taken and (len(taken) < len(switches) or len(own) < len(gpus)):
+    if share.is_divided:
         yield Finding(
             "fabric-divided",
             "warning",
-            f"the domain takes {len(taken)} of {len(switches)} NVSwitches and {len(own)} of "
-            f"{len(gpus)} GPUs",
+            f"the domain takes {len(share.own_switches)} of {len(share.switches)} NVSwitches and "
+            f"{own} of {gpus} GPUs",
             evidence,
             "a fabric is one machine's: with a part of it CUDA fails to start (error 802)",
             "give the domain all GPUs and all NVSwitches, or GPUs alone and no switch",
         )
-    elif not taken and len(own) > 1:
+    elif share.needs_partition:
         yield Finding(
             "fabric-partition",
             "info",
-            f"{len(own)} GPUs of an NVLink fabric go to the domain without its switches",
+            f"{own} GPUs of an NVLink fabric go to the domain without its switches",
             evidence,
             "whether they form a partition only the fabric manager tells; without one CUDA fails "
             "to start (error 802)",
@@ -105,8 +104,8 @@ def fabric(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _is_nvidia(device: PciDevice, class_code: str) -> bool:
-    return device.vendor_id == _NVIDIA and device.class_code.startswith(class_code)
+def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
+    return f"{sysfs(switch)}: NVSwitch{', of the domain' * is_own}"
 
 
 def code_43(situation: Situation) -> Iterator[Finding]:
@@ -115,9 +114,10 @@ def code_43(situation: Situation) -> Iterator[Finding]:
         return
     for taken in situation.functions:
         device = taken.device
-        if not _is_nvidia(device, _GPU) or not _BEFORE_465.search(device.name):
+        is_graphics = device.class_code.startswith(CLASS_DISPLAY)
+        if device.vendor_id != _NVIDIA or not is_graphics or "GeForce" not in device.name:
             continue
-        if "GeForce" not in device.name:
+        if not _BEFORE_465.search(device.name):
             continue
         yield Finding(
             "code-43",
@@ -125,5 +125,6 @@ def code_43(situation: Situation) -> Iterator[Finding]:
             f"the driver of {device} may stop with Code 43 in a guest",
             (situation.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
             "all drivers for a GeForce of this age look for KVM; since 465 none does",
-            "write <kvm><hidden state='on'/></kvm> into <features>",
+            "write <kvm><hidden state='on'/></kvm> into <features>, as vfiomgr libvirt domain "
+            "--hide-kvm does",
         )

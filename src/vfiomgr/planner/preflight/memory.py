@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.readiness import Finding
+from vfiomgr.planner.guest.locking import RESERVE, needed_lock
 from vfiomgr.planner.preflight.situation import shown_size
 from vfiomgr.planner.readying import how_to_bind, objections_to_bind
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.numa import NumaNode
     from vfiomgr.planner.preflight.situation import Situation
 
-_GIB = 1 << 30
 _SESSION = "/session"
 _LOCKED = (
     'VFIO locks all of a guest\'s memory: QEMU ends with "vfio_dma_map failed" or "Cannot allocate '
@@ -33,13 +33,14 @@ def hard_limit(situation: Situation) -> Iterator[Finding]:
     limit, memory = domain.memory.hard_limit_bytes, domain.memory.total_bytes
     if limit is None or not situation.hostdevs:
         return
-    count = _address_spaces(situation)
-    needed = count * memory + _GIB
+    count = len(situation.hostdevs)
+    needed = needed_lock(memory, count, has_viommu=domain.iommu is not None)
     if limit >= needed:
         return
-    is_fatal = situation.takes_functions and limit < count * memory
+    is_fatal = situation.takes_functions and limit < needed - RESERVE
     line = domain.line("memtune/hard_limit")
-    several = f" for each of {count} devices, since the guest has an IOMMU" if count > 1 else ""
+    several = f" for each of {count} devices, since the guest has an IOMMU"
+    several = several if domain.iommu is not None and count > 1 else ""
     yield Finding(
         "hard-limit-too-low",
         "blocker" if is_fatal else "warning",
@@ -52,11 +53,6 @@ def hard_limit(situation: Situation) -> Iterator[Finding]:
         f"take <hard_limit> out of line {line}, which has libvirt compute it, or write "
         f"<hard_limit unit='KiB'>{needed // 1024}</hard_limit>",
     )
-
-
-def _address_spaces(situation: Situation) -> int:
-    """How many times the memory is counted: once, or once for each device of a guest's IOMMU."""
-    return len(situation.hostdevs) if situation.domain.iommu is not None else 1
 
 
 def session(situation: Situation) -> Iterator[Finding]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.model.domain import EXPANDER, ROOT_PORT
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.situation import addresses, place, sysfs
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.model.domain import GuestAddress, PciController
+    from vfiomgr.model.domain import DomainHostdev, GuestAddress, PciController
     from vfiomgr.model.readiness import Severity
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
@@ -23,9 +24,8 @@ _LAST_BUS = 255
 
 def without_function_zero(situation: Situation) -> Iterator[Finding]:
     """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or not guest.function:
+    for hostdev, guest in _placed(situation):
+        if not guest.function:
             continue
         if (guest.bus, guest.slot, 0) in situation.occupied:
             continue
@@ -44,9 +44,8 @@ def without_function_zero(situation: Situation) -> Iterator[Finding]:
 
 def multifunction(situation: Situation) -> Iterator[Finding]:
     """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or guest.function or guest.multifunction:
+    for hostdev, guest in _placed(situation):
+        if guest.function or guest.multifunction:
             continue
         if not any((guest.bus, guest.slot, n) in situation.occupied for n in range(1, 8)):
             continue
@@ -63,9 +62,8 @@ def multifunction(situation: Situation) -> Iterator[Finding]:
 def same_place(situation: Situation) -> Iterator[Finding]:
     """libvirt: "Attempted double use of PCI Address"."""
     told: set[tuple[int, int, int]] = set()
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or place(guest) in told or situation.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
+    for hostdev, guest in _placed(situation):
+        if place(guest) in told or situation.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
             continue
         told.add(place(guest))
         here = place(guest)
@@ -83,9 +81,8 @@ def same_place(situation: Situation) -> Iterator[Finding]:
 
 def slot_of_port(situation: Situation) -> Iterator[Finding]:
     """A PCI Express port has one device below it (27)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or not guest.slot or not situation.is_single_slot(guest.bus):
+    for hostdev, guest in _placed(situation):
+        if not guest.slot or not situation.is_single_slot(guest.bus):
             continue
         yield Finding(
             "slot-not-zero",
@@ -99,9 +96,8 @@ def slot_of_port(situation: Situation) -> Iterator[Finding]:
 
 def on_expander(situation: Situation) -> Iterator[Finding]:
     """An expander takes ports alone (27)."""
-    for hostdev in situation.domain.hostdevs:
-        guest = hostdev.guest
-        if guest is None or situation.model_at(guest.bus) != EXPANDER:
+    for hostdev, guest in _placed(situation):
+        if situation.model_at(guest.bus) != EXPANDER:
             continue
         yield Finding(
             "device-on-expander",
@@ -181,6 +177,13 @@ def expander_limits(situation: Situation) -> Iterator[Finding]:
         yield _without_number(situation, highest, text, enough)
 
 
+def _placed(situation: Situation) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
+    """The devices that are given a place in the guest."""
+    for hostdev in situation.domain.hostdevs:
+        if hostdev.guest is not None:
+            yield hostdev, hostdev.guest
+
+
 def _without_number(
     situation: Situation, expander: PciController, text: str, remedy: str
 ) -> Finding:
@@ -255,7 +258,7 @@ def companions_apart(situation: Situation) -> Iterator[Finding]:
 def _slots(situation: Situation) -> list[list[Taken]]:
     """The functions of each slot of the host that the domain takes several of."""
     found: dict[tuple[int, int, int], list[Taken]] = defaultdict(list)
-    for taken in situation.functions:
+    for taken in seen(situation):
         if taken.device.physical_function is None:
             found[taken.device.address.slot].append(taken)
     return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.planner.preflight.situation import Situation
 
+_WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
+"""What else a host's CPU runs for guests."""
 _OF_THE_HOST = (platform.interrupt_remapping, modules.vfio_pci, modules.iommu_backend)
 
 
@@ -73,4 +75,22 @@ def no_kvm(situation: Situation) -> Iterator[Finding]:
         "it off, or this is a virtual machine without nesting",
         "enable VT-x or SVM in the firmware setup and load kvm_intel or kvm_amd; type='qemu' "
         "emulates the CPU in software instead",
+    )
+
+
+def other_architecture(situation: Situation) -> Iterator[Finding]:
+    """libvirt: "unsupported configuration: Emulator … does not support virt type 'kvm'"."""
+    own, wanted = situation.host.architecture, situation.domain.architecture
+    if own is None or wanted is None or situation.domain.kind != "kvm":
+        return
+    if wanted == own or wanted in _WITH_KVM.get(own, ()):
+        return
+    line = situation.domain.line("os/type")
+    yield Finding(
+        "other-architecture",
+        "blocker",
+        f"the domain is for {wanted} with KVM, and this host is {own}",
+        (f"{situation.at(line)}: <type arch='{wanted}'>", f"/proc/cpuinfo: a CPU of {own}"),
+        "KVM runs guests of the host's own architecture alone",
+        f"write arch='{own}' and a machine of it in line {line}, or start it on a host of {wanted}",
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.path import PCI_DEVICES
+from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner import guards
 from vfiomgr.planner.preflight.situation import sysfs
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.model.domain import DomainHostdev
-    from vfiomgr.model.pci import PciDevice
     from vfiomgr.planner.preflight.situation import Situation
 
 
@@ -78,87 +80,78 @@ def twice(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def bridge(situation: Situation) -> Iterator[Finding]:
-    """libvirt: "Non-endpoint PCI devices cannot be assigned to guests"."""
-    for taken in situation.functions:
-        for objection in guards.bridge(situation.host, taken.device):
-            yield Finding(
-                "bridge",
-                "blocker",
-                objection.reason,
-                (
-                    situation.cite(taken.hostdev),
-                    f"{sysfs(taken.device)}/config: {_kind(taken.device)}",
-                ),
-                "bridges carry other devices: neither vfio-pci nor libvirt gives one to a guest",
-                "write the address of the device behind it instead; vfiomgr groups shows them",
-            )
+@dataclass(frozen=True, slots=True)
+class GuardRule:
+    """A rule that is a guard of `bind`: what no guest can have, whoever gives it."""
+
+    id: str
+    guard: guards.Guard
+    shown: Callable[[PciDevice], str]
+    """What shows it, after the function's directory."""
+    reason: str
+    remedy: str = "{remedy}"
+    """With the guard's own."""
+    is_of_waiting: bool = False
+    """Whether it is about functions that somebody has to bind, and about no others."""
+
+    def __call__(self, situation: Situation) -> Iterator[Finding]:
+        """Each function of the domain that the guard objects to."""
+        for taken in situation.waiting if self.is_of_waiting else situation.functions:
+            for objection in self.guard(situation.host, taken.device):
+                yield Finding(
+                    self.id,
+                    "blocker",
+                    objection.reason,
+                    (
+                        situation.cite(taken.hostdev),
+                        f"{sysfs(taken.device)}{self.shown(taken.device)}",
+                    ),
+                    self.reason,
+                    self.remedy.format(remedy=objection.remedy),
+                )
 
 
 def _kind(device: PciDevice) -> str:
     header = "unknown" if device.header_type is None else f"{device.header_type}"
-    return f"header type {header}, class {device.class_code}"
+    return f"/config: header type {header}, class {device.class_code}"
 
 
-def silence(situation: Situation) -> Iterator[Finding]:
-    """QEMU: "Unknown PCI header type '127'"."""
-    for taken in situation.functions:
-        for objection in guards.silence(situation.host, taken.device):
-            yield Finding(
-                "silent-device",
-                "blocker",
-                objection.reason,
-                (situation.cite(taken.hostdev), f"{sysfs(taken.device)}/config reads as all ones"),
-                "it is off the bus: QEMU ends with \"Unknown PCI header type '127'\"",
-                f"{objection.remedy}; where it comes back, look whether the next guest start "
-                "loses it again: such a device cannot be reset",
-            )
-
-
-def denied(situation: Situation) -> Iterator[Finding]:
-    """Devices that vfio-pci refuses (vfio_pci_dev_in_denylist)."""
-    for taken in situation.waiting:
-        for objection in guards.denied(situation.host, taken.device):
-            yield Finding(
-                "denied-device",
-                "blocker",
-                objection.reason,
-                (
-                    situation.cite(taken.hostdev),
-                    f"{sysfs(taken.device)}: {taken.device.vendor_id}:{taken.device.device_id}",
-                ),
-                "vfio-pci does not bind to it, whoever asks: vfiomgr, or libvirt with "
-                "managed='yes'",
-                objection.remedy,
-            )
-
-
-def isolation(situation: Situation) -> Iterator[Finding]:
-    """A function that no IOMMU covers, on a host that has one."""
-    for taken in situation.functions:
-        for objection in guards.isolation(situation.host, taken.device):
-            yield Finding(
-                "no-group",
-                "blocker",
-                objection.reason,
-                (situation.cite(taken.hostdev), f"{sysfs(taken.device)} has no iommu_group"),
-                "VFIO takes no function that the IOMMU does not isolate",
-                objection.remedy,
-            )
-
-
-def stuck(situation: Situation) -> Iterator[Finding]:
-    """Whoever touches it waits for the kernel too, libvirtd among them."""
-    for taken in situation.functions:
-        for objection in guards.stuck(situation.host, taken.device):
-            yield Finding(
-                "stuck-device",
-                "blocker",
-                objection.reason,
-                (situation.cite(taken.hostdev), f"{sysfs(taken.device)}: {taken.device.stuck}"),
-                "the kernel has it locked: libvirtd would wait for it, and with it all its domains",
-                objection.remedy,
-            )
+GUARD_RULES = (
+    GuardRule(
+        "bridge",
+        guards.bridge,
+        _kind,  # libvirt: "Non-endpoint PCI devices cannot be assigned to guests"
+        "bridges carry other devices: neither vfio-pci nor libvirt gives one to a guest",
+        "write the address of the device behind it instead; vfiomgr groups shows them",
+    ),
+    GuardRule(
+        "silent-device",
+        guards.silence,
+        lambda _: "/config reads as all ones",
+        "it is off the bus: QEMU ends with \"Unknown PCI header type '127'\"",
+        "{remedy}; where it comes back, look whether the next guest start loses it again: such a "
+        "device cannot be reset",
+    ),
+    GuardRule(
+        "stuck-device",
+        guards.stuck,
+        lambda device: f": {device.stuck}",
+        "the kernel has it locked: libvirtd would wait for it, and with it all its domains",
+    ),
+    GuardRule(
+        "denied-device",
+        guards.denied,  # vfio_pci_dev_in_denylist
+        lambda device: f": {device.vendor_id}:{device.device_id}",
+        "vfio-pci does not bind to it, whoever asks: vfiomgr, or libvirt with managed='yes'",
+        is_of_waiting=True,
+    ),
+    GuardRule(
+        "no-group",
+        guards.isolation,
+        lambda _: " has no iommu_group",
+        "VFIO takes no function that the IOMMU does not isolate",
+    ),
+)
 
 
 def plain_network_device(situation: Situation) -> Iterator[Finding]:

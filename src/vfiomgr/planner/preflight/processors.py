@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.planner.preflight.situation import Situation
 
-_X86 = (None, "x86_64", "i686")
 _Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
 """Of QEMU itself: distributions have names and limits of their own."""
 
@@ -23,7 +22,7 @@ def too_many(situation: Situation) -> Iterator[Finding]:
     """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit."""
     domain = situation.domain
     count, line = domain.cpu.count, domain.line("vcpu")
-    if domain.architecture not in _X86 or count <= MOST_WITHOUT_EIM:
+    if not domain.is_x86 or count <= MOST_WITHOUT_EIM:
         return
     cited = f"{situation.at(line)}: {count} CPUs"
     machine = f"{situation.at(domain.line('os/type'))}: machine='{domain.machine or ''}'"

@@ -18,6 +18,7 @@ from vfiomgr.model.libvirt_feature import (
     PCI_DISPLAY,
     QEMU_IOMMUFD,
     VIRTIO_IOMMU,
+    lacks_iommufd,
 )
 from vfiomgr.model.readiness import Finding
 
@@ -71,7 +72,7 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
         yield IOMMUFD, f"<driver iommufd> of {hostdev.name}"
     if hostdev.kind == "pci" and (hostdev.display or hostdev.ramfb):
         yield PCI_DISPLAY, f"display or ramfb of {hostdev.name}"
-    if hostdev.has_acpi_nodes:
+    if hostdev.acpi_nodes is not None:
         yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
 
 
@@ -132,7 +133,7 @@ def _lacking_for_iommufd(situation: Situation) -> Iterator[str]:
     if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
         yield "/dev/iommu is not there"
     qemu = situation.hypervisor.qemu if situation.hypervisor else None
-    if qemu is not None and qemu < QEMU_IOMMUFD:
+    if lacks_iommufd(qemu):
         yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.domain import TO_PCI
 from vfiomgr.model.path import IOMMU_GROUPS
 from vfiomgr.model.readiness import Finding
+from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,8 +17,9 @@ if TYPE_CHECKING:
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
 _ELEMENT = "devices/iommu"
-_INTEL = "intel"
-_CONVENTIONAL = ("pcie-to-pci-bridge", "dmi-to-pci-bridge", "pci-bridge")
+_INTEL, _AMD = "intel", "amd"
+_REMAPS = re.compile(r"\bdma-remap=(?:on|true|1|yes)\b")
+_CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
 
@@ -24,11 +28,13 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
 
     A function of PCI Express has a space of its own, also in one slot with others; all that is
     behind a bridge to conventional PCI has one (pci_device_iommu_address_space in hw/pci/pci.c).
+    Of an IOMMU that is for one bus nothing is said.
     """
-    if situation.domain.iommu is None:
+    iommu = situation.domain.iommu
+    if iommu is None or iommu.bus is not None:
         return
     groups: dict[int, list[Taken]] = defaultdict(list)
-    for taken in situation.functions:
+    for taken in seen(situation):
         if taken.device.iommu_group is not None:
             groups[taken.device.iommu_group].append(taken)
     for number, members in groups.items():
@@ -49,7 +55,7 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
             'one: QEMU ends with "group used in multiple address spaces"',
             f"take <iommu> out of line {line}: only a guest that hands devices on needs one; or "
             "put all of the group on the bus of one <controller type='pci' "
-            "model='pcie-to-pci-bridge'/>",
+            f"model='{TO_PCI}'/>; or take all but one out",
         )
 
 
@@ -63,6 +69,31 @@ def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
         if guest is not None
     }
     return len(placed) + sum(taken.hostdev.guest is None for taken in members)
+
+
+def maps_nothing(situation: Situation) -> Iterator[Finding]:
+    """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
+    iommu = situation.domain.iommu
+    taking = [hostdev for hostdev in situation.hostdevs if not hostdev.is_unassigned]
+    if iommu is None or iommu.model != _AMD or not taking:
+        return
+    if any(_REMAPS.search(argument) for argument in situation.domain.qemu_arguments):
+        return
+    line = situation.domain.line(_ELEMENT)
+    yield Finding(
+        "viommu-without-mapping",
+        "blocker",
+        "the guest's IOMMU tells VFIO nothing of what the guest maps",
+        (
+            f"{situation.at(line)}: <iommu model='{_AMD}'>",
+            *(situation.cite(hostdev) for hostdev in taking),
+        ),
+        "QEMU's amd-iommu has that since 10.2, switched off, and libvirt no word for it: QEMU ends "
+        'with "requires dma-remap=1", or "requires iommu notifier"',
+        f"write <iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu> in line "
+        f"{line}, which hosts of AMD have too; or, with QEMU 10.2, <qemu:commandline> with "
+        "<qemu:arg value='-global'/> and <qemu:arg value='amd-iommu.dma-remap=on'/>",
+    )
 
 
 def caching_mode(situation: Situation) -> Iterator[Finding]:

@@ -84,6 +84,29 @@ def test_addresses_come_to_what_is_there() -> None:
     assert names(written(moved(host, LESS), first)) == ["0000:04:00.0"], "the other is stale"
 
 
+def test_numbers_are_those_of_all_that_is_ready_so_that_none_takes_anothers() -> None:
+    wishes = [replace(PGPU, addresses=(d.address,), name_by="index") for d in (GPU, OTHER)]
+    host = written(HOST, *wishes)
+    assert names(host) == ["0", "1"]
+    assert plan(host, WriteCdi(replace(PGPU, name_by="index"))).is_empty
+
+
+def test_the_order_of_a_file_does_not_depend_on_who_came_first() -> None:
+    wide = replace(GPU, address=replace(GPU.address, domain=0x10000), iommu_group=99)
+    host = with_nodes(host_of(GPU, AUDIO, wide))
+    named = [replace(PGPU, addresses=(d.address,)) for d in (wide, GPU)]
+    assert plan(written(host, *named), WriteCdi(PGPU)).is_empty
+
+
+def test_a_name_that_comes_to_mean_another_device_is_told() -> None:
+    wish = replace(PGPU, name_by="index")
+    host = moved(written(HOST, wish), with_nodes(host_of(OTHER)))
+    assert plan(host, WriteCdi(wish)).notes == (
+        "nvidia.com/pgpu=0 is another device",
+        "nvidia.com/pgpu=1 goes",
+    )
+
+
 def test_one_group_under_another_name_takes_the_place_of_the_first() -> None:
     wish = replace(PGPU, addresses=(GPU.address,))
     host = written(HOST, wish, replace(wish, name_by="group"))

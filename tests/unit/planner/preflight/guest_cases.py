@@ -38,11 +38,44 @@ CELL = (
     "<cpu mode='host-passthrough'>"
     "<numa><cell id='0' cpus='0-3' memory='8' unit='GiB'/></numa></cpu>"
 )
+CELLS = (
+    "<cpu mode='host-passthrough'><numa><cell id='0' cpus='0-1' memory='4' unit='GiB'/>"
+    "<cell id='1' cpus='2-3' memory='4' unit='GiB'/></numa></cpu>"
+)
+MEMNODES = (
+    "<numatune><memnode cellid='0' mode='strict' nodeset='0'/>"
+    "<memnode cellid='1' mode='strict' nodeset='{}'/></numatune>"
+)
+NEAR_EXPANDER = EXPANDERS.format(node=0, bus=160)
 
 
 VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
 
 CASES = [
+    Case(
+        "device-without-cell",
+        "warning",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1))),
+        "<target busNr='253'><node>0</node>",
+        "/sys/bus/pci/devices/0000:01:00.0/numa_node: 0",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1), ports=NEAR_EXPANDER)),
+    ),
+    Case(
+        "device-without-cell",
+        "warning",
+        Side(xml(NIC_ELEMENT, cpu=CELLS, before="", ports=NEAR_EXPANDER)),
+        "<target busNr='126'><node>C</node></target></controller> (C: the cell whose",
+        "numa_node: 0",
+        Side(xml(NIC_ELEMENT, cpu=CELL, before="", ports=NEAR_EXPANDER)),
+    ),
+    Case(
+        "device-of-other-cell",
+        "warning",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1), ports=EXPANDERS.format(node=1, bus=160))),
+        "write <node>0</node> in line 10",
+        "gpu.xml:10: expander with <node>1</node>",
+        Side(xml(cpu=CELLS, before=MEMNODES.format(1), ports=NEAR_EXPANDER)),
+    ),
     Case(
         "display-without-graphics",
         "blocker",
@@ -163,6 +196,36 @@ CASES = [
         "model='pcie-to-pci-bridge'/>",
         "/sys/kernel/iommu_groups/1/devices/0000:01:00.1",
         Side(xml(BOTH + VIOMMU, ports=PORTS.replace("-root-port", "-to-pci-bridge"))),
+    ),
+    Case(
+        "viommu-without-mapping",
+        "blocker",
+        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>")),
+        "amd-iommu.dma-remap=on",
+        "<iommu model='amd'>",
+        Side(
+            xml(NIC_ELEMENT + "<iommu model='amd'/>").replace(
+                "</domain>",
+                "<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>"
+                "<arg value='amd-iommu.dma-remap=on'/></commandline></domain>",
+            )
+        ),
+    ),
+    Case(
+        "viommu-without-mapping",
+        "blocker",
+        Side(xml(MDEV_ELEMENT + "<iommu model='amd'/>")),
+        "write <iommu model='intel'>",
+        "<hostdev> of f715f63c",
+        Side(
+            xml(MDEV_ELEMENT + "<iommu model='amd'/>").replace(
+                "</domain>",
+                "<override xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>"
+                "<device alias='iommu0'><frontend>"
+                "<property name='dma-remap' type='bool' value='true'/>"
+                "</frontend></device></override></domain>",
+            )
+        ),
     ),
     Case(
         "viommu-caching-mode",
@@ -349,10 +412,10 @@ CASES = [
     Case(
         "iommu-model-unknown",
         "blocker",
-        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>"), libvirt=libvirt(libvirt=Version(11, 3))),
-        "libvirt 11.5.0 or later",
-        "<iommu model='amd'>",
-        Side(xml(NIC_ELEMENT + "<iommu model='amd'/>")),
+        Side(xml(NIC_ELEMENT + "<iommu model='virtio'/>"), libvirt=libvirt(libvirt=Version(8, 2))),
+        "libvirt 8.3.0 or later",
+        "<iommu model='virtio'>",
+        Side(xml(NIC_ELEMENT + "<iommu model='virtio'/>")),
     ),
     Case(
         "old-backend",

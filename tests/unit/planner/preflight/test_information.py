@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.devices import host_of
 from tests.unit.planner.preflight import situations as good
+from tests.unit.planner.preflight.guest_cases import CELLS, MEMNODES
 from tests.unit.planner.preflight.situations import (
     BOTH,
     GIB,
@@ -66,6 +67,13 @@ def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
     assert judge().not_checked == (
         OF_LIBVIRT,
         "modules, interrupts, limits: the snapshot was made without them",
+    )
+
+
+def test_domains_that_cannot_be_read_are_told_for_what_they_may_claim() -> None:
+    odd = replace(known(xml("")), name="odd", defined=None, is_definition_unread=True)
+    assert judge(hypervisor=libvirt(odd)).not_checked[0] == (
+        "the XML of the domain odd cannot be made sense of: what it has is unknown"
     )
 
 
@@ -365,3 +373,73 @@ def test_what_could_not_be_looked_at_is_told() -> None:
 def test_an_unknown_node_of_a_device_is_no_distance() -> None:
     snapshot = host(replace(GPU, numa_node=-1), replace(SOUND, numa_node=None))
     assert troubles(judge(xml(before=NUMA.replace("'0'", "'1'")), snapshot)) == []
+
+
+def test_a_device_that_has_cells_of_its_own_needs_no_expander() -> None:
+    """`<acpi nodeset>`, and a guest whose cells are all on one node."""
+    lost = xml(NIC_ELEMENT, cpu=CELLS, before=MEMNODES.format(1))
+    assert troubles(judge(lost)) == ["device-without-cell"]
+    told = NIC_ELEMENT.replace("<source>", "<acpi nodeset='1'/><source>")
+    assert troubles(judge(xml(told, cpu=CELLS, before=MEMNODES.format(1)))) == []
+    assert troubles(judge(xml(NIC_ELEMENT, cpu=CELLS, before=MEMNODES.format(0)))) == []
+
+
+def test_a_vgpu_is_near_what_its_parent_is() -> None:
+    report = judge(
+        xml(MDEV_ELEMENT, cpu=CELLS, before=MEMNODES.format(1)),
+        host(function("0000:42:00.4", numa_node=1)),
+    )
+    finding = good.found(report, "device-without-cell")
+    assert finding is not None
+    assert "<node>1</node>" in finding.remedy
+    assert "/sys/bus/pci/devices/0000:42:00.4/numa_node: 1" in finding.evidence
+
+
+ARM = ("arch='x86_64' machine='pc-q35-7.2'", "arch='aarch64' machine='virt'")
+
+
+def test_of_another_architecture_it_is_told_what_nobody_judges() -> None:
+    large = replace(GPU, bars=bar(1 << 14))
+    on_pc = xml(firmware=" firmware='efi'").replace("<vcpu>4<", "<vcpu>300<")
+    text = on_pc.replace(*ARM)
+    assert troubles(judge(on_pc, host(large))) == ["too-many-cpus", "aperture-too-small"]
+    report = judge(text, host(large, architecture="aarch64"))
+    assert troubles(report) == []
+    assert any("of a machine of aarch64" in line for line in report.not_checked)
+    assert not any("of a machine of" in line for line in judge().not_checked)
+
+
+@pytest.mark.parametrize(
+    ("host_is", "is_found"), [("x86_64", True), ("aarch64", False), (None, False)]
+)
+def test_kvm_runs_guests_of_its_own_architecture(host_is: str | None, *, is_found: bool) -> None:
+    text = xml().replace(*ARM)
+    report = judge(text, host(architecture=host_is))
+    assert ("other-architecture" in troubles(report)) is is_found
+    emulated = xml(kind="qemu").replace(*ARM)
+    assert good.found(judge(emulated, host(architecture=host_is)), "other-architecture") is None
+    small = xml().replace("arch='x86_64'", "arch='i686'")
+    on_pc = judge(small, host(architecture="x86_64"))
+    assert good.found(on_pc, "other-architecture") is None
+
+
+def test_what_the_guest_does_not_get_takes_no_room_and_no_address_space() -> None:
+    kept = pci_element("0000:01:00.1", managed="no", rest="      <address type='unassigned'/>\n")
+    nested = GPU_ELEMENT + kept + "<iommu model='intel'><driver caching_mode='on'/></iommu>"
+    assert troubles(judge(xml(nested))) == []
+    assert troubles(judge(xml(nested.replace("unassigned", "none")))) == ["viommu-group-apart"]
+    huge = replace(GPU, bars=bar(1 << 16))
+    lone = pci_element("0000:01:00.0", rest="      <address type='unassigned'/>\n")
+    assert "aperture-too-small" in troubles(judge(xml(BOTH), host(huge)))
+    assert "aperture-too-small" not in troubles(judge(xml(lone), host(huge)))
+    lost = xml(lone, cpu=CELLS, before=MEMNODES.format(1))
+    assert troubles(judge(lost)) == []
+    apart = BOTH.replace("<address type='pci' bus='0x01' slot='0x00' function='0x1'/>", "")
+    assert good.found(judge(xml(apart)), "companions-apart") is not None
+    assert good.found(judge(xml(GPU_ELEMENT + kept)), "companions-apart") is None
+
+
+def test_an_index_of_acpi_is_no_set_of_cells() -> None:
+    numbered = NIC_ELEMENT.replace("<source>", "<acpi index='1'/><source>")
+    report = judge(xml(numbered, cpu=CELLS, before=MEMNODES.format(1)))
+    assert troubles(report) == ["device-without-cell"]

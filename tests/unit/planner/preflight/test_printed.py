@@ -51,6 +51,7 @@ def test_a_domain_that_is_printed_has_room_for_what_it_gets(
             disks=(GuestDisk("/a", "raw"),) * data.draw(some.integers(0, 3), "disks"),
             networks=(NETWORK,) * data.draw(some.integers(0, 2), "networks"),
             has_fixed_aperture=data.draw(some.booleans(), "fixed"),
+            viommu=data.draw(some.sampled_from([None, "intel"]), "viommu"),
         )
     except Refusal:
         assume(False)  # noqa: FBT003 - hypothesis's own
@@ -58,6 +59,18 @@ def test_a_domain_that_is_printed_has_room_for_what_it_gets(
     read = read_domain(render.domain(plan).encode(), "printed.xml")
     hypervisor = libvirt(libvirt=version, qemu=Version(7, 2))
     assert troubles(of(read, host, hypervisor)) == []
+
+
+@pytest.mark.parametrize("viommu", [None, "intel"])
+def test_a_guest_on_two_nodes_is_told_where_its_devices_are(viommu: str | None) -> None:
+    plan = planned(GPU, NEAR, FAR, viommu=viommu)
+    read = read_domain(render.domain(plan).encode(), "printed.xml")
+    assert len(read.cpu.cells) == len(read.memory.cell_nodes) == 2
+    assert troubles(of(read, two_sockets(), libvirt(libvirt=Version(9, 0)))) == []
+    crossed = replace(
+        read, memory=replace(read.memory, cell_nodes=((0, frozenset({1})), (1, frozenset({0}))))
+    )
+    assert troubles(of(crossed, two_sockets())) == ["device-of-other-cell"] * 3
 
 
 def test_a_window_that_is_full_to_the_brim_has_no_room_for_disks() -> None:

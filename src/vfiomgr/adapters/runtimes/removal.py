@@ -1,0 +1,159 @@
+"""Taking an entry back: what was written for it alone goes, what others need is handed on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.adapters.runtimes import template, text, values
+from vfiomgr.errors import Refusal
+from vfiomgr.model.runtime import (
+    InstalledRuntime,
+    OwnedFile,
+    OwnedKey,
+    Setting,
+    absolute,
+    covers,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.model.path import HostPath
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The texts of an entry's files without it, and what becomes of the others' record."""
+
+    texts: dict[str, str | None]
+    others: tuple[InstalledRuntime, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What becomes of the keys of a file."""
+
+    taken: tuple[OwnedKey, ...]
+    handed: tuple[OwnedKey, ...]
+    left: tuple[str, ...]
+    """Why some stay."""
+
+
+def remove(
+    entry: InstalledRuntime,
+    others: Iterable[InstalledRuntime],
+    texts: Mapping[str, str | None],
+    beside: Iterable[HostPath],
+    command: str,
+) -> Removal:
+    """Take an entry out of the texts that its files have now.
+
+    `beside` are files that lie where drop-ins do, and are not vfiomgr's; `command` is what the user
+    runs again where something was edited since.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: what was written was changed since.
+
+    """
+    others = tuple(others)
+    heir = next((one for one in others if one.is_beside(entry)), None)
+    left = dict(texts)
+    notes: list[str] = []
+    handed: list[OwnedFile] = []
+    for file in entry.files:
+        current = left.get(file.path)
+        if current is None:
+            notes.append(f"{file.path} is gone already")
+            continue
+        if not file.keys:
+            left[file.path] = template.without_block(current, file, entry.name, command)
+            others = _rebased(others, entry, file, ())
+            continue
+        data = text.parse(current, file.path)
+        values.refuse_edited(data, file.keys, file.path, command)
+        keys = _sorted_out(data, file, beside, has_heir=heir is not None)
+        notes += keys.left
+        handed += [_part(file, keys.handed)] if keys.handed else []
+        left[file.path] = text.without_file(current, file, keys.taken)
+        others = _rebased(others, entry, file, keys.taken)
+    heir = next((one for one in others if one.is_beside(entry)), None)
+    if heir is not None and handed:
+        grown = replace(heir, files=(*heir.files, *handed))
+        others = tuple(grown if one is heir else one for one in others)
+    return Removal(left, others, tuple(dict.fromkeys(notes)))
+
+
+def _rebased(
+    others: tuple[InstalledRuntime, ...],
+    entry: InstalledRuntime,
+    file: OwnedFile,
+    taken: tuple[OwnedKey, ...],
+) -> tuple[InstalledRuntime, ...]:
+    """The record of entries that came later, as if the one that goes had never been there.
+
+    Else the last of them would not know that the file was made for the first.
+    """
+
+    def without(told: str | None) -> str | None:
+        if told is None:
+            return None
+        if taken:
+            return text.without_file(told, file, taken)
+        return template.without_block(told, file, entry.name, "")
+
+    def rebased(later: OwnedFile) -> OwnedFile:
+        if later.path != file.path:
+            return later
+        try:
+            after = without(later.after)
+            return (
+                later
+                if after is None
+                else replace(later, before=without(later.before), after=after)
+            )
+        except Refusal:
+            return later  # what it says of before is as good as it was
+
+    return tuple(
+        replace(one, files=tuple(map(rebased, one.files))) if one.is_beside(entry) else one
+        for one in others
+    )
+
+
+def _sorted_out(
+    data: values.Data, file: OwnedFile, beside: Iterable[HostPath], *, has_heir: bool
+) -> _Keys:
+    taken: list[OwnedKey] = []
+    handed: list[OwnedKey] = []
+    left: list[str] = []
+    for key in file.keys:
+        if key.is_shared and has_heir:
+            handed.append(key)
+        elif key.is_shared and values.is_edited(data, key):
+            left.append(f"{shown(key.path)} in {file.path} was changed since, and stays")
+        elif key.is_item and (users := _brought_in(key, file, beside)):
+            left.append(
+                f"{shown(key.path)} in {file.path} keeps {json.loads(key.value)}, which brings in "
+                f"{', '.join(users)} too"
+            )
+        else:
+            taken.append(key)
+    return _Keys(tuple(taken), tuple(handed), tuple(left))
+
+
+def _brought_in(key: OwnedKey, file: OwnedFile, beside: Iterable[HostPath]) -> list[str]:
+    """Files of others that came where the import finds them."""
+    pattern = absolute(json.loads(key.value), file.path)
+    return [path for path in beside if covers(pattern, path)]
+
+
+def _part(file: OwnedFile, keys: tuple[OwnedKey, ...]) -> OwnedFile:
+    """A file as if these keys alone had been written into it."""
+    settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
+    after = text.with_settings(file.before or "", settings, file.path)
+    return replace(file, after=after, keys=keys)

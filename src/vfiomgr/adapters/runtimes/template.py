@@ -1,0 +1,97 @@
+"""Entries for k3s and rke2, in the template that they make containerd's configuration of.
+
+They take config-v3.toml.tmpl where it is there, else config.toml.tmpl, else their own; each is the
+template of Go around a configuration of version 3 or 2 (k3s, pkg/agent/containerd/config.go). So a
+new config-v3.toml.tmpl would put a config.toml.tmpl that somebody wrote out of use.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.adapters.runtimes import text, values
+from vfiomgr.adapters.runtimes.containerd import (
+    CRI_V2,
+    CRI_V3,
+    foreign,
+    kata_table,
+    oci_table,
+)
+from vfiomgr.adapters.runtimes.edit import Decision, Edit
+from vfiomgr.errors import Refusal
+from vfiomgr.model.runtime import Setting, shown
+
+if TYPE_CHECKING:
+    from vfiomgr.model.runtime import OwnedFile, RuntimeFacts, Wish
+
+BASE = '{{ template "base" . }}\n'
+"""What brings in all that k3s would write without a template, since autumn 2023."""
+V3_NAME = "config-v3.toml.tmpl"
+_END = "# vfiomgr: end\n"
+
+
+def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+    """How an entry comes into a template; `facts.main` is what was made of it last.
+
+    Raises:
+        Refusal: an entry of somebody else has the name, or it cannot be set here.
+
+    """
+    if wish.set_default:
+        message = f"{wish.program} itself says which runtime is the default one"
+        raise Refusal(message, f"start {wish.program} with --default-runtime {wish.name}")
+    template, rendered = facts.drop_in, facts.main
+    plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2
+    runtimes = ("plugins", plugin, "containerd", "runtimes")
+    there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
+    is_made = values.found(there, (*runtimes, wish.name)) is not values.ABSENT
+    if _names(template.text or "", wish.name):
+        raise foreign(wish, f"{wish.program}, in {template.path}")
+    if is_made and not facts.was_ours:
+        raise foreign(wish, f"{wish.program}, in {rendered.path}")
+    table = kata_table(wish) if wish.is_kata else oci_table(wish, _options(there, runtimes))
+    settings = [Setting((*runtimes, wish.name), table)]
+    block = f"{_begin(wish.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
+    return Decision(
+        (Edit(template, (), BASE, block),),
+        expected=tuple(settings),
+        ours=((*runtimes, wish.name),),
+    )
+
+
+def _options(there: values.Data, runtimes: tuple[str, ...]) -> dict[str, Any]:
+    """Runc's options, such as SystemdCgroup, in what was made last."""
+    found = values.found(there, (*runtimes, "runc", "options"))
+    return {} if found is values.ABSENT else {k: v for k, v in found.items() if k != "BinaryName"}
+
+
+def _begin(name: str) -> str:
+    return f"# vfiomgr: {name}\n"
+
+
+def _names(template: str, name: str) -> bool:
+    """Whether a template has a table for a runtime of this name."""
+    quoted = "|".join(re.escape(form) for form in (shown((name,)), f'"{name}"', f"'{name}'"))
+    return (
+        re.search(rf"^\s*\[[^]#\n]*\.runtimes\.({quoted})\s*\]", template, re.MULTILINE) is not None
+    )
+
+
+def without_block(current: str, file: OwnedFile, name: str, command: str) -> str | None:
+    """A template without the block that was added to it; None where nothing is left of it.
+
+    Raises:
+        Refusal: the block was changed since.
+
+    """
+    if current == file.after:
+        return file.before
+    left = text.reverted(current, BASE if file.before is None else file.before, file.after)
+    if left is not None:
+        return None if file.before is None and left.strip() == BASE.strip() else left
+    if _begin(name) not in current and not _names(current, name):
+        return current
+    message = f"the entry {name} in {file.path} was changed since vfiomgr wrote it"
+    hint = f"take it out by hand, its lines `{_begin(name).strip()}` too; then run {command} again"
+    raise Refusal(message, hint)

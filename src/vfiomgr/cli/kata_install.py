@@ -1,0 +1,180 @@
+"""`vfiomgr kata install` and `uninstall`: the handler that a RuntimeClass names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.output import note
+from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.runtime import Wish
+
+if TYPE_CHECKING:
+    from vfiomgr.model.runtime import ProgramName
+
+_HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What a RuntimeClass may name: a label of DNS (node.k8s.io/v1)."""
+
+_handler_option = click.option(
+    "--handler",
+    default=DEFAULT_HANDLER,
+    show_default=True,
+    metavar="NAME",
+    help="What a RuntimeClass names.",
+)
+
+
+@click.command("install")
+@_handler_option
+@click.option(
+    "--config",
+    "config",
+    metavar="FILE",
+    help="Kata's configuration for it.  [default: the handler's own, else Kata's for GPUs]",
+)
+@click.option(
+    "--runtime-path",
+    metavar="FILE",
+    help="Kata's shim.  [default: the installed one that the configuration is for]",
+)
+@click.option("--set-default", is_flag=True, help="Make it the runtime of pods that name none.")
+@place_options
+@session_options()
+@click.pass_obj
+def install(
+    session: Session,
+    *,
+    handler: str,
+    config: str | None,
+    runtime_path: str | None,
+    set_default: bool,
+    program: ProgramName | None,
+    runtime_config: str | None,
+    containerd_version: str | None,
+) -> None:
+    """Give containerd, CRI-O, Docker, k3s or rke2 a handler for Kata with devices.
+
+    Where the container runtime can be asked, it reads the files before they are written, and they
+    are not if it would see anything else differently. All else in them stays as it is, comments
+    too; a copy lies beside. Nothing is restarted.
+
+    \b
+    Examples:
+      vfiomgr kata install --dry-run
+      vfiomgr kata install
+      vfiomgr kata install --handler kata-gpu --for crio
+      vfiomgr kata install --config /etc/kata-containers/gpu.toml
+      vfiomgr kata install --runtime-path /opt/kata/runtime-rs/bin/containerd-shim-kata-v2
+      vfiomgr kata install --root /mnt/image --for containerd --containerd-version 2.1
+    """
+    _require_handler(handler)
+    place = place_of(session, program, runtime_config, containerd_version)
+    configuration = _configuration(session, handler, config)
+    wish = Wish(
+        place.program,
+        handler,
+        _shim(session, configuration, runtime_path),
+        config_path=configuration,
+        set_default=set_default,
+        enable_cdi=True,
+    )
+    undo = _uninstalling(handler) + at_place(session, program, runtime_config)
+    carry_out(session, api.prepare_entry(session.files, place, wish, undo), undo)
+
+
+@click.command("uninstall")
+@_handler_option
+@place_options
+@session_options()
+@click.pass_obj
+def uninstall(
+    session: Session,
+    *,
+    handler: str,
+    program: ProgramName | None,
+    runtime_config: str | None,
+    containerd_version: str | None,
+) -> None:
+    """Take back what `kata install` wrote, and nothing else; what was edited since is refused.
+
+    Where nothing else was changed since, the files are as they were to the byte.
+
+    \b
+    Examples:
+      vfiomgr kata uninstall --dry-run
+      vfiomgr kata uninstall --handler kata-gpu --for crio
+    """
+    _require_handler(handler)
+    place = place_of(session, program, runtime_config, containerd_version)
+    command = _uninstalling(handler) + at_place(session, program, runtime_config)
+    carry_out(session, api.prepare_removal(session.files, place, handler, command))
+
+
+def _uninstalling(handler: str) -> str:
+    named = "" if handler == DEFAULT_HANDLER else f" --handler {handler}"
+    return f"vfiomgr kata uninstall{named}"
+
+
+def _require_handler(handler: str) -> None:
+    if not _HANDLER.fullmatch(handler):
+        message = f"--handler {handler!r}: no RuntimeClass can name that"
+        raise UsageError(message, "take small letters, digits and -, e.g. --handler kata-vfio")
+
+
+def _configuration(session: Session, handler: str, told: str | None) -> HostPath:
+    """Kata's configuration for a handler.
+
+    Raises:
+        Refusal: it is not there.
+
+    """
+    own = handler_configuration(handler)
+    path = api.find_kata_configuration(session.files, handler) if told is None else _path(told)
+    if path is None or not session.files.exists(path):
+        message = f"there is no {path or own}, which the handler's shim would read"
+        option = "" if path is None or path == own else f"; or leave out --config {path}"
+        raise Refusal(
+            message,
+            f"make it: vfiomgr kata config --whole BASE --output {path or own}{option}",
+        )
+    if told is None and path != own:
+        note(
+            f"the handler has no {own}: it reads {path}, as Kata ships it, together with all that "
+            f"lies in its config.d; vfiomgr kata config makes one of its own"
+        )
+    return path
+
+
+def _shim(session: Session, configuration: HostPath, told: str | None) -> str:
+    """The shim of a handler.
+
+    Raises:
+        Refusal: it is not installed.
+
+    """
+    if told is not None:
+        path = _path(told)
+        if not session.files.exists(path):
+            raise Refusal(f"there is no {path}", "name Kata's shim, or leave out --runtime-path")  # noqa: EM102, TRY003
+        return path
+    found = api.find_kata_shims(session.files, configuration)
+    if not found:
+        message = "Kata's shim containerd-shim-kata-v2 is not installed (/opt/kata/bin, /usr/bin)"
+        raise Refusal(message, "install Kata Containers, or say where it is: --runtime-path FILE")
+    if len(found) > 1:
+        note(f"of Kata's shims {found[0]} is taken; --runtime-path names another")
+    return found[0]
+
+
+def _path(text: str) -> HostPath:
+    if not text.startswith("/"):
+        message = f"{text} is no absolute path"
+        raise UsageError(message, f"write it from / on, e.g. /etc/{text}")
+    return HostPath(text)

@@ -1,0 +1,168 @@
+"""What the commands share that give container runtimes entries and take them back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.change import options_of, plan_body, print_outcome
+from vfiomgr.cli.output import note, print_document
+from vfiomgr.errors import UsageError
+from vfiomgr.model.runtime import PROGRAMS, RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.cli.session import Session
+    from vfiomgr.executor.runtimes import Place, Prepared
+    from vfiomgr.model.plan import Plan
+    from vfiomgr.model.runtime import ProgramName
+    from vfiomgr.model.version import Version
+
+_UNITS = {"containerd": "containerd", "crio": "crio", "docker": "docker"}
+_NODE_UNITS = {"k3s": ("k3s-agent", "k3s"), "rke2": ("rke2-agent", "rke2-server")}
+
+
+def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+    """The options that tell which runtime is meant."""
+    options: tuple[Callable[[Any], Any], ...] = (
+        click.option(
+            "--for",
+            "program",
+            type=click.Choice(PROGRAMS),
+            help="The container runtime.  [default: the one that is there]",
+        ),
+        click.option(
+            "--runtime-config",
+            metavar="FILE",
+            help="The container runtime's own file, where it is not at its usual place.",
+        ),
+        click.option(
+            "--containerd-version",
+            metavar="VERSION",
+            help="Write for this containerd, e.g. 2.1; by default for the installed one.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def place_of(
+    session: Session,
+    program: ProgramName | None,
+    runtime_config: str | None,
+    containerd_version: str | None,
+) -> Place:
+    """The runtime that the options mean.
+
+    Raises:
+        UsageError: none is there, or several are.
+
+    """
+    session.require_live("a snapshot holds no files of runtimes", "pass --root DIR, or neither")
+    if runtime_config is not None and not runtime_config.startswith("/"):
+        message = f"--runtime-config {runtime_config} is no absolute path"
+        raise UsageError(message, "e.g. --runtime-config /etc/containerd/config.toml")
+    version = None if containerd_version is None else _parsed(containerd_version)
+    chosen = program or _only(session)
+    return api.locate_runtime(session.files, chosen, runtime_config, version)
+
+
+def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
+    """The options that lead another command to the same place."""
+    root = session.root if session.root.strip("/") else None
+    told = {"--root": root, "--for": program, "--runtime-config": runtime_config}
+    return "".join(f" {option} {value}" for option, value in told.items() if value)
+
+
+def _parsed(text: str) -> Version:
+    from vfiomgr.model.version import Version  # noqa: PLC0415 - few commands ask
+
+    return Version.parse(text)
+
+
+def _only(session: Session) -> ProgramName:
+    """The runtime that Kubernetes would use here; Docker where there is no other."""
+    found = api.present_runtimes(session.files)
+    named = tuple(name for name in found if name != "docker") or found
+    if len(named) == 1:
+        return named[0]
+    if named:
+        message = f"there are several container runtimes here: {', '.join(named)}"
+        raise UsageError(message, f"say which, e.g. --for {named[0]}")
+    message = "there is no container runtime here: no containerd, CRI-O, Docker, k3s or rke2"
+    raise UsageError(message, "install one; or say which is to come, e.g. --for containerd")
+
+
+def carry_out(session: Session, prepared: Prepared, undo: str = "") -> None:
+    """Print what would be done with --dry-run; do it otherwise, and say what comes next."""
+    if session.dry_run:
+        _print_plan(session, prepared)
+        return
+    outcome = api.apply_prepared(prepared, tree=session.files, **options_of(session))
+    facts: dict[str, object] = {"not_checked": prepared.unchecked}
+    if outcome.is_changed:
+        facts["backups"] = prepared.backups
+        facts["restart"] = _restart(session, prepared.place)
+    lines = [f"done: {step.describe()}" for step in outcome.plan.steps if outcome.is_changed]
+    print_outcome(session, outcome, lines, **facts)
+    if session.format == "table":
+        for text in _further(session, prepared, undo, is_changed=outcome.is_changed):
+            note(text)
+
+
+def _further(session: Session, prepared: Prepared, undo: str, *, is_changed: bool) -> Iterator[str]:
+    for text in prepared.unchecked:
+        yield f"not checked: {text}"
+    if not is_changed:
+        return
+    for path in prepared.backups:
+        yield f"backup: {path}"
+    restart = _restart(session, prepared.place)
+    yield f"it counts once {prepared.place.program} has read it: {restart}"
+    if undo:
+        yield f"undo with: {undo}"
+
+
+def _restart(session: Session, place: Place) -> str:
+    """What has the runtime read its configuration; vfiomgr never does that by itself."""
+    if place.program in _UNITS:
+        return f"systemctl restart {_UNITS[place.program]}"
+    agent, server = _NODE_UNITS[place.program]
+    return f"systemctl restart {agent if api.has_unit(session.files, agent) else server}"
+
+
+def _print_plan(session: Session, prepared: Prepared) -> None:
+    plan = api.plan_files(prepared.intent, tree=session.files)
+    texts = dict(_differences(plan))
+    if session.format != "table":
+        body = {**plan_body(plan), "not_checked": prepared.unchecked, "differences": texts}
+        print_document("Plan", body, session.format)
+        return
+    click.echo(f"plan: {plan.summary}")
+    for text in (*plan.notes, *plan.already):
+        click.echo(f"  {text}")
+    if plan.is_empty:
+        click.echo("nothing to do")
+    for number, step in enumerate(plan.steps, start=1):
+        click.echo(f"{number:3}. {step.describe()}")
+    for text in texts.values():
+        click.echo(text, nl=False)
+    for text in prepared.unchecked:
+        note(f"not checked: {text}")
+
+
+def _differences(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Of each file that a runtime reads, from first to last."""
+    from vfiomgr.adapters.runtimes.text import difference  # noqa: PLC0415 - few commands need it
+    from vfiomgr.model.host_step import ReplaceFile  # noqa: PLC0415
+
+    steps = [step for step in plan.steps if isinstance(step, ReplaceFile)]
+    for path in dict.fromkeys(step.path for step in steps):
+        own = [step for step in steps if step.path == path]
+        text = difference(path, own[0].before, own[-1].after)
+        if path != RECORD and ".vfiomgr-" not in path and text:
+            yield path, text

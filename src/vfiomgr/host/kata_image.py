@@ -1,0 +1,24 @@
+"""The files that a Kata guest boots from, as far as the host shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.host.kata import followed
+from vfiomgr.model.kata_image import GuestFile, file_system_of
+from vfiomgr.model.path import HostPath
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+
+def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:
+    """What is there of a file; of an image also its file system."""
+    resolved = followed(tree, HostPath(path)) if path.startswith("/") else None
+    status = None if resolved is None else tree.status(resolved)
+    if resolved is None or status is None:
+        return GuestFile(key, path, None)
+    kind = None
+    if key == "image":
+        kind = file_system_of(lambda start, length: tree.read_part(resolved, start, length))
+    return GuestFile(key, path, str(resolved), status.st_size, kind)

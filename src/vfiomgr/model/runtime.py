@@ -1,0 +1,191 @@
+"""Container runtimes, the entry that one of them is given, and what was written for it."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.path import STATE, HostPath
+from vfiomgr.model.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+ProgramName = Literal["containerd", "crio", "docker", "k3s", "rke2"]
+PROGRAMS: tuple[ProgramName, ...] = get_args(ProgramName)
+Key = tuple[str, ...]
+"""Where a value stands in a document: the names of the tables around it, and its own."""
+
+RECORD = STATE / "runtimes.json"
+_VERSION = "vfiomgr/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An entry for a runtime: a handler with a shim of its own, or an OCI runtime below runc's."""
+
+    program: ProgramName
+    name: str
+    path: str
+    """Of the shim, or of the OCI runtime."""
+    config_path: str | None = None
+    """The configuration that Kata's shim reads; None for a plain OCI runtime."""
+    set_default: bool = False
+    enable_cdi: bool = False
+
+    @property
+    def is_kata(self) -> bool:
+        """Whether it is a handler of Kata's."""
+        return self.config_path is not None
+
+    @property
+    def subject(self) -> str:
+        """In a sentence: `the handler kata-vfio`."""
+        return f"the {'handler' if self.is_kata else 'runtime'} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A file of a runtime's configuration, with every link to it followed."""
+
+    path: HostPath
+    text: str | None
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFacts:
+    """What of a runtime decides how an entry is written for it."""
+
+    version: Version | None
+    main: ConfigFile
+    """Where the runtime looks for its configuration, whether there is any or not."""
+    drop_in: ConfigFile
+    """vfiomgr's own file."""
+    imported: tuple[ConfigFile, ...] = ()
+    """What the main file brings in, in the order in which it is read."""
+    beside: tuple[HostPath, ...] = ()
+    """Other files where drop-ins are, brought in or not."""
+    effective: dict[str, Any] | None = None
+    """What the runtime itself makes of it all; None where it cannot be asked."""
+    was_ours: bool = False
+    """Whether an entry of the name was written by vfiomgr before, and is left out of all this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that a document is to have; an `is_item` is one of a list."""
+
+    key: Key
+    value: Any
+    is_item: bool = False
+    is_shared: bool = False
+    """Whether other entries need it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedKey:
+    """A value that was written, as JSON, and the one that it took the place of."""
+
+    path: Key
+    value: str
+    before: str | None = None
+    is_item: bool = False
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedFile:
+    """A file that was made or changed, whole as it was and as it became."""
+
+    path: str
+    before: str | None
+    after: str
+    keys: tuple[OwnedKey, ...] = ()
+    backup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledRuntime:
+    """What is to be known of an entry, so that exactly that can be taken back."""
+
+    program: str
+    main: str
+    """The runtime's own file: there may be two containerds on a host."""
+    name: str
+    files: tuple[OwnedFile, ...]
+
+    def is_beside(self, other: InstalledRuntime) -> bool:
+        """Whether both are in the files of one runtime."""
+        return (self.program, self.main) == (other.program, other.main)
+
+
+def render_record(installed: Iterable[InstalledRuntime]) -> str:
+    """The record of all entries as a JSON document."""
+    entries = [asdict(one) for one in installed]
+    document = {"api_version": _VERSION, "kind": "InstalledRuntimes", "entries": entries}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
+    """The record that `render_record` wrote.
+
+    Raises:
+        InvalidDocument: it is none, or another version's.
+
+    """
+    if text is None:
+        return ()
+    try:
+        document = json.loads(text)
+        if document["api_version"] != _VERSION:
+            message = f"api_version is {document['api_version']!r}"
+            raise ValueError(message)
+        return tuple(_installed(entry) for entry in document["entries"])
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{RECORD} is no record of this vfiomgr: {error}"
+        hint = (
+            "put it back from a backup; without it nothing that was written is known as vfiomgr's"
+        )
+        raise InvalidDocument(message, hint) from None
+
+
+def _installed(entry: dict[str, Any]) -> InstalledRuntime:
+    files = (
+        OwnedFile(**{**file, "keys": tuple(map(_owned_key, file["keys"]))})
+        for file in entry["files"]
+    )
+    return InstalledRuntime(entry["program"], entry["main"], entry["name"], tuple(files))
+
+
+def _owned_key(key: dict[str, Any]) -> OwnedKey:
+    return OwnedKey(**{**key, "path": tuple(key["path"])})
+
+
+def shown(key: Key) -> str:
+    """A key as TOML has it: names that need it are quoted."""
+    plain = (name.replace("-", "").replace("_", "").isalnum() for name in key)
+    return ".".join(n if p else json.dumps(n) for n, p in zip(key, plain, strict=True))
+
+
+def absolute(pattern: str, main: str, version: Version | None = None) -> str:
+    """An import as containerd takes it: relative to the directory of the file that it stands in.
+
+    Before 2.0 patterns are relative to where containerd was started, which systemd does in `/`
+    (resolveImports in services/server/config/config.go).
+    """
+    if pattern.startswith("/"):
+        return pattern
+    is_of_root = "*" in pattern and version is not None and version < Version(2, 0)
+    return f"{'' if is_of_root else HostPath(main).parent}/{pattern}"
+
+
+def covers(pattern: str, path: str) -> bool:
+    """Whether a pattern of Go's filepath.Glob, whose `*` ends at a slash, finds a path."""
+    directory, _, name = pattern.rpartition("/")
+    where, _, what = path.rpartition("/")
+    return directory == where and fnmatch.fnmatchcase(what, name)
