@@ -354,6 +354,54 @@ def test_handlers_are_found_where_the_runtimes_look(
     assert states(item)["handler"] == known
 
 
+BESIDE = {CONTAINERD: "version = 3\n", "etc/containerd/conf.d/a.toml": HANDLER}
+ALONE = {"etc/containerd/conf.d/a.toml": HANDLER}
+MIXED = {
+    CONTAINERD: 'version = 2\nimports = ["conf.d/*"]\n',
+    "etc/containerd/conf.d/a.toml": HANDLER,
+}
+HIDDEN = {
+    CONTAINERD: HANDLER.replace(
+        "version = 3", 'version = 2\nimports = ["/etc/containerd/conf.d/*"]'
+    ),
+    "etc/containerd/conf.d/a.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\na = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "version", "known"),
+    [
+        (BESIDE, "2.2.1", "broken"),
+        (BESIDE, "2.3.0", "ok"),
+        (ALONE, "2.1.0", "broken"),
+        (ALONE, "2.2.0", "ok"),
+        (MIXED, "2.1.9", "broken"),
+        (MIXED, "2.3.4", "ok"),
+        (HIDDEN, "1.7.28", "broken"),
+        (HIDDEN, "2.0.0", "ok"),
+    ],
+)
+def test_what_containerd_makes_of_drop_ins_is_told_of_its_version(
+    run: Run,
+    node: KataNode,
+    files: dict[str, str],
+    version: str,
+    known: str,
+) -> None:
+    node.add_gpus()
+    node.publish()
+    (node.root / CONTAINERD).unlink()
+    for path, text in files.items():
+        node.write(path, text.replace("{shim}", SHIMS["go"]))
+    package = f"Package: containerd.io\nStatus: install ok installed\nVersion: {version}-1\n"
+    node.write("var/lib/dpkg/status", package)
+    recorded = node.pod.parent / "recorded"
+    recorded.symlink_to(node.root)
+    answer = run("--root", str(recorded), "kata", "explain", str(node.pod), "--format", "json")
+    assert states(document(answer))["handler"] == known
+    assert answer.status == (1 if known == "broken" else 0)
+
+
 def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
