@@ -108,7 +108,8 @@ def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> Configuration
         file = read_configuration(tree, path)
         if file is not None:
             return _facts(file, tuple(looked))
-    problem = f"there is no {' or '.join(looked)}" if looked else ""
+    first, *others = looked or ("configuration",)
+    problem = f"there is no {first}" + (", nor one where Kata looks otherwise" if others else "")
     return ConfigurationFacts(tuple(looked), problem=problem)
 
 
