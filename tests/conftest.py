@@ -21,9 +21,16 @@ _MEMORY = "/dev/shm"  # noqa: S108 - pytest makes a directory of its own there
 def pytest_configure() -> None:
     """Make the hosts of tests in memory, where the machine has such a place: they are small.
 
-    A guest of the laboratory has its own /tmp there.
+    A guest of the laboratory has its own /tmp there. No example of a property is timed: how long
+    one takes says what else the machine does.
     """
-    if CURRENT_VARIABLE not in os.environ and os.access(_MEMORY, os.W_OK):
+    if CURRENT_VARIABLE in os.environ:
+        return
+    from hypothesis import settings  # noqa: PLC0415 - slow to import in a guest
+
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
+    if os.access(_MEMORY, os.W_OK):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from vfiomgr.executor.journal import CutOff
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
-    from vfiomgr.executor.runtimes import Place, Prepared
+    from vfiomgr.executor.runtime_place import Place
+    from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.domain import Domain, Hypervisor
     from vfiomgr.model.intent import Allowance, ChangeFiles, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
@@ -58,8 +59,6 @@ __all__ = [
     "apply_each",
     "apply_prepared",
     "check",
-    "find_kata_configuration",
-    "find_kata_shims",
     "has_unit",
     "layout_intent",
     "locate_runtime",
@@ -328,20 +327,6 @@ def has_unit(tree: HostTree, name: str) -> bool:
     return any(tree.exists(HostPath(f"{place}/{name}.service")) for place in _UNITS)
 
 
-def find_kata_configuration(tree: HostTree, handler: str) -> HostPath | None:
-    """The configuration of Kata's for a handler: its own, or one that Kata ships for GPUs."""
-    from vfiomgr.host import kata_shim  # noqa: PLC0415 - few callers need it
-
-    return kata_shim.find_configuration(tree, handler)
-
-
-def find_kata_shims(tree: HostTree, configuration: HostPath) -> tuple[HostPath, ...]:
-    """The shims of Kata's on a host, first the one that a configuration is for."""
-    from vfiomgr.host import kata_shim  # noqa: PLC0415 - few callers need it
-
-    return kata_shim.find_shims(tree, configuration)
-
-
 def locate_runtime(
     tree: HostTree, program: ProgramName, main: str | None = None, version: Version | None = None
 ) -> Place:
@@ -351,9 +336,9 @@ def locate_runtime(
         InvalidDocument: that cannot be read.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.executor import runtime_place  # noqa: PLC0415 - few callers need it
 
-    return runtimes.locate(tree, program, main, version)
+    return runtime_place.locate(tree, program, main, version)
 
 
 def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str) -> Prepared:

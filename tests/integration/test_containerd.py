@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import ProgramAnswer
 
-_CONTAINERD = shutil.which("containerd") or "containerd"  # tools/packages-dev.txt
+_CONTAINERD = shutil.which("containerd") or "containerd"  # tests/lab/packages.txt
 _CRI = "io.containerd.grpc.v1.cri"
 _SECONDS = 20
 

@@ -150,7 +150,7 @@ def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceWish, ...]]:
     return st.lists(fitting, max_size=4, unique_by=lambda wish: wish.name).map(tuple)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     WISHES,
     devices_named(*NAMES, UUID),

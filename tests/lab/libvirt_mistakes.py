@@ -103,6 +103,12 @@ class Mistake:
         return text
 
 
+INTERFACE = (
+    pci("nic", managed="yes")
+    .replace("<hostdev mode='subsystem' type='pci'", "<interface type='hostdev'")
+    .replace("<address ", "<address type='pci' ")
+    .replace("</hostdev", "</interface")
+)
 _BOOT = "<boot order='1'/>"
 _PLACE = "bus='3' slot='0'"
 _END = "</devices>"
@@ -127,6 +133,7 @@ MISTAKES = [
     ),
     Mistake("bridge", {_END: pci("0000:00:02.0") + _END}, ("Non-endpoint", "manually detached")),
     Mistake("device-twice", {_END: pci("twin") + _END}, ("already", "in use", "Duplicate")),
+    Mistake("interface-not-vf", {_END: INTERFACE + _END}, ("Virtual Functions only", "SR-IOV")),
     Mistake("same-place", {f"{_PLACE} function='1'": f"{_PLACE} function='0'"}, ("double use",)),
     Mistake("slot-not-zero", {_PLACE: "bus='3' slot='2'"}, ("slot",)),
     Mistake(

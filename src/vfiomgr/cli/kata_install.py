@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.output import note
+from vfiomgr.cli.kata_handler import configuration_of, shim_of
 from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
-from vfiomgr.model.path import HostPath
+from vfiomgr.errors import UsageError
+from vfiomgr.model.kata import DEFAULT_HANDLER
 from vfiomgr.model.runtime import Wish
 
 if TYPE_CHECKING:
@@ -76,11 +75,11 @@ def install(
     """
     _require_handler(handler)
     place = place_of(session, program, runtime_config, containerd_version)
-    configuration = _configuration(session, handler, config)
+    configuration = configuration_of(session, handler, config)
     wish = Wish(
         place.program,
         handler,
-        _shim(session, configuration, runtime_path),
+        shim_of(session, configuration, runtime_path),
         config_path=configuration,
         set_default=set_default,
         enable_cdi=True,
@@ -126,55 +125,3 @@ def _require_handler(handler: str) -> None:
     if not _HANDLER.fullmatch(handler):
         message = f"--handler {handler!r}: no RuntimeClass can name that"
         raise UsageError(message, "take small letters, digits and -, e.g. --handler kata-vfio")
-
-
-def _configuration(session: Session, handler: str, told: str | None) -> HostPath:
-    """Kata's configuration for a handler.
-
-    Raises:
-        Refusal: it is not there.
-
-    """
-    own = handler_configuration(handler)
-    path = api.find_kata_configuration(session.files, handler) if told is None else _path(told)
-    if path is None or not session.files.exists(path):
-        message = f"there is no {path or own}, which the handler's shim would read"
-        option = "" if path is None or path == own else f"; or leave out --config {path}"
-        raise Refusal(
-            message,
-            f"make it: vfiomgr kata config --whole BASE --output {path or own}{option}",
-        )
-    if told is None and path != own:
-        note(
-            f"the handler has no {own}: it reads {path}, as Kata ships it, together with all that "
-            f"lies in its config.d; vfiomgr kata config makes one of its own"
-        )
-    return path
-
-
-def _shim(session: Session, configuration: HostPath, told: str | None) -> str:
-    """The shim of a handler.
-
-    Raises:
-        Refusal: it is not installed.
-
-    """
-    if told is not None:
-        path = _path(told)
-        if not session.files.exists(path):
-            raise Refusal(f"there is no {path}", "name Kata's shim, or leave out --runtime-path")  # noqa: EM102, TRY003
-        return path
-    found = api.find_kata_shims(session.files, configuration)
-    if not found:
-        message = "Kata's shim containerd-shim-kata-v2 is not installed (/opt/kata/bin, /usr/bin)"
-        raise Refusal(message, "install Kata Containers, or say where it is: --runtime-path FILE")
-    if len(found) > 1:
-        note(f"of Kata's shims {found[0]} is taken; --runtime-path names another")
-    return found[0]
-
-
-def _path(text: str) -> HostPath:
-    if not text.startswith("/"):
-        message = f"{text} is no absolute path"
-        raise UsageError(message, f"write it from / on, e.g. /etc/{text}")
-    return HostPath(text)

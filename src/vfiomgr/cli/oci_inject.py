@@ -12,8 +12,9 @@ from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.host.device_node import read_node
 from vfiomgr.model.hostdev import DeviceWish
-from vfiomgr.model.oci import Injection, is_cdi_name
+from vfiomgr.model.oci import Injection
 from vfiomgr.planner import container_nodes
+from vfiomgr.planner.cdi.grammar import is_device_name, is_kind
 from vfiomgr.planner.guest.units import units_of
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str |
     if not cdi:
         return [(device, None) for device in devices]
     for name in cdi:
-        if not is_cdi_name(name):
+        kind, _, device = name.partition("=")
+        if not (is_kind(kind) and is_device_name(device)):
             message = f"--cdi {name} is no name of a CDI device"
             raise UsageError(message, "write it as vendor/class=device, e.g. nvidia.com/pgpu=23")
     if len(cdi) != len(devices):

@@ -7,47 +7,41 @@ The record comes before the files: whatever cuts a run off, what is there is kno
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.runtimes import containerd, crio, difference, docker, removal, template, text
+from vfiomgr.adapters.runtimes import containerd, crio, docker, removal, template, text
 from vfiomgr.adapters.runtimes.edit import Decision
 from vfiomgr.errors import (
     HostError,
     NeedsRoot,
-    Refusal,
     RollbackIncomplete,
     RolledBack,
     VfiomgrError,
 )
 from vfiomgr.executor.change import Work, carry_out
-from vfiomgr.host import runtime_dump, runtimes
+from vfiomgr.executor.runtime_check import checked, dump
+from vfiomgr.executor.runtime_place import Place, beside, read_facts
+from vfiomgr.host import runtimes
 from vfiomgr.model.intent import ChangeFiles, FileChange
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import (
     RECORD,
-    ConfigFile,
     InstalledRuntime,
     OwnedFile,
-    ProgramName,
-    RuntimeFacts,
     parse_record,
     render_record,
 )
-from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.executor.run import Outcome
-    from vfiomgr.host.runtime_dump import Dump, Texts
+    from vfiomgr.host.runtime_dump import Texts
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.runtime import Key, Wish
 
 _LOCK = "runtimes"
-_DROP_IN = "50-vfiomgr"
-_V3_TEMPLATE_SINCE = Version(2, 0)
 _DECISIONS = {
     "containerd": containerd.decide,
     "crio": crio.decide,
@@ -55,15 +49,6 @@ _DECISIONS = {
     "k3s": template.decide,
     "rke2": template.decide,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The runtime that is meant, and where it reads its configuration."""
-
-    program: ProgramName
-    main: HostPath
-    version: Version | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +62,6 @@ class Prepared:
     backups: tuple[str, ...] = ()
     foreseen: dict[str, Any] | None = None
     """What the runtime will read; None where it could not be asked."""
-
-
-def locate(
-    tree: HostTree, program: ProgramName, main: str | None, version: Version | None
-) -> Place:
-    """The runtime, with what is not told read from the host."""
-    path = runtimes.main_file(program) if main is None else HostPath(main)
-    place = runtimes.read_config(tree, path).path
-    return Place(program, place, version or runtimes.read_version(tree, program))
 
 
 def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
@@ -128,13 +104,13 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
     mine = _entry(record, place, wish.name)
     rest = tuple(one for one in record if one is not mine)
     cleaned, others = _without(tree, place, mine, rest, command)
-    now = _facts(tree, place, cleaned, was_ours=mine is not None)
-    before = _dump(tree, place, now, cleaned)
+    now = read_facts(tree, place, cleaned, was_ours=mine is not None)
+    before = dump(tree, place, now, cleaned)
     facts = now if before is None else replace(now, effective=before.data)
     decision = _DECISIONS[wish.program](facts, wish)
     made = tuple(edit.made() for edit in decision.edits)
     texts: Texts = {**cleaned, **{file.path: file.after for file in made}}
-    unchecked, foreseen = _checked(tree, place, facts, texts, decision=decision, before=before)
+    unchecked, foreseen = checked(tree, place, facts, texts, decision=decision, before=before)
     if mine is not None and _is_so(tree, mine, made, texts):
         return Prepared(
             place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
@@ -147,7 +123,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
         *_changes(tree, {}, {RECORD: render_record((*others, entry))}),
         *_changes(tree, cleaned, {file.path: file.after for file in made}),
     )
-    summary = f"give {_told(place)} {wish.subject}"
+    summary = f"give {place} {wish.subject}"
     return Prepared(
         place,
         ChangeFiles(summary, changes, _locks(place, wish.name), decision.notes),
@@ -167,7 +143,7 @@ def _without(
     """The texts of an entry's files as they were without it."""
     if mine is None:
         return {}, rest
-    taken = removal.remove(mine, rest, _texts(tree, mine), _beside(tree, place), command)
+    taken = removal.remove(mine, rest, _texts(tree, mine), beside(tree, place), command)
     return taken.texts, taken.others
 
 
@@ -199,10 +175,10 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
     record = read_record(tree)
     mine = _entry(record, place, name)
     if mine is None:
-        why = f"{_told(place)} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
+        why = f"{place} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
         return Prepared(place, _nothing(place, name, why), ())
     rest = tuple(one for one in record if one is not mine)
-    taken = removal.remove(mine, rest, _texts(tree, mine), _beside(tree, place), command)
+    taken = removal.remove(mine, rest, _texts(tree, mine), beside(tree, place), command)
     unchecked, foreseen = _checked_removal(tree, place, mine, taken.texts)
     left = render_record(taken.others) if taken.others else None
     ordered = {file.path: taken.texts[file.path] for file in reversed(mine.files)}
@@ -211,7 +187,7 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
         *_changes(tree, {}, _redundant(tree, mine, ordered)),
         *_changes(tree, {}, {RECORD: left}),
     )
-    summary = f"take the entry {name} from {_told(place)}"
+    summary = f"take the entry {name} from {place}"
     intent = ChangeFiles(summary, changes, _locks(place, name), taken.notes)
     return Prepared(place, intent, unchecked, foreseen=foreseen)
 
@@ -231,9 +207,9 @@ def _checked_removal(
     ours += [("plugins", cri, *key[2:]) for key in keys for cri in containerd.CRI_NAMES]
     decision = Decision((), ours=(*ours, *keys))
     try:
-        facts = _facts(tree, place, {}, was_ours=True)
-        before = _dump(tree, place, facts, {})
-        return _checked(tree, place, facts, texts, decision=decision, before=before)
+        facts = read_facts(tree, place, {}, was_ours=True)
+        before = dump(tree, place, facts, {})
+        return checked(tree, place, facts, texts, decision=decision, before=before)
     except HostError as error:
         return (error.message,), None
 
@@ -268,163 +244,16 @@ def _surprise(tree: HostTree, prepared: Prepared) -> str | None:
     """Why what a runtime reads now is not what it was going to read."""
     place = prepared.place
     try:
-        now = _dump(tree, place, _facts(tree, place, {}, was_ours=True), {})
+        now = dump(tree, place, read_facts(tree, place, {}, was_ours=True), {})
     except VfiomgrError as error:
         return error.message
     if now is None or _comparable(now.data) == _comparable(prepared.foreseen or {}):
         return None
-    return f"{_told(place)} reads something else than it was going to"
+    return f"{place} reads something else than it was going to"
 
 
 def _comparable(data: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name != "imports"}
-
-
-# ---- facts
-
-
-def _facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> RuntimeFacts:
-    """The files of a runtime, with texts that they are to have."""
-    main = _with(runtimes.read_config(tree, place.main), texts)
-    drop_in = runtimes.read_config(tree, _drop_in(tree, place))
-    imported: tuple[ConfigFile, ...] = ()
-    if place.program == "containerd" and main.text is not None:
-        patterns = text.parse(main.text, main.path).get("imports", [])
-        imported = runtimes.read_imported(tree, main.path, patterns, place.version)
-    elif place.program == "crio":
-        others = (path for path in _beside(tree, place) if not path.endswith("~"))
-        imported = tuple(runtimes.read_config(tree, path) for path in others)
-    imported = tuple(_with(file, texts) for file in imported)
-    return RuntimeFacts(
-        place.version,
-        main,
-        _with(drop_in, texts),
-        tuple(file for file in imported if file.text is not None),
-        _beside(tree, place),
-        was_ours=was_ours,
-    )
-
-
-def _with(file: ConfigFile, texts: Texts) -> ConfigFile:
-    return replace(file, text=texts[file.path]) if file.path in texts else file
-
-
-def _drop_in(tree: HostTree, place: Place) -> HostPath:
-    """The file that vfiomgr writes, beside the main one or instead of it."""
-    directory = place.main.parent
-    match place.program:
-        case "containerd":
-            return directory / f"conf.d/{_DROP_IN}.toml"
-        case "crio":
-            return directory / f"crio.conf.d/{_DROP_IN}.conf"
-        case "docker":
-            return place.main
-        case _:
-            return _template(tree, place)
-
-
-def _template(tree: HostTree, place: Place) -> HostPath:
-    """The template that k3s or rke2 takes, or would take.
-
-    Raises:
-        Refusal: which one cannot be told.
-
-    """
-    directory = place.main.parent
-    names = {3: directory / template.V3_NAME, 2: directory / "config.toml.tmpl"}
-    for path in names.values():
-        if tree.exists(path):
-            return path
-    made = runtimes.read_config(tree, place.main)
-    if made.text is not None:
-        return names[3 if text.parse(made.text, made.path).get("version") == 3 else 2]  # noqa: PLR2004
-    if place.version is None:
-        message = f"{place.program} has made no {made.path} yet, so its template is not known"
-        hint = f"start {place.program} once, or pass --containerd-version (k3s --version tells)"
-        raise Refusal(message, hint)
-    return names[3 if place.version >= _V3_TEMPLATE_SINCE else 2]
-
-
-def _beside(tree: HostTree, place: Place) -> tuple[HostPath, ...]:
-    """Files of others where drop-ins are."""
-    if place.program not in ("containerd", "crio"):
-        return ()
-    own = _drop_in(tree, place)
-    return tuple(path for path in runtimes.files_in(tree, own.parent) if path != own)
-
-
-# ---- checks
-
-
-def _checked(  # noqa: PLR0913 - a check is of one text against another
-    tree: HostTree,
-    place: Place,
-    facts: RuntimeFacts,
-    texts: Texts,
-    *,
-    decision: Decision,
-    before: Dump | None,
-) -> tuple[tuple[str, ...], dict[str, Any] | None]:
-    """Have the runtime read what is to be; what was not checked, and what it will read.
-
-    Raises:
-        Refusal: it would not read it, or read something else differently as well.
-
-    """
-    name = _told(place)
-    if place.program == "docker":
-        with _refusing():
-            is_valid = runtime_dump.validate_docker(tree, texts[place.main] or "{}")
-        return (() if is_valid else (_why_unchecked(tree, place),)), None
-    if before is None:
-        return (_why_unchecked(tree, place),), None
-    with _refusing():
-        after = _dump(tree, place, facts, texts)
-    if after is None:
-        return (_why_unchecked(tree, place),), None
-    new = [key for key in after.unknown if key not in before.unknown]
-    if new:
-        message = f"{name} does not know: {'; '.join(dict.fromkeys(new))}"
-        raise Refusal(message, "nothing was changed; is this the version that reads these files?")
-    difference.refuse_others(before.data, after.data, decision, name)
-    return (), after.data
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """What a runtime rejects before anything is written is refused, and has not failed."""
-    try:
-        yield
-    except HostError as error:
-        raise Refusal(error.message, error.hint) from error
-
-
-def _dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dump | None:
-    match place.program:
-        case "containerd":
-            return runtime_dump.dump_containerd(tree, place.main, texts, place.version)
-        case "crio":
-            drop_ins = [file.path for file in (*facts.imported, facts.drop_in)]
-            return runtime_dump.dump_crio(tree, place.main, drop_ins, texts)
-        case _:
-            return None
-
-
-def _why_unchecked(tree: HostTree, place: Place) -> str:
-    name = _told(place)
-    if place.program in ("k3s", "rke2"):
-        return f"what {name} makes of the template: it does so when it starts"
-    if not tree.runs_programs:
-        return f"what {name} makes of it: programs of {tree.root} cannot be run from here"
-    return f"what {name} makes of it: it is not installed here, or does not answer"
-
-
-def _told(place: Place) -> str:
-    names = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker"}
-    name = names.get(place.program)
-    if name is None:
-        return place.program  # the version is that of the containerd in it
-    return f"{name} {place.version}" if place.version is not None else name
 
 
 # ---- files

@@ -53,4 +53,7 @@ def _remedy(node: HostPath) -> str:
         return "load the module: modprobe iommufd; or take the device's group: --node group"
     if node.parent == VFIO_CDEVS:
         return "take the device's group: --node group"
-    return "is /dev mounted, as in a container that has the host's? --root names the host's root"
+    return (
+        "a kernel without groups has cdevs (--node cdev); in a container, --root names the root of "
+        "the host"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import InvalidDocument, UsageError
@@ -159,4 +160,10 @@ def _found(tree: HostTree, pattern: str) -> Iterator[HostPath]:
 
 def files_in(tree: HostTree, directory: HostPath) -> tuple[HostPath, ...]:
     """The files of a directory of drop-ins."""
-    return tuple(directory / name for name in tree.children(directory))
+    paths = (directory / name for name in tree.children(directory))
+    return tuple(path for path in paths if not _is_directory(tree, path))
+
+
+def _is_directory(tree: HostTree, path: HostPath) -> bool:
+    status = tree.status(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)

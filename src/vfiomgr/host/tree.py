@@ -6,6 +6,7 @@ import os
 import stat
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from errno import ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
@@ -442,10 +443,21 @@ def take_over(target: str, descriptor: int) -> None:
     own = os.fstat(descriptor)
     if (own.st_uid, own.st_gid) != (found.st_uid, found.st_gid):
         os.fchown(descriptor, found.st_uid, found.st_gid)
-    for name in os.listxattr(target):
+    there = _attributes(descriptor)
+    for name in _attributes(target):
         value = os.getxattr(target, name)
-        if name not in os.listxattr(descriptor) or os.getxattr(descriptor, name) != value:
+        if name not in there or os.getxattr(descriptor, name) != value:
             os.setxattr(descriptor, name, value)
+
+
+def _attributes(file: str | int) -> list[str]:
+    """The names of a file's extended attributes; none where its file system has no such thing."""
+    try:
+        return os.listxattr(file)
+    except OSError as error:
+        if error.errno == ENOTSUP:
+            return []
+        raise
 
 
 def sync_directory(directory: str) -> None:

@@ -6,7 +6,6 @@ list".
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,10 +17,6 @@ ContainerRuntime = Literal["runc", "kata"]
 """What starts the container: any runtime that has it on this kernel, or Kata in a guest."""
 RULE_ACCESS = "rwm"
 """Read, write, mknod."""
-_CDI_NAME = re.compile(
-    r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
-    r"=[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +55,3 @@ class Injection:
     device: ContainerDevice
     nodes: tuple[DeviceNode, ...]
     cdi: tuple[str, ...] = ()
-
-
-def is_cdi_name(text: str) -> bool:
-    """Whether it is `vendor/class=device` (ParseQualifiedName in pkg/parser of CDI)."""
-    return _CDI_NAME.fullmatch(text) is not None

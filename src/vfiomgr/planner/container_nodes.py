@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.oci import ContainerDevice
-from vfiomgr.model.path import VFIO_CDEVS, VFIO_NODES, HostPath, vfio_group_node
+from vfiomgr.model.path import VFIO_CDEVS, vfio_group_node
 from vfiomgr.model.pci import PciDevice
+from vfiomgr.planner.cdi.nodes import CONTROL, IOMMU
 from vfiomgr.planner.guards import Objection, refuse_if_any
 
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.vgpu import Vgpu
     from vfiomgr.planner.guest.units import Unit
 
-CONTROL_NODE = VFIO_NODES / "vfio"
-"""What groups are put into a container of VFIO with."""
-IOMMUFD_NODE = HostPath("/dev/iommu")
-"""What cdevs are bound to an address space with."""
 MDEV_REMEDY = (
     "give Kata a virtual function that is a vGPU (vfiomgr vgpu types shows which GPUs have them), "
     "or give the vGPU to a VM of libvirt: vfiomgr libvirt hostdev"
@@ -59,7 +56,7 @@ def container_device(
 
     Kata opens /dev/iommu on the host by itself, and needs the cdev alone.
     """
-    shared = [CONTROL_NODE] if form == "group" else [IOMMUFD_NODE][: runtime != "kata"]
+    shared = [CONTROL] if form == "group" else [IOMMU][: runtime != "kata"]
     return ContainerDevice(unit.name, unit.function_names, (*shared, *device_nodes(unit, form)))
 
 
@@ -118,7 +115,7 @@ def _unready(host: HostSnapshot, unit: Unit) -> Iterator[Objection]:
     from vfiomgr.planner.readying import how_to_bind  # noqa: PLC0415 - only then
 
     late = waiting(host, [unit])
-    named = [device for device in late if device in unit.functions]
+    named = [device for device in late if str(device.address) in unit.function_names]
     for device in (d for d in late if host.is_vendor_function(d)):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
         yield Objection(f"{device} is no vGPU yet, and nobody can open its IOMMU group", create)

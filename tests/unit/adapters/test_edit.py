@@ -207,7 +207,7 @@ def test_a_port_and_its_device_behind_a_comment_go_with_their_lines() -> None:
         assert left == text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     domain_texts(),
     st.lists(st.sampled_from(sorted(ELEMENTS)), min_size=1, max_size=3, unique=True),
@@ -228,7 +228,7 @@ def test_no_domain_is_changed_but_for_the_devices_that_were_asked_for(
     assert edited == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(domain_texts())
 def test_taking_out_a_device_leaves_all_others_by_the_byte(text: bytes) -> None:
     def parts(of: bytes) -> list[bytes]:

@@ -102,7 +102,7 @@ RESOURCES = st.builds(lambda domain, name: f"{domain}/{name}", DOMAINS, NAMES)
 IMAGES = st.from_regex(r"\A[a-z0-9]([a-z0-9./:@_-]{0,20}[a-z0-9])?\Z")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.DataObject) -> None:
     names = data.draw(st.lists(RESOURCES, min_size=1, max_size=3, unique=True))

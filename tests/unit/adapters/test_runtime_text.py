@@ -85,7 +85,7 @@ def written(before: str, place: str = TOML, wanted: tuple[Setting, ...] = SETTIN
     return OwnedFile(place, before, after, values.owned(text.parse(before, place), wanted))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(documents())
 def test_what_is_set_is_there_and_comes_out_to_the_byte(before: str) -> None:
     file = written(before)
@@ -97,7 +97,7 @@ def test_what_is_set_is_there_and_comes_out_to_the_byte(before: str) -> None:
             assert line.strip() in file.after
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(documents(), st.sampled_from(["# later\n", "\n[later]\nx = 1 # y\n", "late = 2\n"]))
 def test_what_others_changed_since_stays(before: str, later: str) -> None:
     file = written(before)

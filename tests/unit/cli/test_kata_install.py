@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from tests.fakes.containerd import Containerd
 from tests.unit.runtimes import CONFIGURATION, DROP_IN, MAIN, SHIM, V2, V3, put, text
-from vfiomgr.host.kata_shim import SHIMS
+from vfiomgr.cli.kata_situation import read_handlers
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import RECORD
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.cli.conftest import Matches, Run
+    from vfiomgr.model.handler import CriName
+
+RS_SHIM = HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +102,9 @@ def test_without_katas_configuration_the_command_that_makes_it_is_named(
     assert answer.status == 4
     assert f"there is no {own}" in answer.stderr
     assert f"vfiomgr kata config --whole BASE --output {own}" in answer.stderr
+    base = "/opt/kata/share/defaults/kata-containers/configuration.toml"
+    put(node, base, "[runtime]\n")
+    assert f"--whole {base} --output {own}" in run("kata", "install", "--handler", "other").stderr
     answer = run("kata", "install", "--config", "/etc/none.toml")
     assert "leave out --config /etc/none.toml" in answer.stderr
     assert text(node, DROP_IN) is None
@@ -118,18 +124,18 @@ def test_the_configuration_that_kata_ships_for_gpus_serves(node: FakeKernel, run
     [
         ("", "3.20.0", "go"),
         ("", "4.1.0", "rs"),
-        ("dial_timeout = 1200\n", "4.1.0", "go"),
-        ("dial_timeout_ms = 1200000\n", "3.20.0", "rs"),
+        ("[runtime]\n", "4.1.0", "go"),
+        ('[runtime]\nhypervisor_name = "qemu"\n', "3.20.0", "rs"),
     ],
 )
 def test_of_two_shims_the_one_that_the_configuration_is_for_is_taken(
     node: FakeKernel, run: Run, configuration: str, version: str, taken: str
 ) -> None:
-    put(node, SHIMS["rs"][0], "")
+    put(node, RS_SHIM, "")
     put(node, CONFIGURATION, configuration)
     put(node, "/opt/kata/VERSION", f"{version}\n")
     answer = run("kata", "install")
-    shim = SHIMS["rs"][0] if taken == "rs" else HostPath(SHIM)
+    shim = RS_SHIM if taken == "rs" else HostPath(SHIM)
     assert f"of Kata's shims {shim} is taken" in answer.stderr
     assert f'runtime_path = "{shim}"' in (text(node, DROP_IN) or "")
 
@@ -137,6 +143,10 @@ def test_of_two_shims_the_one_that_the_configuration_is_for_is_taken(
 def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None:
     answer = run("kata", "install", "--runtime-path", "/opt/none")
     assert (answer.status, "there is no /opt/none" in answer.stderr) == (4, True)
+    put(node, CONFIGURATION, '[runtime]\nhypervisor_name = "qemu"\n')
+    answer = run("kata", "install")
+    assert answer.status == 4
+    assert f"{CONFIGURATION} is for runtime-rs" in answer.stderr
     node.remove(HostPath(SHIM))
     answer = run("kata", "install")
     assert answer.status == 4
@@ -203,6 +213,20 @@ def test_an_edited_entry_is_refused_with_the_command_that_was_typed(
     assert answer.status == 4
     assert "runtime_path" in answer.stderr
     assert "run vfiomgr kata uninstall --for containerd again" in answer.stderr
+
+
+@pytest.mark.parametrize("main", [V2, V3])
+@pytest.mark.parametrize("cri", ["containerd", "crio"])
+def test_what_is_installed_is_what_explain_finds(
+    node: FakeKernel, run: Run, main: str, cri: CriName
+) -> None:
+    put(node, MAIN, main)
+    assert run("kata", "install", "--for", cri).status == 0
+    entry = read_handlers(node, cri).handler("kata-vfio")
+    assert entry is not None
+    assert (entry.runtime_path, entry.config_path) == (SHIM, CONFIGURATION)
+    assert entry.privileged_without_host_devices
+    assert cri == "crio" or entry.tells("cdi.k8s.io/vfiomgr")
 
 
 # ---- another root

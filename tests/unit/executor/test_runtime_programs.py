@@ -126,6 +126,12 @@ def test_cri_o_that_would_lose_a_setting_is_left_alone(kernel: FakeKernel) -> No
     assert configuration(kernel) == before
 
 
+def test_a_directory_among_drop_ins_is_none(kernel: FakeKernel) -> None:
+    put(kernel, "/etc/crio/crio.conf.d/old/10.conf", "broken")
+    install(kernel, kata("crio"))
+    assert text(kernel, CRIO)
+
+
 def test_two_handlers_share_the_drop_in(kernel: FakeKernel) -> None:
     install(kernel, kata("crio"))
     install(kernel, Wish("crio", "crun", "/usr/bin/crun", set_default=True))

@@ -182,3 +182,15 @@ def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
     HostTree(tmp_path).replace(HostPath("/file"), b"new\n", 0o640)
     assert (kept, owners) == (label, [(12345, 54321)])
     assert (tmp_path / "file").read_text() == "new\n"
+
+
+def test_a_file_system_without_extended_attributes_keeps_nothing_from_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(_: object) -> list[str]:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    (tmp_path / "file").write_text("old\n")
+    monkeypatch.setattr("vfiomgr.host.tree.os.listxattr", lacking)
+    HostTree(tmp_path).replace(HostPath("/file"), b"new\n")
+    assert (tmp_path / "file").read_text() == "new\n"

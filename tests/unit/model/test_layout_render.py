@@ -113,7 +113,7 @@ FILES = _part(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(FILES)
 def test_what_is_written_reads_back_as_the_same(document: dict[str, Any]) -> None:
     first = read_layouts(json.dumps(document), "x")
@@ -121,7 +121,7 @@ def test_what_is_written_reads_back_as_the_same(document: dict[str, Any]) -> Non
     assert read_layouts(render_layouts(first), "y") == first
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(st.sampled_from("ab:-*&{}[]\"'#!|> \n\t,%@<0.\0\u2028"), max_size=40))
 def test_any_text_is_told_or_read_and_never_a_defect(text: str) -> None:
     read, flaws = find_flaws("version: vfiomgr/v1\nlayouts:\n  a:\n    devices:\n" + text)

@@ -43,7 +43,7 @@ def test_it_refuses_what_a_schema_can_know(bad: Bad) -> None:
     assert not _is_good(bad.text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(FILES)
 def test_it_takes_what_the_reader_takes(document: dict[str, Any]) -> None:
     _validator().validate(document)

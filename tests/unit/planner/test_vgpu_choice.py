@@ -155,7 +155,7 @@ def chosen(host: HostSnapshot, intent: CreateVgpu) -> tuple[Placement, ...] | No
         return None
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(hosts(), requests, st.integers(1, 40), strategies)
 def test_capacity_is_never_exceeded(
     host: HostSnapshot, request: dict[str, object], count: int, strategy: Strategy
@@ -171,7 +171,7 @@ def test_capacity_is_never_exceeded(
         assert not {p.parent.name for p in places} & {v.parent for v in gpu.instances}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(hosts(), st.sampled_from(SIZES), st.integers(1, 40), strategies)
 def test_a_refusal_is_true_by_brute_force(
     host: HostSnapshot, size: int, count: int, strategy: Strategy
@@ -202,7 +202,7 @@ def stranded(host: HostSnapshot, places: tuple[Placement, ...]) -> int:
     return lost
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(hosts(), st.sampled_from(SIZES), st.integers(1, 40))
 def test_pack_never_strands_more_than_spread(host: HostSnapshot, size: int, count: int) -> None:
     by_name = {"type": f"A40-{size}Q"}
@@ -216,7 +216,7 @@ def test_pack_never_strands_more_than_spread(host: HostSnapshot, size: int, coun
         assert len(opened[0]) <= len(opened[1]) or count > 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(hosts(), st.integers(1, MEMORY))
 def test_by_need_no_smaller_type_would_have_served(host: HostSnapshot, need: int) -> None:
     places = chosen(host, asked(framebuffer=need))

@@ -63,7 +63,7 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
     return replace(host, groups=groups)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     host=hosts(),
     wish=st.builds(

@@ -288,7 +288,7 @@ def wishes(draw: st.DrawFn) -> KataWish:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(wish=wishes(), base=BASES, bits=st.sampled_from([None, 39, 46, 52]))
 def test_no_key_is_ever_written_that_the_release_does_not_know(
     wish: KataWish, base: str | None, bits: int | None

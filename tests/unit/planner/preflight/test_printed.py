@@ -23,7 +23,7 @@ WIDTHS = some.sampled_from([36, 38, 39, 40, 41, 42, 45, 46, 47, 48, 52, None])
 NETWORK = GuestNetwork("network", "default")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=some.data(), bits=WIDTHS, vendor=VENDORS)
 def test_a_domain_that_is_printed_has_room_for_what_it_gets(
     data: some.DataObject, bits: int | None, vendor: str | None

@@ -156,7 +156,7 @@ TEXTS = some.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=TEXTS,
     others=DEVICES,
