@@ -326,6 +326,22 @@ CASES = [
         is_certain=False,
     ),
     Case(
+        "a configuration that is not there",
+        None,
+        lambda node: (node.root / CONFIGURATION).unlink(),
+        "which /etc/containerd/config.toml names for kata-vfio, is not there",
+        f"vfiomgr kata config --whole BASE --output /{CONFIGURATION}",
+        is_silent=False,
+    ),
+    Case(
+        "a configuration that is no TOML",
+        None,
+        lambda node: node.write(CONFIGURATION, "a = "),
+        "is no TOML",
+        "mend it",
+        is_silent=False,
+    ),
+    Case(
         "no port for devices",
         None,
         changed(CONFIGURATION, '"root-port"', '"no-port"'),

@@ -13,6 +13,8 @@ from vfiomgr.cli.kata_explained import print_explanations
 from vfiomgr.cli.kata_release import read_installation, release_options
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.errors import UsageError
 from vfiomgr.host.kata import SHIMS
 from vfiomgr.host.kata_surroundings import kata_conf_file
 from vfiomgr.model.cdi import DEFAULT_KIND
@@ -69,10 +71,11 @@ def explain(
     """Follow a device to the guest of a pod, link by link, and say what breaks the way.
 
     From the pod of a file (YAML or JSON, - for a pipe; a Deployment's or another's as well), or
-    from a pod that asks for DEVICE: RuntimeClass, handler, Kata's configuration, the resource, its
-    CDI name, specification, node, IOMMU group, functions, root ports, and the index that the
-    guest's agent is told. Nothing is started, and nothing is asked of a cluster. Which device of a
-    resource the kubelet gives is not known: the way of each is told, and where they differ.
+    from a pod that asks for DEVICE (an address, or KIND=NAME of CDI): RuntimeClass, handler, Kata's
+    configuration, the resource, its CDI name, specification, node, IOMMU group, functions, root
+    ports, and the index that the guest's agent is told. Nothing is started, and nothing is asked of
+    a cluster. Which device of a resource the kubelet gives is not known: the way of each is told,
+    and where they differ.
 
     Exit status 1 where a link is broken.
 
@@ -80,6 +83,7 @@ def explain(
     Examples:
       vfiomgr kata explain pod.yaml
       vfiomgr kata explain 0000:04:00.0 --resource nvidia.com/pgpu
+      vfiomgr kata explain nvidia.com/pgpu=23
       vfiomgr kata explain pod.yaml --kata-version 3.24 --runtime go --cri crio
       vfiomgr --root /srv/node kata explain pod.yaml --handler kata-gpu --config kata.toml
     """
@@ -114,6 +118,15 @@ def _read(subject: str) -> Objects:
     return read_objects(text_of(subject, "the pod"), source_of(subject))
 
 
+_NOTHING = Objects((), (), ())
+
+
+def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
+    """A pod that asks for one device of a kind."""
+    container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
+    return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
+
+
 class _Scene:
     """What does not depend on the pod."""
 
@@ -141,7 +154,9 @@ class _Scene:
         spec: PodSpec,
         objects: Objects,
         handler: str | None,
+        *,
         only: Iterable[PciDevice] = (),
+        only_name: str | None = None,
     ) -> KataExplanation:
         """The chain of one pod."""
         classes = (c for c in objects.runtime_classes if c.name == spec.runtime_class)
@@ -170,6 +185,7 @@ class _Scene:
                 conf_file=conf_file,
                 kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
                 only=frozenset(device.address for device in only),
+                only_name=only_name,
             )
         )
 
@@ -178,15 +194,27 @@ class _Scene:
 
         Raises:
             Refusal: it is a bridge or a mediated device.
+            UsageError: there is none of that name.
 
         """
+        if "=" in text:
+            return self._explain_name(text, resource, handler)
         refuse_mediated(self._host, text)
         device = self._host.device(self._host.parse_address(text))
         refuse_if_any(list(bridge(self._host, device)), frozenset())
         kind = resource or self._kind_of(device) or DEFAULT_KIND
-        container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
-        spec = PodSpec("Pod", "example", handler, (), (container,), (), text, 0, 0)
-        return self.explain(spec, Objects((spec,), (), ()), handler, (device,))
+        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
+
+    def _explain_name(self, text: str, resource: str | None, handler: str) -> KataExplanation:
+        """The same for a device by its name in CDI, KIND=NAME."""
+        kind, _, name = text.partition("=")
+        known = [read_file(file) for file in self._host.cdi_files]
+        if not any(s.kind == kind and name in [d.name for d in s.devices] for s in known):
+            message = f"no CDI specification of this host has {text}"
+            raise UsageError(message, "vfiomgr cdi list shows what there is")
+        if resource not in (None, kind):
+            forbid_together("--resource", text, f"the resource is {kind}, the kind")
+        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only_name=name)
 
     def _kind_of(self, device: PciDevice) -> str | None:
         """The kind of the first specification that has the device's node."""

@@ -30,6 +30,7 @@ from vfiomgr.planner.kata.pods import (
     Unit,
     offers,
     pods_for,
+    resource_of_none,
     units_of,
 )
 
@@ -131,7 +132,8 @@ def pod(
         count=count,
     )
     together = bool(addresses)
-    wishes = pods_for(offered or {DEFAULT_KIND: ()}, options, together=together)
+    offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
+    wishes = pods_for(offered, options, together=together)
     print_objects([render.workload(wish) for wish in wishes], session.format)
     _tell(host, units, wishes)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.kata.read import parse, read_settings
 from vfiomgr.adapters.runtimes import handlers
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host import kata_surroundings as around
+from vfiomgr.host import runtimes
 from vfiomgr.host.kata import read_configuration
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.kata import handler_configuration, search_path
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
     from vfiomgr.model.handler import CriName, HandlerEntry, HandlerFacts
     from vfiomgr.model.kata import RuntimeName
     from vfiomgr.model.kata_installation import KataConfigurationFile
+    from vfiomgr.model.runtime import ProgramName
+    from vfiomgr.model.version import Version
 
 _MACHINE = "/"
 """Where the files of who types a command are, whatever host it is about."""
+_CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _KUBELET_DEFAULT = 120.0
@@ -34,26 +39,40 @@ _KUBELET_DEFAULT = 120.0
 def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
     """The handlers of a container runtime; of the one that is configured where none is named."""
     if cri == "crio" or (cri is None and _has_crio_alone(tree)):
-        files = [(around.CRIO, tree.read_text(around.CRIO))]
+        crio = runtimes.main_file("crio")
+        files = [(crio, tree.read_text(crio))]
         found = [(path, text) for path, text in files if text is not None]
         return handlers.read_crio([*found, *around.texts_below(tree, around.CRIO_DROP_INS)])
-    for main in around.CONTAINERD:
+    beside = tuple(around.texts_below(tree, around.CONTAINERD_DROP_INS, "*.toml"))
+    for program in _CONTAINERDS:
+        main = runtimes.main_file(program)
         text = tree.read_text(main)
-        if text is None:
-            continue
-        patterns = handlers.imports_of(text)
-        imported = list(around.imported(tree, main, patterns or ()))
-        known = {path for path, _ in imported}
-        beside = around.texts_below(tree, around.CONTAINERD_DROP_INS, "*.toml")
-        unsure = [(path, text) for path, text in beside if path not in known]
-        return handlers.read_containerd([(main, text), *imported], unsure)
-    beside = around.texts_below(tree, around.CONTAINERD_DROP_INS, "*.toml")
-    return handlers.read_containerd([], beside)
+        if text is not None:
+            version = runtimes.read_version(tree, program)
+            imported, problem = _imported(tree, main, text, version)
+            known = {path for path, _ in imported}
+            unsure = [(path, text) for path, text in beside if path not in known]
+            facts = handlers.read_containerd([(main, text), *imported], unsure)
+            return replace(facts, version=version, unreadable=(*facts.unreadable, *problem))
+    version = runtimes.read_version(tree, "containerd")
+    return replace(handlers.read_containerd([], beside), version=version)
+
+
+def _imported(
+    tree: HostTree, main: HostPath, text: str, version: Version | None
+) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """What the main file brings in, or why that cannot be read."""
+    patterns = handlers.imports_of(text) or ()
+    try:
+        files = runtimes.read_imported(tree, main, patterns, version)
+    except InvalidDocument as error:
+        return [], (error.message,)
+    return [(file.path, file.text) for file in files if file.text is not None], ()
 
 
 def _has_crio_alone(tree: HostTree) -> bool:
-    has_containerd = any(tree.exists(path) for path in around.CONTAINERD)
-    has_crio = tree.exists(around.CRIO) or bool(tree.children(around.CRIO_DROP_INS))
+    has_containerd = any(tree.exists(runtimes.main_file(name)) for name in _CONTAINERDS)
+    has_crio = tree.exists(runtimes.main_file("crio")) or bool(tree.children(around.CRIO_DROP_INS))
     return has_crio and not has_containerd
 
 
@@ -89,7 +108,8 @@ def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> Configuration
         file = read_configuration(tree, path)
         if file is not None:
             return _facts(file, tuple(looked))
-    problem = f"there is no {' or '.join(looked)}" if looked else ""
+    first, *others = looked or ("configuration",)
+    problem = f"there is no {first}" + (", nor one where Kata looks otherwise" if others else "")
     return ConfigurationFacts(tuple(looked), problem=problem)
 
 

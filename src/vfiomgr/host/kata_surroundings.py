@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
 
-CONTAINERD = (
-    HostPath("/etc/containerd/config.toml"),
-    HostPath("/var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
-    HostPath("/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
-)
-"""Main files; the last ones are made by k3s and rke2 of their templates."""
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
-CRIO = HostPath("/etc/crio/crio.conf")
 CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
 KUBELET = HostPath("/var/lib/kubelet/config.yaml")
 _UNITS = tuple(
@@ -47,15 +40,6 @@ def texts_below(
         text = tree.read_text(path, _MOST) if fnmatch.fnmatchcase(name, pattern) else None
         if text is not None:
             yield path, text
-
-
-def imported(tree: HostTree, main: HostPath, patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The files that containerd's main file brings in; `*` stands in the last part of a pattern."""
-    for pattern in patterns:
-        place = pattern if pattern.startswith("/") else f"{main.parent}/{pattern}"
-        directory, _, name = place.rpartition("/")
-        if "/../" not in f"{directory}/":
-            yield from texts_below(tree, HostPath(directory), name)
 
 
 def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str] | None:

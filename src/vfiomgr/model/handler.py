@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vfiomgr.model.version import Version
+
 CriName = Literal["containerd", "crio"]
 
 
@@ -57,6 +59,8 @@ class HandlerFacts:
     """Drop-ins that nothing imports: containerd 2.3 reads them all the same."""
     schemas: tuple[tuple[str, int], ...] = ()
     """containerd's `version` of each file that says one."""
+    version: Version | None = None
+    """Of containerd, where it tells."""
     with_cri: tuple[str, ...] = ()
     """The files that have something for containerd's CRI plugin."""
 

@@ -17,6 +17,7 @@ from tests.unit.kata_nodes import (
     KIND,
     SETTINGS,
     SHIMS,
+    SPECIFICATION,
     KataNode,
 )
 
@@ -203,6 +204,18 @@ def test_a_device_alone_is_followed_by_a_pod_that_asks_for_it(
     assert "the pod asks for 1 of a.io/b, and the CDI specifications have none" in other.stdout
 
 
+def test_a_device_by_its_name_in_cdi(explain: Callable[..., Answer], node: KataNode) -> None:
+    node.add_gpus(2)
+    node.publish([GROUP, GROUP + 1])
+    answer = explain("--format", "json", subject=f"{KIND}=41")
+    assert (answer.status, functions(document(answer))) == (0, [(SECOND, "rp0", 0)])
+    node.change(SPECIFICATION, "/dev/vfio/41", "/dev/vfio/99")
+    answer = explain(subject=f"{KIND}=41")
+    assert answer.status == 1
+    assert "/dev/vfio/99 stands for no device of this host" in answer.stdout
+    assert explain(subject=f"{KIND}=40").status == 0
+
+
 def test_a_device_on_its_host_driver_is_told_what_it_needs(
     explain: Callable[..., Answer], node: KataNode
 ) -> None:
@@ -341,6 +354,54 @@ def test_handlers_are_found_where_the_runtimes_look(
     assert states(item)["handler"] == known
 
 
+BESIDE = {CONTAINERD: "version = 3\n", "etc/containerd/conf.d/a.toml": HANDLER}
+ALONE = {"etc/containerd/conf.d/a.toml": HANDLER}
+MIXED = {
+    CONTAINERD: 'version = 2\nimports = ["conf.d/*"]\n',
+    "etc/containerd/conf.d/a.toml": HANDLER,
+}
+HIDDEN = {
+    CONTAINERD: HANDLER.replace(
+        "version = 3", 'version = 2\nimports = ["/etc/containerd/conf.d/*"]'
+    ),
+    "etc/containerd/conf.d/a.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\na = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "version", "known"),
+    [
+        (BESIDE, "2.2.1", "broken"),
+        (BESIDE, "2.3.0", "ok"),
+        (ALONE, "2.1.0", "broken"),
+        (ALONE, "2.2.0", "ok"),
+        (MIXED, "2.1.9", "broken"),
+        (MIXED, "2.3.4", "ok"),
+        (HIDDEN, "1.7.28", "broken"),
+        (HIDDEN, "2.0.0", "ok"),
+    ],
+)
+def test_what_containerd_makes_of_drop_ins_is_told_of_its_version(
+    run: Run,
+    node: KataNode,
+    files: dict[str, str],
+    version: str,
+    known: str,
+) -> None:
+    node.add_gpus()
+    node.publish()
+    (node.root / CONTAINERD).unlink()
+    for path, text in files.items():
+        node.write(path, text.replace("{shim}", SHIMS["go"]))
+    package = f"Package: containerd.io\nStatus: install ok installed\nVersion: {version}-1\n"
+    node.write("var/lib/dpkg/status", package)
+    recorded = node.pod.parent / "recorded"
+    recorded.symlink_to(node.root)
+    answer = run("--root", str(recorded), "kata", "explain", str(node.pod), "--format", "json")
+    assert states(document(answer))["handler"] == known
+    assert answer.status == (1 if known == "broken" else 0)
+
+
 def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
@@ -368,6 +429,8 @@ def test_a_unit_may_set_kata_conf_file(explain: Callable[..., Answer], node: Kat
     node.add_gpus()
     node.publish()
     node.change(CONTAINERD, f'ConfigPath = "/{CONFIGURATION}"', "")
+    node.write(SHIMS["go"].removeprefix("/"), "\x7fELF KATA_CONF_FILE=/program/text")
+    assert explain().status == 0, "a program is no script"
     unit = "etc/systemd/system/containerd.service.d/kata.conf"
     node.write(unit, f'[Service]\nEnvironment="KATA_CONF_FILE=/{CONFIGURATION}"\n')
     answer = explain()
@@ -408,6 +471,7 @@ def test_several_pods_are_told_one_by_one(
         ("missing.yaml", 2, "cannot read the pod missing.yaml"),
         ("0000:99:00.0", 2, "no PCI device"),
         ("gpu", 2, "'gpu' is not a PCI address"),
+        ("a.io/b=c", 2, "no CDI specification of this host has a.io/b=c"),
         ("0000:41:00.0 --kata-version new", 2, "'new' is not a version"),
         ("0000:41:00.0 --config /nowhere.toml", 2, "cannot read the configuration /nowhere.toml"),
         ("0000:41:00.0 --handler A", 2, "--handler 'A' is no name"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.unit.kata_nodes import CONFIGURATION, KataNode
+from tests.unit.kata_nodes import CONFIGURATION, CONTAINERD, KataNode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +54,30 @@ def test_default_memory_is_read_from_the_configuration_of_the_handler(
     assert "(it is not set there)" in run("kata", "runtimeclass").stderr
     node.change(CONFIGURATION, "machine_type =", "machine_type")
     assert "is no TOML" in run("kata", "runtimeclass").stderr
+
+
+def test_what_is_installed_written_and_printed_is_explained_as_whole(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    node = KataNode(tmp_path / "node", "rs", kernel)
+    node.write(CONTAINERD, "version = 3\n")
+    node.pod.write_text(run("kata", "pod", "--naming", "pgpu").stdout)
+    before = run("kata", "explain", str(node.pod))
+    assert before.status == 1
+    assert "remedy: vfiomgr kata install --handler kata-vfio, then restart" in before.stdout
+    assert "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --write" in before.stdout
+    for command in (
+        f"bind {GPU}",
+        "kata install --for containerd --containerd-version 2.2",
+        "cdi generate --kind nvidia.com/pgpu --write",
+    ):
+        answer = run(*command.split())
+        assert answer.status == 0, answer.stderr
+    runtime_class, pod = run("kata", "runtimeclass"), run("kata", "pod", "--naming", "pgpu")
+    node.pod.write_text(f"{runtime_class.stdout}---\n{pod.stdout}")
+    after = run("kata", "explain", str(node.pod))
+    assert after.status == 0, after.stdout
+    assert after.stdout.endswith("the chain is complete\n")
 
 
 def test_what_is_printed_is_explained_as_whole(
@@ -145,6 +169,7 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
     [
         ("pod 0000:03:00.0", 4, "is a bridge"),
         ("pod 0000:99:00.0", 2, "no PCI device"),
+        ("pod --naming model", 4, "no device is ready for a guest whose model could name"),
         ("pod --resource cpu", 2, "no resource of a device plugin"),
         ("pod --name Gpu", 2, "--name 'Gpu' is no name for Kubernetes"),
         ("pod --namespace a.b", 2, "--namespace 'a.b' is no name"),

@@ -47,6 +47,8 @@ def candidates(situation: Situation) -> tuple[Candidate, ...]:
         for name, each in situation.devices_of(item.kind).items():
             if item.names and name not in item.names:
                 continue
+            if situation.only_name not in (None, name):
+                continue
             candidate = _candidate(situation, item.kind, name, each.path, each.nodes)
             addresses = {d.address for d in candidate.functions}
             if not situation.only or addresses & situation.only:

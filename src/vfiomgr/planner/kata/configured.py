@@ -48,6 +48,7 @@ def configuration(situation: Situation) -> ChainStep:
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     settings = situation.settings
     if settings is None:
+        yield from _unusable(situation)
         yield from _annotated_blindly(situation)
         return
     yield from _annotated(situation, settings)
@@ -55,6 +56,20 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     yield from _refused(situation, settings)
     yield from _drop_ins(situation)
     yield from _timeouts(situation, settings)
+
+
+def _unusable(situation: Situation) -> Iterator[ChainBreak]:
+    """A configuration that the handler names and that is not there, or that nobody can read."""
+    facts, entry = situation.configuration, situation.entry
+    if facts.file is not None:
+        remedy = "mend it: every pod of the handler fails until then"
+        yield ChainBreak(f"{facts.file.path} cannot be read: {facts.problem}", remedy)
+    elif entry is not None and entry.config_path in facts.looked_for:
+        yield ChainBreak(
+            f"{entry.config_path}, which {entry.source} names for {entry.name}, is not there: "
+            "every pod of the handler fails",
+            f"vfiomgr kata config --whole BASE --output {entry.config_path}",
+        )
 
 
 def _asked(situation: Situation) -> list[str]:

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.model.explanation import StepState
+    from vfiomgr.model.handler import HandlerEntry, HandlerFacts
     from vfiomgr.planner.kata.situation import Situation
 
 _MIB = 1 << 20
 _DEFAULT_MEMORY_MIB = 2048
 """Of a configuration that does not say (defaultMemSize of Kata)."""
 _SHIPPED_ONLY = Version(4, 0)
+_NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
+_READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
 _MERGES_TABLES = 3
 """The version of containerd's configuration that only releases have which merge drop-ins."""
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
@@ -117,9 +120,10 @@ def handler(situation: Situation) -> ChainStep:
     runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
-    if entry.source in facts.unsure:
-        what += "; no import of the main file names that file, so containerd before 2.3 ignores it"
-        return _judged("unknown", what, looked, breaks)
+    if entry.source in facts.unsure and (facts.version or _NONE) < _drop_ins_since(facts):
+        what += "; no import of the main file names that file, so containerd before "
+        what += f"{_drop_ins_since(facts)} ignores it"
+        return _judged("unknown", what, looked, (*_unread(facts, entry), *breaks))
     return _judged("ok", what, looked, breaks)
 
 
@@ -229,27 +233,45 @@ def _untold(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
+def _drop_ins_since(facts: HandlerFacts) -> Version:
+    """The containerd that reads conf.d unasked: by its defaults, or beside any main file."""
+    return _READS_BESIDE if facts.files else _READS_BY_DEFAULT
+
+
+def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
+    """A drop-in that nothing imports, with a containerd that is known not to look for any."""
+    if facts.version is not None:
+        yield ChainBreak(
+            f"{entry.source} is not read: no main file imports it, and containerd {facts.version} "
+            f'does not look there by itself: pods fail with \'no runtime for "{entry.name}" is '
+            "configured'",
+            f"vfiomgr kata install --handler {entry.name}, then restart containerd",
+        )
+
+
 def _merged_badly(situation: Situation) -> Iterator[ChainBreak]:
     """Drop-ins that releases of containerd read otherwise than by merging tables."""
     facts, entry = situation.handlers, situation.entry
     if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
         return
     main, *drop_ins = facts.files
-    schema, own = facts.schema(main), facts.schema(entry.source)
-    if entry.source != main and None not in (schema, own) and schema != own:
+    schema, own, version = facts.schema(main), facts.schema(entry.source), facts.version
+    is_mixed = entry.source != main and None not in (schema, own) and schema != own
+    if is_mixed and (version is None or _CONTAINERD_2 <= version < _READS_BY_DEFAULT):
         yield ChainBreak(
             f"{entry.source} is of version {own}, and {main} of version {schema}: containerd 2.0 "
             "and 2.1 ignore the one or the other without a word",
             f"write the drop-in in version {schema}: vfiomgr kata install --handler {entry.name}",
             is_silent=True,
-            is_certain=False,
+            is_certain=version is not None,
         )
     others = [name for name in drop_ins if name in facts.with_cri and name != entry.source]
-    if others and (schema or 0) < _MERGES_TABLES:
+    is_old = (schema or 0) < _MERGES_TABLES if version is None else version < _CONTAINERD_2
+    if others and is_old:
         yield ChainBreak(
             f"before containerd 2.0 the CRI table of {others[-1]} takes the place of all others: "
             f"{entry.name} of {entry.source} is lost then",
             f"keep {entry.name} in {others[-1]} too, or all in {main}",
             is_silent=True,
-            is_certain=False,
+            is_certain=version is not None,
         )

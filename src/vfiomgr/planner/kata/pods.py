@@ -22,6 +22,7 @@ of pci.ids), sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu).""
 NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
 
 _NVIDIA = "10de"
+_PGPU = "nvidia.com/pgpu"
 _MAKER = re.compile(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = re.compile(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
 """What the name of a device is that pci.ids does not have."""
@@ -76,7 +77,21 @@ def resource_of(unit: Unit, naming: Naming, kind: str) -> str:
     if not unit.is_nvidia_gpu:
         message = f"no plugin of NVIDIA's offers {unit.lead}, so --naming {naming} has no name"
         raise Refusal(message, "name the resource that offers it: --resource domain/name")
-    return f"nvidia.com/{model_name(unit.lead) if naming == 'model' else 'pgpu'}"
+    return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else _PGPU
+
+
+def resource_of_none(naming: Naming, kind: str) -> str:
+    """The resource that devices will be of, where none is ready yet.
+
+    Raises:
+        Refusal: it is their model.
+
+    """
+    if naming == "model":
+        message = "no device is ready for a guest whose model could name the resource"
+        hint = "name a device: vfiomgr kata pod ADDRESS; or the resource: --resource domain/name"
+        raise Refusal(message, hint)
+    return kind if naming == "kind" else _PGPU
 
 
 def offers(units: Iterable[Unit], naming: Naming, kind: str) -> dict[str, tuple[Unit, ...]]:

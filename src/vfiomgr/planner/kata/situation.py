@@ -102,6 +102,8 @@ class Situation:
     kubelet: KubeletFacts | None = None
     only: frozenset[PciAddress] = frozenset()
     """Functions that were asked about; none for all."""
+    only_name: str | None = None
+    """The CDI device that was asked about, by its name; None for all."""
 
     @property
     def is_rs(self) -> bool:
