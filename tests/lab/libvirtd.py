@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +48,21 @@ def start() -> str:
         subprocess.run(["libvirtd", "--daemon", "--pid-file", str(_PID)], check=True)
         _wait()
     return URI
+
+
+def stop() -> None:
+    """End libvirtd where it runs, so that the next one finds what was installed since."""
+    if not _PID.exists():
+        return
+    process = Path("/proc", _PID.read_text().strip())
+    if process.exists():
+        os.kill(int(process.name), signal.SIGTERM)
+    deadline = time.monotonic() + _LIMIT
+    while process.exists():
+        if time.monotonic() > deadline:
+            reason = f"libvirtd did not end within {_LIMIT:.0f} s"
+            raise LabError(reason)
+        time.sleep(0.2)
 
 
 def _add_account(database: str, line: str) -> None:

@@ -111,6 +111,7 @@ def hook() -> None:
     answer = call(str(PROGRAM), "libvirt", "hook", "install")
     assert answer.returncode == 0, answer.stderr
     assert str(PROGRAM) in Path(SCRIPT).read_text()
+    daemon.stop()
 
 
 @pytest.fixture(scope="module")
