@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -18,13 +17,14 @@ from vfiomgr.cli.kata_bases import (
     tell_of_drop_ins,
     tell_of_taken_in,
 )
+from vfiomgr.cli.kata_output import make_parent, output_path
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.parameters import mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
-from vfiomgr.errors import HostError, Refusal, UsageError
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.kata_plan import DROP_IN, POD_RESOURCES, KataSetup, KataWish
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.guards import bridge, refuse_if_any
@@ -82,7 +82,11 @@ _KUBELETS = (
     metavar="FILE",
     help="The configuration that a drop-in is for.  [default: the one that Kata finds]",
 )
-@click.option("--output", metavar="FILE", help="Write it there, whole or not at all.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Write it there, whole or not at all; with --root, below that root.",
+)
 @click.option("--memory", metavar="SIZE", help="default_memory, e.g. 16G.  [default: 8G for GPUs]")
 @click.option("--firmware", metavar="FILE", help="OVMF of this Kata, where BARs are large.")
 @click.option(
@@ -139,6 +143,7 @@ def config(
     """
     if whole is not None and beside is not None:
         forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
+    target = None if output is None else output_path(session, output)
     host = session.host()
     _refuse_mediated(addresses)
     named = [host.device(host.parse_address(text)) for text in addresses]
@@ -171,8 +176,8 @@ def config(
         tell_of_taken_in(base)
     elif base is not None:
         _tell_of_configured(base, plan, session)
-    path = _path(output, base, is_whole=whole is not None)
-    _deliver(session, plan, text, path, output)
+    path = target or _path(base, is_whole=whole is not None)
+    _deliver(session, plan, text, path, target)
     for line in plan.notes:
         note(line)
     _tell_of_devices(host, functions, bound, is_all=not addresses)
@@ -264,10 +269,8 @@ def _tell_of_findings(source: str, findings: Iterable[Finding], session: Session
                 note(f"{source}: {each.title}")
 
 
-def _path(output: str | None, base: Base | None, *, is_whole: bool) -> str:
+def _path(base: Base | None, *, is_whole: bool) -> str:
     """Where the text belongs, as far as that is known."""
-    if output is not None:
-        return os.path.abspath(output)
     if is_whole:
         return ""
     return base.file.drop_in_directory / DROP_IN if base is not None else f"config.d/{DROP_IN}"
@@ -321,19 +324,10 @@ def _read(path: str) -> str | None:
 
 
 def _write(path: str, text: str) -> None:
-    """Exchange the file as a whole; its directory is made where there is none.
-
-    Raises:
-        HostError: it cannot be written.
-
-    """
+    """Exchange the file as a whole; its directory is made where there is none."""
     from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - printing needs none
 
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        raise HostError(message, "run as root, or name another file") from error
+    make_parent(path)
     rewrite(path, None, text.encode())
 
 

@@ -57,7 +57,8 @@ def _lacking(session: Session, path: HostPath, otherwise: str = "") -> Refusal:
     base = installed.configuration(search_path(_default_runtime(installed)))
     named = "BASE" if base is None else base.path
     message = f"there is no {path}, which the handler's shim would read"
-    hint = f"make it: vfiomgr kata config --whole {named} --output {path}{otherwise}"
+    root = f" --root {session.root}" if session.root.strip("/") else ""
+    hint = f"make it: vfiomgr kata config{root} --whole {named} --output {path}{otherwise}"
     return Refusal(message, hint)
 
 

@@ -200,3 +200,13 @@ def test_an_empty_directory_is_fine(run: Run) -> None:
     answer = run("cdi", "check")
     assert (answer.status, answer.stdout) == (0, "")
     assert "there is no CDI specification" in answer.stderr
+
+
+def test_output_about_another_host_does_not_come_to_where_this_machine_looks(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "recorded/sys").mkdir(parents=True)
+    line = ("cdi", "generate", "--root", str(tmp_path / "recorded"), "--dry-run")
+    answer = run(*line, "--output", "/etc/cdi/x.json")
+    assert answer.status == 2
+    assert "pass --write with --root" in answer.stderr

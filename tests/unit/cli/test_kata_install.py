@@ -306,3 +306,11 @@ def test_a_snapshot_has_no_files(run: Run, tmp_path: Path) -> None:
     answer = run("kata", "install", "--snapshot", str(place))
     assert answer.status == 2
     assert "--root DIR" in answer.stderr
+
+
+def test_the_command_that_makes_the_configuration_is_about_the_same_root(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "image").mkdir()
+    line = ("kata", "install", "--root", str(tmp_path / "image"), "--for", "containerd")
+    assert f"vfiomgr kata config --root {tmp_path}/image --whole" in run(*line).stderr
