@@ -28,12 +28,12 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.kata_plan import DROP_IN, POD_RESOURCES, KataSetup, KataWish
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.guards import bridge, refuse_if_any
-from vfiomgr.planner.guest.units import is_uuid
 from vfiomgr.planner.kata.check import check_keys
 from vfiomgr.planner.kata.config import plan_config
+from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from vfiomgr.model.kata import KataHypervisor, RuntimeName
     from vfiomgr.model.kata_plan import KataPlan, Plug
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.readiness import Finding
     from vfiomgr.model.snapshot import HostSnapshot
 
-_MDEV = (
-    "Kata attaches no mediated device: both of its runtimes fail with one "
-    "(kata-containers/kata-containers#10681)"
-)
-_INSTEAD = (
-    "give it a virtual function that is a vGPU (vfiomgr vgpu create on a parent of the vendor's "
-    "own interface), or the vGPU to a guest of libvirt's: vfiomgr libvirt hostdev"
-)
 _FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")
 _KUBELETS = (
     POD_RESOURCES,
@@ -145,7 +137,8 @@ def config(
         forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
     target = None if output is None else output_path(session, output)
     host = session.host()
-    _refuse_mediated(addresses)
+    for text in addresses:
+        refuse_mediated(host, text)
     named = [host.device(host.parse_address(text)) for text in addresses]
     refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
     functions = {d.address: d for device in named for d in host.slot(device)}
@@ -181,13 +174,6 @@ def config(
     for line in plan.notes:
         note(line)
     _tell_of_devices(host, functions, bound, is_all=not addresses)
-
-
-def _refuse_mediated(names: Sequence[str]) -> None:
-    for name in names:
-        if is_uuid(name):
-            message = f"{name.lower()}: {_MDEV}"
-            raise Refusal(message, _INSTEAD)
 
 
 def _absolute(option: str, path: str | None) -> str | None:

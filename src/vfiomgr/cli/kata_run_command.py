@@ -29,6 +29,7 @@ from vfiomgr.model.kata_settings import NO_PORT
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner import container_nodes
 from vfiomgr.planner.guest.units import units_of
+from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,8 @@ def command(
     config = config or _handler_configuration(session)
     host = session.devices()
     units = units_of(host, [DeviceWish(name, is_alone=only) for name in devices])
-    container_nodes.refuse_mediated(units)
+    for unit in units:
+        refuse_mediated(host, unit.name)
     container_nodes.refuse_noiommu(host, units)
     waiting = container_nodes.waiting(host, units)
     if node == "cdev" and waiting:

@@ -16,6 +16,7 @@ from vfiomgr.model.oci import Injection
 from vfiomgr.planner import container_nodes
 from vfiomgr.planner.cdi.grammar import is_device_name, is_kind
 from vfiomgr.planner.guest.units import units_of
+from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +144,8 @@ def _refuse(
     """
     if runtime != "runc":
         lifted = "" if runtime else "; --runtime runc is for containers on this kernel, which can"
-        container_nodes.refuse_mediated(units, remedy=f"{container_nodes.MDEV_REMEDY}{lifted}")
+        for unit in units:
+            refuse_mediated(host, unit.name, lifted)
     container_nodes.refuse_noiommu(host, units)
     if container_nodes.waiting(host, units):
         container_nodes.refuse_unready(session.host(), units)

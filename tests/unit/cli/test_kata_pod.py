@@ -161,7 +161,11 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
     assert (answer.status, answer.stdout) == (4, "")
     assert "is a mediated device of 0000:06:00.0, and Kata cannot attach one" in answer.stderr
     assert f"vfiomgr libvirt hostdev {uuid}" in answer.stderr
-    assert "vfiomgr sriov set" in answer.stderr
+    steps = f"vfiomgr vgpu remove {uuid}, vfiomgr bind 0000:06:00.0"
+    for command in ("kata pod", "kata config", "kata explain", "kata run-command"):
+        told = run(*command.split(), uuid).stderr
+        assert f"the whole GPU 0000:06:00.0: {steps}" in told, command
+        assert "a vGPU that is a virtual function" not in told, "this host makes none"
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_mediated_device_is_not_for_kata(run: Run, kernel: FakeKernel, bundle:
     for runtime, lifted in (((), True), (("--runtime", "kata"), False)):
         refused = run("oci", "inject", str(bundle), uuid, *runtime)
         assert refused.status == 4
-        assert "Kata cannot attach those" in refused.stderr
+        assert "Kata cannot attach one" in refused.stderr
         assert "vfiomgr libvirt hostdev" in refused.stderr
         assert ("--runtime runc" in refused.stderr) is lifted
     assert run("oci", "inject", str(bundle), uuid, "--runtime", "runc").status == 0
