@@ -314,3 +314,13 @@ def test_the_command_that_makes_the_configuration_is_about_the_same_root(
     (tmp_path / "image").mkdir()
     line = ("kata", "install", "--root", str(tmp_path / "image"), "--for", "containerd")
     assert f"vfiomgr kata config --root {tmp_path}/image --whole" in run(*line).stderr
+
+
+def test_the_configuration_that_stays_is_named(node: FakeKernel, run: Run) -> None:
+    run("kata", "install")
+    answer = run("kata", "uninstall")
+    assert f"{CONFIGURATION}, the configuration of kata-vfio, stays" in answer.stderr
+    assert f"rm {node.locate(CONFIGURATION)}" in answer.stderr
+    assert node.exists(CONFIGURATION)
+    node.remove(CONFIGURATION)
+    assert "stays" not in run("kata", "uninstall").stderr
