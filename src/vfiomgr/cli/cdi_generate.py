@@ -161,7 +161,7 @@ def _print(session: Session, wish: OfferWish, output: str | None) -> None:
     host = session.host()
     made = specification_of(host, wish)
     if not made.devices:
-        raise nothing_ready()
+        raise nothing_ready(host)
     _tell_of_mediated(host, wish)
     if output is not None:
         _save(output, made, dry_run=session.dry_run)

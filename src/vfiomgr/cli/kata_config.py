@@ -331,7 +331,10 @@ def _tell_of_devices(
 ) -> None:
     """What of the devices no guest can take yet, and what never can."""
     if is_all and not bound:
-        note("nothing is bound yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create")
+        note(
+            "this is for no device yet, since nothing is bound: vfiomgr bind ADDRESS, or vfiomgr "
+            "vgpu create, and then again"
+        )
     tell_how_to_bind(host, [d for d in functions.values() if d.address not in bound])
     if any(vgpu.uuid is not None for vgpu in host.vgpus):
         note(

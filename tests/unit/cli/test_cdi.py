@@ -43,7 +43,7 @@ def test_nothing_ready_is_refused_with_what_makes_it_so(
     answer = run("cdi", "generate", *more)
     assert (answer.status, answer.stdout) == (4, "")
     assert "no device is ready for a guest" in answer.stderr
-    assert "vfiomgr bind" in answer.stderr
+    assert f"vfiomgr bind {GPU}" in answer.stderr
     assert not kernel.exists(OWN.parent)
 
 

@@ -331,3 +331,17 @@ def test_a_snapshot_has_no_file_to_write(run: Run, tmp_path: Path) -> None:
     answer = run("kata", "config", "--snapshot", str(snapshot), "--output", str(target))
     assert (answer.status, target.exists()) == (2, False)
     assert "redirect what is printed" in answer.stderr
+
+
+def test_a_version_that_cannot_be_read_is_told(run: Run, kernel: FakeKernel) -> None:
+    install(kernel, version="junk")
+    told = run("kata", "config").stderr
+    assert "/opt/kata/VERSION cannot be read as a version: this is for Kata 4.1.0" in told
+    (Path(kernel.root) / "opt/kata/VERSION").unlink()
+    assert "containerd-shim-kata-v2 is there, and nothing" in run("kata", "config").stderr
+
+
+def test_what_is_for_no_device_says_so(run: Run) -> None:
+    answer = run("kata", "config")
+    assert answer.status == 0
+    assert "this is for no device yet, since nothing is bound" in answer.stderr

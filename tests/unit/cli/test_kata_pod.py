@@ -196,3 +196,12 @@ def test_what_cannot_be_is_refused_before_anything_is_printed(
     assert (answer.status, answer.stdout) == (status, "")
     assert words in answer.stderr
     assert "remedy: " in answer.stderr
+
+
+def test_more_than_this_host_has_is_told(run: Run) -> None:
+    run("bind", "0000:01:00.0")
+    answer = run("kata", "pod", "--count", "2")
+    assert answer.status == 0
+    assert "a pod asks for 2 of " in answer.stderr
+    assert "on this host there is 1: it waits for a node with more" in answer.stderr
+    assert "a pod asks for" not in run("kata", "pod").stderr

@@ -44,7 +44,7 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     if intent.wish.addresses and before is not None:
         after = _joined(host, before, wished)
     if not after.devices and there is None:
-        raise nothing_ready()
+        raise nothing_ready(host)
     refuse_if_any(_objections(host, after, path), frozenset())
     text = render_specification(after) if after.devices else None
     summary = f"write {path}" if after.devices else f"remove {path}"
