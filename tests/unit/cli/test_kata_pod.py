@@ -205,3 +205,15 @@ def test_more_than_this_host_has_is_told(run: Run) -> None:
     assert "a pod asks for 2 of " in answer.stderr
     assert "on this host there is 1: it waits for a node with more" in answer.stderr
     assert "a pod asks for" not in run("kata", "pod").stderr
+
+
+@pytest.mark.parametrize("line", ["pod", "config", "run-command", "pod --format json"])
+def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) -> None:
+    """What is used at once is refused: bind, cdi generate, oci inject."""
+    answer = run("kata", *line.split(), "0000:01:00.0")
+    assert (answer.status, bool(answer.stdout)) == (0, True)
+    assert "a guest can have it after: vfiomgr bind 0000:01:00.0" in answer.stderr
+    refused = run("kata", *line.split(), "0000:00:02.0")
+    assert (refused.status, bool(refused.stdout)) == (0, True)
+    assert "vfiomgr bind refuses it" in refused.stderr
+    assert run("cdi", "generate", "0000:01:00.0").status == 4
