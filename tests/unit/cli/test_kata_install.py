@@ -306,3 +306,11 @@ def test_a_snapshot_has_no_files(run: Run, tmp_path: Path) -> None:
     answer = run("kata", "install", "--snapshot", str(place))
     assert answer.status == 2
     assert "--root DIR" in answer.stderr
+
+
+def test_a_version_of_containerd_is_asked_for_as_containerds_are(
+    node: FakeKernel, run: Run
+) -> None:
+    answer = run("kata", "install", "--containerd-version", "foo")
+    assert (answer.status, text(node, DROP_IN)) == (2, None)
+    assert "write it as 2.1" in answer.stderr

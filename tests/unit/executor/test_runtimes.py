@@ -294,6 +294,47 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
     assert configuration(kernel) == before
 
 
+# ---- files of several versions, and releases that nobody tried
+
+_IMPORTING = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
+_NVIDIA_V3 = f"version = 3\n[plugins.'{RUNTIME}'.containerd.runtimes.nvidia]\n"
+_NVIDIA_V2 = f"version = 2\n[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
+_NO_VERSION = f"[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "main", "other", "words"),
+    [
+        ("1.7.28", V2, _NVIDIA_V3, "containerd 1.7.28 does not start with them"),
+        ("2.0.11", V2, _NVIDIA_V3, "drops without a word what was said of CRI before it"),
+        ("2.1.9", V2, _NVIDIA_V3, "drops without a word what was said of CRI before it"),
+        ("2.3.4", V2, _NVIDIA_V3, "containerd 2.3.4 does not start with them"),
+        ("2.1.9", V3, _NVIDIA_V2, "containerd 2.1.9 takes nothing of it"),
+        ("2.3.4", V3, _NVIDIA_V2, None),
+        ("2.1.9", V3, _NVIDIA_V3, None),
+        ("1.7.28", V2, _NVIDIA_V2, None),
+        ("2.1.9", V2, _NO_VERSION, "begin it with version = 2"),
+    ],
+)
+def test_a_file_of_another_version_is_told_with_what_this_release_makes_of_it(
+    tmp_path: Path, version: str, main: str, other: str, words: str | None
+) -> None:
+    kernel, _ = host(tmp_path, None, f"{_IMPORTING}{main}", **{"99-nvidia": other})
+    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    notes = api.prepare_entry(kernel, place, kata(), "").intent.notes
+    told = [note for note in notes if "99-nvidia.toml" in note and "is written there" not in note]
+    assert len(told) == (words is not None)
+    assert all(words in note for note in told if words)
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("1.5", 1), ("3.0", 1), ("2.3.9", 0)])
+def test_a_release_that_was_not_tried_is_told(tmp_path: Path, version: str, is_told: int) -> None:
+    kernel, _ = host(tmp_path, None, V2.replace('"nydus"', '"overlayfs"'))
+    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    notes = api.prepare_entry(kernel, place, kata(), "").intent.notes
+    assert sum("was not tried" in note for note in notes) == is_told
+
+
 # ---- refusals
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import text, values
 from vfiomgr.adapters.runtimes.edit import HEAD, Decision, Edit
+from vfiomgr.adapters.runtimes.mixture import mixed_versions
 from vfiomgr.errors import Refusal
 from vfiomgr.model.runtime import RuntimeFacts, Setting, covers
 from vfiomgr.model.version import Version
@@ -33,6 +34,8 @@ _MERGES = Version(2, 0)
 """Since when tables of imported files are merged."""
 _KNOWS_CDI = Version(1, 7)
 _MISREADS_SNAPSHOTTER = Version(2, 3)
+_TRIED = (Version(1, 6), Version(2, 4))
+"""From one release on, and before another."""
 _CONFIG_VERSION = ("version",)
 _IMPORTS = ("imports",)
 
@@ -311,6 +314,9 @@ def _notes(  # noqa: PLR0913 - all that was decided
             f"{target.path}, which {facts.main.path} imports, holds the table of CRI, and before "
             "containerd 2.0 that hides the one of the main file: the entry is written there"
         )
+    others = (file for file in facts.imported if file.path != facts.drop_in.path)
+    yield from mixed_versions(facts.main, others, facts.version)
+    yield from _untried(facts.version)
     is_new = facts.version is not None and facts.version >= _MISREADS_SNAPSHOTTER
     if schema == _V2 and is_new:
         named = values.found(
@@ -321,3 +327,13 @@ def _notes(  # noqa: PLR0913 - all that was decided
                 f"containerd {facts.version} takes overlayfs for the snapshotter {named} of a "
                 f"configuration of version 2, with or without this entry: containerd config migrate"
             )
+
+
+def _untried(version: Version | None) -> Iterator[str]:
+    """Whether nobody has seen what this containerd makes of its files."""
+    start, end = _TRIED
+    if version is not None and not start <= version < end:
+        yield (
+            f"containerd {version} was not tried with vfiomgr, releases from 1.6 to 2.3 were: look "
+            "at containerd config dump before and after"
+        )
