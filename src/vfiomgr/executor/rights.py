@@ -23,6 +23,11 @@ def require_file_rights(tree: HostTree) -> None:
         raise NeedsRoot
 
 
+def without_kernel(tree: HostTree) -> str:
+    """Why devices cannot be changed in a tree that is not live."""
+    return f"{tree.root} is no running host: no kernel acts on what is written there"
+
+
 def require_rights(tree: HostTree) -> None:
     """Make sure that this process can change the host at all.
 
@@ -33,8 +38,7 @@ def require_rights(tree: HostTree) -> None:
 
     """
     if not tree.is_live:
-        message = f"{tree.root} is a recorded host: no kernel acts on what is written there"
-        raise UsageError(message, "pass --dry-run to see the plan")
+        raise UsageError(without_kernel(tree), "pass --dry-run to see the plan")
     if os.access(tree.locate(PCI_DRIVERS_PROBE), os.W_OK):
         return
     if os.geteuid() != 0:

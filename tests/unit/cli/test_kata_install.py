@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -297,6 +298,53 @@ def test_a_run_that_was_cut_off_in_an_image_can_be_recovered(
     assert answer.status == 0, answer.stderr
     assert "undone: give containerd the handler kata-vfio" in answer.stdout
     assert (root / MAIN.lstrip("/")).read_text() == V2
+    assert not (root / RECORD.lstrip("/")).exists()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_in_an_image_without_runs_there_is_nothing_to_recover(tmp_path: Path, run: Run) -> None:
+    answer = run("recover", "--root", str(image(tmp_path, **{MAIN: V2})))
+    assert (answer.status, answer.stderr) == (0, "")
+    assert "nothing to do" in answer.stdout
+
+
+def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refused(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vfiomgr import api  # noqa: PLC0415
+    from vfiomgr.host.tree import HostTree  # noqa: PLC0415
+    from vfiomgr.model.intent import Bind  # noqa: PLC0415
+    from vfiomgr.model.pci import PciAddress  # noqa: PLC0415
+
+    def die(_path: str, _text: str) -> None:
+        raise SystemExit(137)
+
+    kernel.before_write = die
+    with pytest.raises(SystemExit):
+        api.apply(Bind((PciAddress.parse("0000:01:00.0"),)), tree=kernel)
+    kernel.before_write = None
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V2)
+    root = tmp_path / "copied"
+    shutil.copytree(kernel.root, root, symlinks=True)
+    replace = HostTree.replace
+
+    def cut(
+        self: HostTree, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
+    ) -> None:
+        replace(self, path, data, mode, durable=durable)
+        if path == RECORD:
+            raise SystemExit(137)
+
+    monkeypatch.setattr(HostTree, "replace", cut)
+    words = ("--for", "containerd", "--containerd-version", "1.7", "--root", str(root))
+    assert run("kata", "install", *words).status == 137
+    monkeypatch.setattr(HostTree, "replace", replace)
+    answer = run("recover", "--root", str(root))
+    assert answer.status == 4
+    assert "is no running host" in answer.stderr
+    assert "undone: give containerd 1.7.0 the handler kata-vfio" in answer.stderr
     assert not (root / RECORD.lstrip("/")).exists()
 
 
