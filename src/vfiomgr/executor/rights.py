@@ -20,7 +20,8 @@ def require_file_rights(tree: HostTree) -> None:
 
     """
     if tree.is_machine and os.geteuid() != 0:
-        raise NeedsRoot
+        message = "changing files of the host's configuration"
+        raise NeedsRoot(message)
 
 
 def without_kernel(tree: HostTree) -> str:

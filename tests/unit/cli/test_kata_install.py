@@ -362,3 +362,13 @@ def test_a_version_of_containerd_is_asked_for_as_containerds_are(
     answer = run("kata", "install", "--containerd-version", "foo")
     assert (answer.status, text(node, DROP_IN)) == (2, None)
     assert "write it as 2.1" in answer.stderr
+
+
+def test_without_rights_it_is_said_what_needs_them(
+    node: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.executor.rights.os.geteuid", lambda: 1000)
+    monkeypatch.setattr(type(node), "is_machine", property(lambda _: True))
+    answer = run("kata", "install")
+    assert answer.status == 1
+    assert "changing files of the host's configuration needs root" in answer.stderr
