@@ -146,7 +146,7 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
             raise Refusal(
                 message,
                 f"make it one of version 2 or later (containerd 2: containerd config migrate)"
-                f"{disabled}; then run the command again",
+                f"{disabled}; then run the command again{_for_docker(facts) if disabled else ''}",
             )
         if schema > _V2 and version is not None and version < _MERGES:
             message = (
@@ -171,7 +171,13 @@ def _refuse_disabled(files: _Files) -> None:
     for file in files.all():
         if _is_disabled(files.data(file)):
             message = f"{file.path} disables CRI (disabled_plugins): no pod would find the entry"
-            raise Refusal(message, "take it out of disabled_plugins, and run the command again")
+            hint = "take it out of disabled_plugins, and run the command again"
+            raise Refusal(message, f"{hint}{_for_docker(files.facts)}")
+
+
+def _for_docker(facts: RuntimeFacts) -> str:
+    """What else may have been meant where containerd serves no pods."""
+    return "; or, for containers of Docker's, pass --for docker" if facts.is_dockers else ""
 
 
 def _refuse_foreign(files: _Files, wish: Wish) -> None:
