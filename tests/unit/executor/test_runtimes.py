@@ -294,6 +294,39 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
     assert configuration(kernel) == before
 
 
+# ---- what is left, and what is not known any more
+
+
+def test_a_copy_that_stays_is_named(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "1.7.28", V2)
+    install(kernel)
+    put(kernel, MAIN, f"{text(kernel, MAIN)}# somebody else's line\n")
+    prepared = uninstall(kernel)
+    copy = f"{MAIN}.vfiomgr-20261121T120000Z"
+    assert any(copy in note and "stays" in note for note in prepared.intent.notes)
+    assert text(kernel, copy) == V2
+
+
+@pytest.mark.parametrize(("version", "main"), [("1.7.28", V2), ("2.1.9", V3)])
+def test_an_entry_whose_record_is_gone_is_told_with_what_to_do(
+    tmp_path: Path, version: str, main: str
+) -> None:
+    kernel, _ = host(tmp_path, version, main)
+    install(kernel)
+    kernel.remove(RECORD)
+    before = configuration(kernel)
+    with pytest.raises(Refusal, match=r"an entry kata-vfio is there, .*its record is gone") as told:
+        uninstall(kernel)
+    assert "by hand" in told.value.hint
+    assert "vfiomgr-20261121T120000Z" in told.value.hint or version == "2.1.9"
+    assert configuration(kernel) == before
+
+
+def test_an_entry_of_somebody_else_is_nothing_to_take_back(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "1.7.28", V2.replace("runtimes.runc", "runtimes.kata-vfio"))
+    assert "no entry kata-vfio of vfiomgr's" in uninstall(kernel).intent.summary
+
+
 # ---- files of several versions, and releases that nobody tried
 
 _IMPORTING = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
@@ -361,6 +394,34 @@ def test_what_could_not_work_is_refused_with_what_lifts_it(
         api.prepare_entry(kernel, place, kata(), "")
     assert words in refusal.value.message
     assert remedy in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "main", ['disabled_plugins = ["cri"]\n', f'disabled_plugins = ["cri"]\n{V2}']
+)
+@pytest.mark.parametrize("has_docker", [True, False])
+def test_where_containerd_serves_docker_alone_docker_is_named(
+    tmp_path: Path, main: str, *, has_docker: bool
+) -> None:
+    kernel, _ = host(tmp_path, None, main)
+    put(kernel, "/etc/docker/daemon.json", "{}\n" if has_docker else None)
+    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7, 28))
+    with pytest.raises(Refusal) as refusal:
+        api.prepare_entry(kernel, place, kata(), "")
+    assert ("--for docker" in refusal.value.hint) == has_docker
+
+
+@pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])
+def test_lines_end_as_those_of_the_file_do(tmp_path: Path, version: str) -> None:
+    main = V2.replace("\n", "\r\n")
+    kernel, _ = host(tmp_path, version, main)
+    install(kernel)
+    written = (kernel.read_whole(MAIN) or b"").decode()
+    assert written != main
+    assert written.count("\n") == written.count("\r\n")
+    put(kernel, MAIN, f"{written}# another line\r\n")
+    uninstall(kernel)
+    assert (kernel.read_whole(MAIN) or b"").decode() == f"{main}# another line\r\n"
 
 
 def test_a_foreign_handler_in_a_drop_in_is_refused(tmp_path: Path) -> None:
