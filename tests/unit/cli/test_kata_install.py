@@ -121,6 +121,35 @@ def test_the_configuration_that_kata_ships_for_gpus_serves(node: FakeKernel, run
 
 
 @pytest.mark.parametrize(
+    ("key", "version", "serves"),
+    [
+        ("cold_plug_vfio", "3.20.0", True),
+        ("hot_plug_vfio", "3.20.0", True),
+        ("cold_plug_vfio", "4.1.0", True),
+        ("hot_plug_vfio", "4.1.0", False),
+    ],
+)
+def test_what_kata_finds_by_itself_serves_where_a_drop_in_plugs_devices(
+    node: FakeKernel, run: Run, key: str, version: str, *, serves: bool
+) -> None:
+    shim = RS_SHIM if version == "4.1.0" else SHIM
+    node.remove(HostPath(SHIM))
+    put(node, shim, "")
+    put(node, "/opt/kata/VERSION", f"{version}\n")
+    below = "/opt/kata/share/defaults/kata-containers"
+    directory = f"{below}/runtime-rs" if shim == RS_SHIM else below
+    table = '[runtime]\nhypervisor_name = "qemu"\n' if shim == RS_SHIM else "[runtime]\n"
+    put(node, f"{directory}/configuration.toml", f"{table}[hypervisor.qemu]\n")
+    assert run("kata", "install", "--handler", "other").status == 4
+    put(node, f"{directory}/config.d/50.toml", f'[hypervisor.qemu]\n{key} = "root-port"\n')
+    answer = run("kata", "install", "--handler", "other")
+    assert answer.status == (0 if serves else 4), answer.stderr
+    if serves:
+        assert f"reads {directory}/configuration.toml" in answer.stderr
+        assert f"{directory}/configuration.toml" in (text(node, DROP_IN) or "")
+
+
+@pytest.mark.parametrize(
     ("configuration", "version", "taken"),
     [
         ("", "3.20.0", "go"),

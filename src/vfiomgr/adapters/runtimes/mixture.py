@@ -38,8 +38,8 @@ def mixed_versions(
             continue
         if other is None:
             yield (
-                f"{file.path} tells no version, which releases of containerd take differently: "
-                f"begin it with version = {told}, if it is written so"
+                f"{file.path} tells no version, and what each release of containerd makes of that "
+                f"was not tried: begin it with version = {told}, if it is written so"
             )
         elif (told, other) == (_V2, _V3):
             yield (
