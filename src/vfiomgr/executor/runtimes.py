@@ -65,6 +65,8 @@ class Prepared:
     backups: tuple[str, ...] = ()
     foreseen: dict[str, Any] | None = None
     """What the runtime will read; None where it could not be asked."""
+    directories: tuple[HostPath, ...] = ()
+    """Those that were made for files that go, and go with them where nothing else is in them."""
 
 
 def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
@@ -119,7 +121,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
         return Prepared(
             place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
         )
-    kept = _with_backups(made, record)
+    kept = _with_backups(tree, made, record)
     entry = InstalledRuntime(wish.program, place.main, wish.name, kept)
     changes = (
         *_backups(tree, kept, record),
@@ -195,7 +197,9 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
     summary = f"take the entry {name} from {place}"
     notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
     intent = ChangeFiles(summary, changes, _locks(place, name), notes)
-    return Prepared(place, intent, unchecked, foreseen=foreseen)
+    made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
+    directories = tuple(HostPath(path).parent for path in made)
+    return Prepared(place, intent, unchecked, foreseen=foreseen, directories=directories)
 
 
 def _refuse_unknown(tree: HostTree, place: Place, name: str) -> None:
@@ -280,10 +284,11 @@ def apply_prepared(prepared: Prepared, work: Work) -> Outcome:
 
     """
     outcome = carry_out(prepared.intent, work)
-    if not outcome.is_changed or prepared.foreseen is None:
-        return outcome
-    why = _surprise(work.tree, prepared)
+    has_answer = outcome.is_changed and prepared.foreseen is not None
+    why = _surprise(work.tree, prepared) if has_answer else None
     if why is None:
+        for directory in prepared.directories:
+            work.tree.remove_empty_directory(directory)
         return outcome
     try:
         carry_out(prepared.intent.inverse(), work)
@@ -338,9 +343,9 @@ def _mode(tree: HostTree, path: str) -> int:
 
 
 def _with_backups(
-    made: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
+    tree: HostTree, made: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
 ) -> tuple[OwnedFile, ...]:
-    """The files with where they are kept as they are: those that are not vfiomgr's own."""
+    """The files with where they are kept as they are, where they are not vfiomgr's own."""
     stamp = _stamp()
     known = [file for entry in record for file in entry.files]
     kept: list[OwnedFile] = []
@@ -350,7 +355,9 @@ def _with_backups(
         is_own = any(other.before is None for other in earlier)
         if file.before is not None and not is_own and backup is None:
             backup = f"{file.path}{_COPY}{stamp}"
-        kept.append(replace(file, backup=backup))
+        is_first = file.before is None and not tree.exists(HostPath(file.path).parent)
+        made_directory = is_first or any(other.made_directory for other in earlier)
+        kept.append(replace(file, backup=backup, made_directory=made_directory))
     return tuple(kept)
 
 

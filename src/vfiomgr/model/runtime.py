@@ -109,6 +109,8 @@ class OwnedFile:
     after: str
     keys: tuple[OwnedKey, ...] = ()
     backup: str | None = None
+    made_directory: bool = False
+    """Whether the directory around it was made for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,6 +297,30 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
 # ---- what is left, and what is not known any more
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_directory_that_was_made_for_the_drop_in_goes_with_the_last_entry(
+    tmp_path: Path, *, is_ours: bool
+) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    directory = HostPath(DROP_IN).parent
+    if not is_ours:
+        kernel.make_directory(directory)
+    install(kernel)
+    install(kernel, kata(name="other"))
+    uninstall(kernel)
+    assert kernel.exists(DROP_IN)
+    uninstall(kernel, "other")
+    assert kernel.exists(directory) != is_ours
+
+
+def test_a_directory_in_which_somebody_put_a_file_stays(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    install(kernel)
+    put(kernel, f"{DROP_IN.parent}/other.conf", "")
+    uninstall(kernel)
+    assert kernel.exists(HostPath(f"{DROP_IN.parent}/other.conf"))
+
+
 def test_a_copy_that_stays_is_named(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "1.7.28", V2)
     install(kernel)
