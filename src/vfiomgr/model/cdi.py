@@ -58,6 +58,8 @@ class OfferWish:
     name_by: Naming = "address"
     is_plain: bool = False
     """For containers without a guest of their own: whoever is inside opens VFIO by itself."""
+    consumer: str = "any"
+    """Who must be able to read it: one, or a family; `any` asks nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,11 @@ class CdiFile:
 
 
 def own_file(directory: HostPath, kind: str) -> HostPath:
-    """Where vfiomgr keeps its devices of a kind."""
-    return directory / f"{OWN_PREFIX}{kind.replace('/', '-')}.json"
+    """Where vfiomgr keeps its devices of a kind; no two kinds have one file.
+
+    The slash is one `_`, and each `_` two: neither a vendor ends with one, nor does a class begin.
+    """
+    return directory / f"{OWN_PREFIX}{kind.replace('_', '__').replace('/', '_')}.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ def read_file(file: CdiFile) -> CdiSpecification:
     return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
 
 
+def is_readable(specification: CdiSpecification) -> bool:
+    """Whether a file is a document at all."""
+    return bool(specification.lines)
+
+
 def read_quickly(file: CdiFile) -> CdiSpecification:
     """As `read_file`, in a tenth of its time where the file is JSON: without lines.
 
