@@ -22,11 +22,15 @@ OddityKind = Literal[
     "document-second",
     "key-twice",
     "key-unknown",
+    "key-merged",
     "key-case",
     "key-missing",
     "type-wrong",
 ]
-"""`key-case`: only its case is wrong, which encoding/json of Go does not mind."""
+"""`key-case`: only its case is wrong, which encoding/json of Go does not mind.
+
+`key-merged`: `<<`, which serde_yaml takes for a key as any other.
+"""
 
 
 STATIC = HostPath("/etc/cdi")
