@@ -63,7 +63,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     default=ANY,
     show_default=True,
     metavar="NAME",
-    help="Who reads it: for containerd or podman alone, mediated devices and /dev/iommu too.",
+    help="Who must read it; for containerd or podman, mediated devices and /dev/iommu too.",
 )
 @click.option(
     "--output",
@@ -99,13 +99,14 @@ def generate(
     lowest CDI version that carries it is written. Where nothing is ready it is refused: consumers
     reject a specification without devices.
 
-    With --write it is kept in /etc/cdi/vfiomgr-VENDOR-CLASS.json, put there whole. ADDRESSES come
+    With --write it is kept in /etc/cdi/vfiomgr-VENDOR_CLASS.json, put there whole. ADDRESSES come
     to those that are there; without any, the file has what is ready now and nothing else. What goes
     later (unbind, vgpu remove, …) is taken out by itself, and an empty file is removed.
 
     \b
     Examples:
-      vfiomgr cdi generate > /etc/cdi/vfiomgr.json
+      vfiomgr cdi generate
+      vfiomgr cdi generate --write
       vfiomgr cdi generate --kind nvidia.com/pgpu --name-by index --write
       vfiomgr cdi generate 0000:04:00.0 --node cdev --write --lifetime dynamic
       vfiomgr cdi generate --consumer kata-rs --output pgpu.json
@@ -117,13 +118,14 @@ def generate(
         _refuse_of_this_machine(session, output)
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
-        raise UsageError(message, "pass --write too, or redirect the output to a file there")
+        raise UsageError(message, "pass --write too: it knows where runtimes look")
     wish = OfferWish(
         kind=kind,
         addresses=session.addresses(addresses),
         node=node,
         name_by=name_by,
         is_plain=not any(reader.is_kata for reader in consumers_named(consumer)),
+        consumer=consumer,
     )
     if write:
         _write(session, WriteCdi(wish, lifetime))

@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from errno import ENOTSUP
+from errno import ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
@@ -274,11 +274,13 @@ class HostTree:
             sync_directory(directory)
 
     def remove(self, path: HostPath) -> None:
-        """Remove a file durably; nothing where it is gone already."""
+        """Remove a file durably; nothing where it is gone already, or never could be there."""
         target = self.locate(path)
         try:
             os.unlink(target)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (ENOENT, ENOTDIR, ENAMETOOLONG):
+                raise
             return
         sync_directory(os.path.dirname(target))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Matches, Run
 
 GPU, OTHER = "0000:01:00.0", "0000:02:00.0"
-OWN = HostPath("/etc/cdi/vfiomgr-nvidia.com-pgpu.json")
+OWN = HostPath("/etc/cdi/vfiomgr-nvidia.com_pgpu.json")
 PGPU = ("--kind", "nvidia.com/pgpu")
 
 
@@ -94,7 +94,7 @@ def test_it_is_written_once_and_follows_the_devices(run: Run, kernel: FakeKernel
 def test_dynamic_ones_are_in_var_run(run: Run, kernel: FakeKernel) -> None:
     run("bind", GPU)
     run("cdi", "generate", GPU, "--write", "--lifetime", "dynamic")
-    assert names(kernel.read_text(HostPath("/run/cdi/vfiomgr-vfiomgr.io-vfio.json"))) == [GPU]
+    assert names(kernel.read_text(HostPath("/run/cdi/vfiomgr-vfiomgr.io_vfio.json"))) == [GPU]
     (entry,) = json.loads(run("cdi", "list", "--format", "json").stdout)["items"]
     assert (entry["file"].rpartition("/")[0], entry["state"]) == ("/run/cdi", "ready")
 

@@ -16,7 +16,7 @@ from vfiomgr.planner.cdi.nodes import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from vfiomgr.model.cdi import CdiDevice, CdiFile, CdiSpecification
+    from vfiomgr.model.cdi import CdiDevice, CdiFile
     from vfiomgr.model.snapshot import HostSnapshot
 
 EntryState = Literal["ready", "stale", "missing", "conflict", "shadowed", "unread", "unknown"]
@@ -131,8 +131,3 @@ def _state(
 
 def _is_read(file: CdiFile) -> bool:
     return any(reads(consumer, file) for consumer in CONSUMERS)
-
-
-def is_readable(specification: CdiSpecification) -> bool:
-    """Whether a file is a document at all."""
-    return bool(specification.lines)
