@@ -17,6 +17,7 @@ from vfiomgr.cli.kata_bases import (
     named_base,
     tell_of_drop_ins,
     tell_of_taken_in,
+    with_drop_in,
 )
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document
@@ -29,7 +30,7 @@ from vfiomgr.model.kata_plan import DROP_IN, POD_RESOURCES, KataSetup, KataWish
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.guards import bridge, refuse_if_any
 from vfiomgr.planner.guest.units import is_uuid
-from vfiomgr.planner.kata.check import check_keys
+from vfiomgr.planner.kata.check import check_keys, check_one_by_one, check_together
 from vfiomgr.planner.kata.config import plan_config
 
 if TYPE_CHECKING:
@@ -233,12 +234,16 @@ def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
 def _tell_of_configured(base: Base, plan: KataPlan, session: Session) -> None:
     """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
     main = (base.file.resolved, base.file.text, False)
+    table = key_table()
     for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
-        findings = check_keys(
-            parse(text, path), plan.release, key_table(), source=path, is_drop_in=is_drop_in
+        findings = check_one_by_one(
+            parse(text, path), plan.release, table, source=path, is_drop_in=is_drop_in
         )
         refused = (each for each in findings if each.severity == "blocker")
         _tell_of_findings(path, findings if session.verbose else tuple(refused), session)
+    source = f"{base.file.resolved} with its drop-ins and this one"
+    document = with_drop_in(base, render.render_drop_in(plan))
+    _tell_of_findings(source, check_together(document, plan.release, table, source=source), session)
 
 
 def _is_foreign(finding: Finding) -> bool:
