@@ -280,6 +280,7 @@ def _path(output: str | None, base: Base | None, *, is_whole: bool) -> str:
 
 def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str | None) -> None:
     before = None if output is None else _read(output)
+    _refuse_over(before, text, path)
     is_changed = text != before
     difference = "" if output is None else _difference(before or "", text, path)
     if output is not None and is_changed and not session.dry_run:
@@ -297,6 +298,21 @@ def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str
         click.echo(difference, nl=False)
     else:
         click.echo(f"{path}: written")
+
+
+def _refuse_over(before: str | None, text: str, path: str) -> None:
+    """Make sure that a drop-in takes the place of none but vfiomgr's own.
+
+    Raises:
+        Refusal: a file is there that is another's, or a whole configuration.
+
+    """
+    if not render.is_drop_in(text) or before is None or not before.strip():
+        return
+    if not render.is_drop_in(before):
+        message = f"{path} is there, and no drop-in of vfiomgr's: all that it says would be lost"
+        hint = f"--output …/config.d/{DROP_IN}; --whole {path} changes a configuration and keeps it"
+        raise Refusal(message, hint)
 
 
 def _body(plan: KataPlan, text: str, path: str) -> dict[str, object]:

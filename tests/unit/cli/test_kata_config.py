@@ -381,3 +381,23 @@ def test_the_hypervisor_that_runtime_rs_names_is_the_one_that_counts(
         assert "--hypervisor clh" in refused.stderr
         made = document(run("kata", "config", option, "/base.toml", "--hypervisor", "clh"))
         assert "cold_plug_vfio" in made["hypervisor"]["cloud-hypervisor"]
+
+
+def test_a_drop_in_takes_the_place_of_none_but_its_own(run: Run, kernel: FakeKernel) -> None:
+    directory = install(kernel, version="3.31.0")
+    base, link = directory / "configuration-qemu.toml", directory / "configuration.toml"
+    other = directory / "own.toml"
+    other.write_text("# mine\n")
+    for named in (base, link, other):
+        before = named.read_text()
+        beside = ("--beside", f"/{SHARED}/configuration.toml", "--output", str(named))
+        for options in (beside, (*beside, "--dry-run"), beside[2:]):
+            refused = run("kata", "config", "02:00.0", *options)
+            assert (refused.status, refused.stdout) == (4, "")
+            assert "is there, and no drop-in of vfiomgr's" in refused.stderr
+            assert named.read_text() == before
+    other.write_text("")
+    line = ("kata", "config", "02:00.0", "--output", str(other))
+    assert run(*line).status == 0
+    assert run(*line, "--memory", "6G").status == 0, "its own"
+    assert tomllib.loads(other.read_text())["hypervisor"]["qemu"]["default_memory"] == 6144

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.kata.read import merged, parse
@@ -18,6 +19,7 @@ _WHEN = {
     "hot": "Devices are plugged in when their container comes",
     None: "Devices that a container is given are plugged in when it comes",
 }
+_HEAD = re.compile(r"# For Kata [^\n]*: belongs into config\.d beside ")
 _PORTS = ", each behind a PCIe root port of its own"
 
 
@@ -31,6 +33,11 @@ def render_drop_in(plan: KataPlan) -> str:
     for entry in plan.entries:
         _set(document, entry)
     return tomlkit.dumps(document)
+
+
+def is_drop_in(text: str) -> bool:
+    """Whether a text is what `render_drop_in` made."""
+    return _HEAD.match(text) is not None
 
 
 def render_whole(
