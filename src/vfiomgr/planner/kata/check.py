@@ -42,7 +42,8 @@ _OF_RS = {
 }
 """What runtime-rs calls what the Go runtime calls otherwise."""
 _RS_PORTS = ("no-port", "root-port")
-_MODES = ("guest-kernel", "vfio")
+MODES = ("guest-kernel", "vfio")
+"""Of vfio_mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +249,13 @@ def _check_together(file: _File, document: Mapping[str, Any]) -> Iterator[Findin
     """Values that are refused, alone or with others; a drop-in need not hold the others."""
     runtime = document.get("runtime")
     mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
-    if isinstance(mode, str) and mode and mode not in _MODES:
+    if isinstance(mode, str) and mode and mode not in MODES:
         yield file.finding(
             "kata-vfio-mode",
             "blocker",
             f"vfio_mode is {mode!r}",
             "Kata refuses the whole configuration",
-            f"write {' or '.join(_MODES)}",
+            f"write {' or '.join(MODES)}",
         )
     hypervisors = document.get("hypervisor")
     for name, keys in hypervisors.items() if isinstance(hypervisors, dict) else ():
