@@ -21,7 +21,7 @@ from vfiomgr.cli.kata_bases import (
 )
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document
-from vfiomgr.cli.parameters import mebibytes
+from vfiomgr.cli.parameters import guest_mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
@@ -157,8 +157,8 @@ def config(
         functions=tuple((functions if addresses else bound).values()),
         hypervisor=hypervisor,
         plug=plug,
-        memory_mib=None if memory is None else mebibytes("--memory", memory),
-        firmware=_absolute("--firmware", firmware),
+        memory_mib=None if memory is None else guest_mebibytes("--memory", memory),
+        firmware=_firmware(session, firmware),
         has_pod_resources=pod_resources,
         annotations=tuple(name for text in annotations for name in text.split(",") if name.strip()),
         kernel_params=tuple((kernel_params or "").split()),
@@ -184,6 +184,15 @@ def _refuse_mediated(names: Sequence[str]) -> None:
         if is_uuid(name):
             message = f"{name.lower()}: {_MDEV}"
             raise Refusal(message, _INSTEAD)
+
+
+def _firmware(session: Session, path: str | None) -> str | None:
+    """What was named, as Kata wants it; a note where it is not there."""
+    path = _absolute("--firmware", path)
+    is_seen = path is not None and session.snapshot is None
+    if path is not None and is_seen and not session.tree.exists(HostPath(path)):
+        note(f"--firmware {path} is not there yet: Kata starts no guest without it")
+    return path
 
 
 def _absolute(option: str, path: str | None) -> str | None:

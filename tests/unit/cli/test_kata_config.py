@@ -401,3 +401,28 @@ def test_a_drop_in_takes_the_place_of_none_but_its_own(run: Run, kernel: FakeKer
     assert run(*line).status == 0
     assert run(*line, "--memory", "6G").status == 0, "its own"
     assert tomllib.loads(other.read_text())["hypervisor"]["qemu"]["default_memory"] == 6144
+
+
+@pytest.mark.parametrize("memory", ["16", "255M", "1"])
+def test_a_guest_of_a_few_mebibytes_is_a_forgotten_unit(run: Run, memory: str) -> None:
+    for line in (("config", "--memory", memory), ("runtimeclass", "--default-memory", memory)):
+        refused = run("kata", *line)
+        assert refused.status == 2
+        assert "MiB: no guest of Kata has less than 256" in refused.stderr
+        assert "write a unit, as in 16G" in refused.stderr
+    assert run("kata", "config", "--memory", "256M").status == 0
+
+
+def test_annotations_that_no_kata_has_are_refused(run: Run) -> None:
+    line = ("kata", "config", "--kata-version", "4.1", "--runtime", "go", "--annotations")
+    refused = run(*line, "kernel_params,nosuchthing")
+    assert (refused.status, "no Kata has annotation nosuchthing" in refused.stderr) == (2, True)
+    assert run(*line, "kernel_params,default_max_vcpus,kernel_hash").status == 0
+
+
+def test_a_firmware_that_is_not_there_is_told(run: Run, kernel: FakeKernel) -> None:
+    line = ("kata", "config", "--firmware", "/x/OVMF.fd")
+    assert "--firmware /x/OVMF.fd is not there" in run(*line).stderr
+    (Path(kernel.root) / "x").mkdir()
+    (Path(kernel.root) / "x/OVMF.fd").write_text("")
+    assert "is not there" not in run(*line).stderr

@@ -192,3 +192,11 @@ def test_what_cannot_be_is_refused_before_anything_is_printed(
     assert (answer.status, answer.stdout) == (status, "")
     assert words in answer.stderr
     assert "remedy: " in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/2684", "a/gpu", "example.com/1gpu"])
+def test_a_resource_that_is_no_kind_of_cdi_is_told(run: Run, name: str) -> None:
+    answer = run("kata", "pod", "--resource", name)
+    assert f"{name} can be no kind of CDI" in answer.stderr
+    assert "cdi generate --kind" not in answer.stderr
+    assert "can be no kind" not in run("kata", "pod", "--resource", "nvidia.com/pgpu").stderr
