@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.kata.read import parse, read_settings
+from vfiomgr.adapters.kata.read import parse, read_settings, require_tables
 from vfiomgr.cli.output import note
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.model.kata import search_path
@@ -16,6 +16,8 @@ from vfiomgr.model.kata_settings import KataSettings
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vfiomgr.cli.session import Session
     from vfiomgr.model.kata import KataHypervisor, KataRelease, RuntimeName
     from vfiomgr.model.kata_installation import KataInstallation
@@ -48,16 +50,17 @@ def named_base(
 
     Raises:
         UsageError: it is not there, or for another hypervisor or runtime.
-        InvalidDocument: it is no TOML.
+        InvalidDocument: it is no TOML, or a section of it no table.
 
     """
     file = _named(session, name)
-    base = Base(file, read_settings(file.resolved, file.text, _foreign(file)))
+    base = _read(file)
     tables = base.settings.document.get("hypervisor")
     wanted = _TABLES[hypervisor]
     if not isinstance(tables, dict) or not set(wanted) & set(tables):
         message = f"{name} has no table [hypervisor.{wanted[0]}]"
         raise UsageError(message, "name another configuration, or another --hypervisor")
+    _require_hypervisor(name, base.settings, hypervisor)
     own = base.settings.runtime
     if runtime not in (None, own):
         message = f"{name} is for --runtime {own}, not {runtime}: only rs has a hypervisor_name"
@@ -74,13 +77,43 @@ def found_base(
         if file is None:
             continue
         try:
-            settings = read_settings(file.resolved, file.text, _foreign(file))
+            base = _read(file)
         except InvalidDocument as error:
             note(f"{error.message}: what it configures is not counted")
             continue
-        if settings.hypervisor in _TABLES[hypervisor]:
-            return Base(file, settings)
+        if base.settings.hypervisor in _TABLES[hypervisor]:
+            return base
     return None
+
+
+def _read(file: KataConfigurationFile) -> Base:
+    """What a file says with its drop-ins.
+
+    Raises:
+        InvalidDocument: one of them is no TOML, or a section of it no table.
+
+    """
+    drop_ins = _foreign(file)
+    settings = read_settings(file.resolved, file.text, drop_ins)
+    for path, text in ((file.resolved, file.text), *drop_ins):
+        require_tables(parse(text, path), path)
+    return Base(file, settings)
+
+
+def _require_hypervisor(name: str, settings: KataSettings, hypervisor: KataHypervisor) -> None:
+    """Make sure that what a configuration runs is what is meant: runtime-rs names it.
+
+    Raises:
+        UsageError: it runs another one, and nothing else of it is read.
+
+    """
+    named = settings.text("runtime", "hypervisor_name")
+    if not named or named in _TABLES[hypervisor]:
+        return
+    fitting = next((each for each, tables in _TABLES.items() if named in tables), None)
+    hint = f"write --hypervisor {fitting}" if fitting else "name another configuration"
+    message = f'{name} has hypervisor_name = "{named}": it reads no [hypervisor.{hypervisor}]'
+    raise UsageError(message, hint)
 
 
 def _named(session: Session, name: str) -> KataConfigurationFile:
@@ -101,6 +134,13 @@ def _named(session: Session, name: str) -> KataConfigurationFile:
 def _foreign(file: KataConfigurationFile) -> tuple[tuple[HostPath, str], ...]:
     drop_ins = ((HostPath(each.path), each.text) for each in file.drop_ins)
     return tuple((path, text) for path, text in drop_ins if path.name != DROP_IN)
+
+
+def with_drop_in(base: Base, text: str) -> Mapping[str, Any]:
+    """What a configuration says in the end, with a text as vfiomgr's own drop-in."""
+    own = (HostPath(base.file.drop_in_directory / DROP_IN), text)
+    drop_ins = (*base.drop_ins, own)
+    return read_settings(base.file.resolved, base.file.text, drop_ins).document
 
 
 def tell_of_drop_ins(installation: KataInstallation, base: Base | None, plan: KataPlan) -> None:

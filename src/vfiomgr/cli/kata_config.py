@@ -16,11 +16,12 @@ from vfiomgr.cli.kata_bases import (
     named_base,
     tell_of_drop_ins,
     tell_of_taken_in,
+    with_drop_in,
 )
 from vfiomgr.cli.kata_output import make_parent, output_path
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document
-from vfiomgr.cli.parameters import mebibytes
+from vfiomgr.cli.parameters import guest_mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
@@ -28,7 +29,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.kata_plan import DROP_IN, POD_RESOURCES, KataSetup, KataWish
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.guards import bridge, refuse_if_any
-from vfiomgr.planner.kata.check import check_keys
+from vfiomgr.planner.kata.check import check_keys, check_one_by_one, check_together
 from vfiomgr.planner.kata.config import plan_config
 from vfiomgr.planner.kata.mediated import refuse_mediated
 
@@ -154,8 +155,8 @@ def config(
         functions=tuple((functions if addresses else bound).values()),
         hypervisor=hypervisor,
         plug=plug,
-        memory_mib=None if memory is None else mebibytes("--memory", memory),
-        firmware=_absolute("--firmware", firmware),
+        memory_mib=None if memory is None else guest_mebibytes("--memory", memory),
+        firmware=_firmware(session, firmware),
         has_pod_resources=pod_resources,
         annotations=tuple(name for text in annotations for name in text.split(",") if name.strip()),
         kernel_params=tuple((kernel_params or "").split()),
@@ -174,6 +175,15 @@ def config(
     for line in plan.notes:
         note(line)
     _tell_of_devices(host, functions, bound, is_all=not addresses)
+
+
+def _firmware(session: Session, path: str | None) -> str | None:
+    """What was named, as Kata wants it; a note where it is not there."""
+    path = _absolute("--firmware", path)
+    is_seen = path is not None and session.snapshot is None
+    if path is not None and is_seen and not session.tree.exists(HostPath(path)):
+        note(f"--firmware {path} is not there yet: Kata starts no guest without it")
+    return path
 
 
 def _absolute(option: str, path: str | None) -> str | None:
@@ -224,12 +234,16 @@ def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
 def _tell_of_configured(base: Base, plan: KataPlan, session: Session) -> None:
     """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
     main = (base.file.resolved, base.file.text, False)
+    table = key_table()
     for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
-        findings = check_keys(
-            parse(text, path), plan.release, key_table(), source=path, is_drop_in=is_drop_in
+        findings = check_one_by_one(
+            parse(text, path), plan.release, table, source=path, is_drop_in=is_drop_in
         )
         refused = (each for each in findings if each.severity == "blocker")
         _tell_of_findings(path, findings if session.verbose else tuple(refused), session)
+    source = f"{base.file.resolved} with its drop-ins and this one"
+    document = with_drop_in(base, render.render_drop_in(plan))
+    _tell_of_findings(source, check_together(document, plan.release, table, source=source), session)
 
 
 def _is_foreign(finding: Finding) -> bool:
@@ -264,6 +278,7 @@ def _path(base: Base | None, *, is_whole: bool) -> str:
 
 def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str | None) -> None:
     before = None if output is None else _read(output)
+    _refuse_over(before, text, path)
     is_changed = text != before
     difference = "" if output is None else _difference(before or "", text, path)
     if output is not None and is_changed and not session.dry_run:
@@ -281,6 +296,21 @@ def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str
         click.echo(difference, nl=False)
     else:
         click.echo(f"{path}: written")
+
+
+def _refuse_over(before: str | None, text: str, path: str) -> None:
+    """Make sure that a drop-in takes the place of none but vfiomgr's own.
+
+    Raises:
+        Refusal: a file is there that is another's, or a whole configuration.
+
+    """
+    if not render.is_drop_in(text) or before is None or not before.strip():
+        return
+    if not render.is_drop_in(before):
+        message = f"{path} is there, and no drop-in of vfiomgr's: all that it says would be lost"
+        hint = f"--output …/config.d/{DROP_IN}; --whole {path} changes a configuration and keeps it"
+        raise Refusal(message, hint)
 
 
 def _body(plan: KataPlan, text: str, path: str) -> dict[str, object]:

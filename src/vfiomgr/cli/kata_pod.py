@@ -20,6 +20,7 @@ from vfiomgr.model.kubernetes import (
     require_resource,
     require_subdomain,
 )
+from vfiomgr.planner.cdi.grammar import is_kind
 from vfiomgr.planner.cdi.offer import offers as ready_groups
 from vfiomgr.planner.guards import bridge, refuse_if_any
 from vfiomgr.planner.kata.mediated import refuse_mediated
@@ -165,6 +166,14 @@ def _tell(
     tell_how_to_bind(host, [d for d in lead if not host.is_ready_for_guests(d)])
     asked = {item.name: item.count for wish in wishes for item in wish.resources}
     for name, count in asked.items():
+        if not is_kind(name):
+            note(
+                f"{name} can be no kind of CDI: vendor and class have two characters or more, the "
+                "first a letter. Kata looks for what the kubelet tells of in the kind that is the "
+                "resource: pods fail with cold-plugged devices. Have the device plugin call it "
+                "otherwise, and write that: --resource domain/name"
+            )
+            continue
         if count > len(offered[name]) > 0:
             note(
                 f"a pod asks for {count} of {name}, and on this host there is "

@@ -8,7 +8,7 @@ from vfiomgr.adapters.kubernetes import render
 from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.kata_manifests import print_objects
 from vfiomgr.cli.output import note
-from vfiomgr.cli.parameters import WholeNumber, mebibytes
+from vfiomgr.cli.parameters import WholeNumber, guest_mebibytes
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.model.kata import DEFAULT_HANDLER
@@ -105,7 +105,7 @@ def _default_memory(session: Session, handler: str, typed: str | None, config: s
     if typed is not None:
         if config is not None:
             forbid_together("--default-memory", "--config", "both say how much memory a guest has")
-        return mebibytes("--default-memory", typed)
+        return guest_mebibytes("--default-memory", typed)
     if config is not None:
         facts = gather.named_configuration(session, config)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from vfiomgr.errors import UsageError
+from vfiomgr.model.kata import LEAST_GUEST_MIB
 
 _DAY = 86400
 _SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
@@ -27,6 +28,22 @@ def mebibytes(option: str, text: str) -> int:
         message = f"{option} {text} is no size"
         raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
     return int(found[1]) * (_GIB if found[3] else 1)
+
+
+def guest_mebibytes(option: str, text: str) -> int:
+    """A size of memory in MiB that a guest of Kata can have.
+
+    Raises:
+        UsageError: it is none, or less than Kata takes.
+
+    """
+    found = mebibytes(option, text)
+    if found < LEAST_GUEST_MIB:
+        message = (
+            f"{option} {text} is {found} MiB: no guest of Kata has less than {LEAST_GUEST_MIB}"
+        )
+        raise UsageError(message, "write a unit, as in 16G: without one it is MiB")
+    return found
 
 
 class WholeNumber(click.IntRange):

@@ -19,6 +19,8 @@ KataHypervisor = Literal["qemu", "clh"]
 DEFAULT_HANDLER = "kata-vfio"
 MAX_PORTS = 16
 """Of a kind (maxPCIeRootPorts, maxPCIeSwitchPorts in src/runtime/pkg/katautils/config.go)."""
+LEAST_GUEST_MIB = 256
+"""MinHypervisorMemory in src/runtime/virtcontainers/hypervisor.go; what is less counts as unset."""
 OLDEST, NEWEST = Version(3, 2), Version(4, 1)
 """The releases whose keys are known."""
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")

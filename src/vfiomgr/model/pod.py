@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from vfiomgr.model.kubernetes import is_extended_resource
+from vfiomgr.model.quantity import parse_quantity, whole
 
 CDI_ANNOTATION = "cdi.k8s.io/"
 """Container runtimes take annotations that begin so for CDI names, with commas between them."""
@@ -27,6 +29,8 @@ class PodContainer:
     claims: tuple[str, ...]
     """Which of the pod's claims it uses (dynamic resource allocation)."""
     line: int
+    is_sidecar: bool = False
+    """An init container that runs on beside those after it (restartPolicy: Always)."""
 
     @property
     def devices(self) -> tuple[tuple[str, int], ...]:
@@ -49,11 +53,14 @@ class PodSpec:
     runtime_class: str | None
     annotations: tuple[tuple[str, str], ...]
     containers: tuple[PodContainer, ...]
+    """Init containers first, in their order."""
     claims: tuple[str, ...]
     """Names of its claims (dynamic resource allocation)."""
     source: str
     line: int
     runtime_class_line: int
+    limits: tuple[tuple[str, str], ...] = ()
+    """Of the pod as a whole (spec.resources), which go before those of its containers."""
 
     def annotation(self, name: str) -> str | None:
         """The value of an annotation."""
@@ -68,11 +75,28 @@ class PodSpec:
     @property
     def resources(self) -> tuple[tuple[str, int], ...]:
         """The resources of device plugins, in the order of the containers."""
-        found: dict[str, int] = {}
+        names = dict.fromkeys(name for each in self.containers for name, _ in each.devices)
+        return tuple((name, self._most(name)) for name in names)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of its memory, as far as there is one."""
+        of_pod = parse_quantity(dict(self.limits).get("memory", ""))
+        return self._most("memory") if of_pod is None else whole(of_pod)
+
+    def _most(self, resource: str) -> int:
+        """How much it uses at once (AggregateContainerLimits of k8s.io/component-helpers/resource).
+
+        Init containers run one after the other, before the rest; sidecars stay.
+        """
+        running, highest = Fraction(0), Fraction(0)
         for container in self.containers:
-            for name, count in container.devices:
-                found[name] = found.get(name, 0) + count
-        return tuple(found.items())
+            amount = parse_quantity(container.limit(resource) or "") or Fraction(0)
+            if container.role == "init container" and not container.is_sidecar:
+                highest = max(highest, running + amount)
+            else:
+                running += amount
+        return whole(max(running, highest))
 
     def __str__(self) -> str:
         """`Pod cuda`."""

@@ -155,6 +155,7 @@ class _Reader:
                 source=self.source,
                 line=document.place.line,
                 runtime_class_line=line,
+                limits=tuple(self._limits(spec, base)),
             )
         )
 
@@ -174,6 +175,7 @@ class _Reader:
                     is_privileged=flag is not None and flag.text.lower() in _TRUE,
                     claims=tuple(self._names(item, ("resources", "claims"), path)),
                     line=item.place.line,
+                    is_sidecar=self._text(item, ("restartPolicy",)) == "Always",
                 )
 
     def _limits(self, container: Located, base: Path) -> Iterator[tuple[str, str]]:

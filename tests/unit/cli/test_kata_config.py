@@ -345,3 +345,142 @@ def test_what_is_for_no_device_says_so(run: Run) -> None:
     answer = run("kata", "config")
     assert answer.status == 0
     assert "this is for no device yet, since nothing is bound" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'hypervisor.qemu.path = "x" # kept\nhypervisor.clh.a = 1',
+        'runtime = {}\nagent = {kata = {}}\n[hypervisor.qemu]\npath = "x" # kept',
+        'hypervisor = {qemu = {path = "x"}} # kept',
+        '[hypervisor]\nqemu = {path = "x"}',
+        '[hypervisor]\nqemu.path = "x" # kept',
+        '[hypervisor.clh]\n[runtime]\n[hypervisor.qemu]\npath = "x" # kept\n',
+        '[hypervisor.clh]\n[runtime]\n[hypervisor.qemu]\npath="x"\n[agent]\nkata.x = {y = 1}',
+    ],
+)
+@pytest.mark.parametrize("beside", ["", "runtime.a = 1\nhypervisor.qemu.b.c = 2\nz.y = [1]"])
+def test_sections_may_be_inline_dotted_or_scattered(
+    run: Run, kernel: FakeKernel, text: str, beside: str
+) -> None:
+    install(kernel, version="3.31.0")
+    root = Path(kernel.root)
+    (root / "odd").mkdir()
+    (root / "odd/base.toml").write_text(text)
+    if beside:
+        (root / "odd/config.d").mkdir()
+        (root / "odd/config.d/10-own.toml").write_text(beside)
+    line = ("kata", "config", "02:00.0", "--runtime", "go", "--memory", "4G")
+    made = document(run(*line, "--whole", "/odd/base.toml"))
+    qemu = made["hypervisor"]["qemu"]
+    assert (qemu["path"], qemu["default_memory"]) == ("x", 4096)
+    assert (made["agent"]["kata"]["dial_timeout"], made["runtime"]["vfio_mode"]) == (
+        1200,
+        "guest-kernel",
+    )
+    if beside:
+        assert (qemu["b"], made["runtime"]["a"], made["z"]) == ({"c": 2}, 1, {"y": [1]})
+    if "qemu.path" in text and "kept" in text:
+        assert 'path = "x" # kept' in run(*line, "--whole", "/odd/base.toml").stdout
+    assert run(*line, "--beside", "/odd/base.toml").status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[hypervisor]\nqemu = 1", "/base.toml: hypervisor.qemu is 1"),
+        ("agent = 1\n[hypervisor.qemu]", "/base.toml: agent is 1"),
+        ("runtime = []\n[hypervisor.qemu]", "/base.toml: runtime is []"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--whole", "--beside"])
+def test_sections_that_are_no_tables_are_told_with_their_place(
+    run: Run, kernel: FakeKernel, text: str, place: str, option: str
+) -> None:
+    (Path(kernel.root) / "base.toml").write_text(text)
+    answer = run("kata", "config", option, "/base.toml")
+    assert (answer.status, place in answer.stderr) == (65, True), answer.stderr
+    (Path(kernel.root) / "config.d").mkdir()
+    (Path(kernel.root) / "config.d/10.toml").write_text(text)
+    (Path(kernel.root) / "base.toml").write_text("[hypervisor.qemu]")
+    answer = run("kata", "config", option, "/base.toml")
+    assert (answer.status, "config.d/10.toml: " in answer.stderr) == (65, True), answer.stderr
+
+
+def test_values_that_kata_refuses_together_are_those_with_the_drop_in(
+    run: Run, kernel: FakeKernel
+) -> None:
+    mended = BASE.replace(
+        "[agent", 'hot_plug_vfio = "root-port"\ncold_plug_vfio = "root-port"\n[agent'
+    )
+    directory = install(
+        kernel, version="3.31.0", files={f"{SHARED}/configuration-qemu.toml": mended}
+    )
+    line = ("kata", "config", "02:00.0", "--runtime", "go")
+    assert "both name a port" not in run(*line).stderr, "the drop-in sets one of them to no-port"
+    (directory / "config.d").mkdir()
+    (directory / "config.d/90.toml").write_text('[hypervisor.qemu]\nhot_plug_vfio = "root-port"\n')
+    (directory / "configuration-qemu.toml").write_text(BASE)
+    told = run(*line).stderr
+    assert "configuration-qemu.toml with its drop-ins and this one: cold_plug_vfio and hot" in told
+
+
+def test_the_hypervisor_that_runtime_rs_names_is_the_one_that_counts(
+    run: Run, kernel: FakeKernel
+) -> None:
+    text = RS_BASE.replace("'qemu'", "'cloud-hypervisor'") + "[hypervisor.cloud-hypervisor]\n"
+    (Path(kernel.root) / "base.toml").write_text(text)
+    for option in ("--whole", "--beside"):
+        refused = run("kata", "config", option, "/base.toml")
+        assert refused.status == 2
+        assert (
+            'hypervisor_name = "cloud-hypervisor": it reads no [hypervisor.qemu]' in refused.stderr
+        )
+        assert "--hypervisor clh" in refused.stderr
+        made = document(run("kata", "config", option, "/base.toml", "--hypervisor", "clh"))
+        assert "cold_plug_vfio" in made["hypervisor"]["cloud-hypervisor"]
+
+
+def test_a_drop_in_takes_the_place_of_none_but_its_own(run: Run, kernel: FakeKernel) -> None:
+    directory = install(kernel, version="3.31.0")
+    base, link = directory / "configuration-qemu.toml", directory / "configuration.toml"
+    other = directory / "own.toml"
+    other.write_text("# mine\n")
+    for named in (base, link, other):
+        before = named.read_text()
+        beside = ("--beside", f"/{SHARED}/configuration.toml", "--output", str(named))
+        for options in (beside, (*beside, "--dry-run"), beside[2:]):
+            refused = run("kata", "config", "02:00.0", *options)
+            assert (refused.status, refused.stdout) == (4, "")
+            assert "is there, and no drop-in of vfiomgr's" in refused.stderr
+            assert named.read_text() == before
+    other.write_text("")
+    line = ("kata", "config", "02:00.0", "--output", str(other))
+    assert run(*line).status == 0
+    assert run(*line, "--memory", "6G").status == 0, "its own"
+    assert tomllib.loads(other.read_text())["hypervisor"]["qemu"]["default_memory"] == 6144
+
+
+@pytest.mark.parametrize("memory", ["16", "255M", "1"])
+def test_a_guest_of_a_few_mebibytes_is_a_forgotten_unit(run: Run, memory: str) -> None:
+    for line in (("config", "--memory", memory), ("runtimeclass", "--default-memory", memory)):
+        refused = run("kata", *line)
+        assert refused.status == 2
+        assert "MiB: no guest of Kata has less than 256" in refused.stderr
+        assert "write a unit, as in 16G" in refused.stderr
+    assert run("kata", "config", "--memory", "256M").status == 0
+
+
+def test_annotations_that_no_kata_has_are_refused(run: Run) -> None:
+    line = ("kata", "config", "--kata-version", "4.1", "--runtime", "go", "--annotations")
+    refused = run(*line, "kernel_params,nosuchthing")
+    assert (refused.status, "no Kata has annotation nosuchthing" in refused.stderr) == (2, True)
+    assert run(*line, "kernel_params,default_max_vcpus,kernel_hash").status == 0
+
+
+def test_a_firmware_that_is_not_there_is_told(run: Run, kernel: FakeKernel) -> None:
+    line = ("kata", "config", "--firmware", "/x/OVMF.fd")
+    assert "--firmware /x/OVMF.fd is not there" in run(*line).stderr
+    (Path(kernel.root) / "x").mkdir()
+    (Path(kernel.root) / "x/OVMF.fd").write_text("")
+    assert "is not there" not in run(*line).stderr

@@ -217,3 +217,11 @@ def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) 
     assert (refused.status, bool(refused.stdout)) == (0, True)
     assert "vfiomgr bind refuses it" in refused.stderr
     assert run("cdi", "generate", "0000:01:00.0").status == 4
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/2684", "a/gpu", "example.com/1gpu"])
+def test_a_resource_that_is_no_kind_of_cdi_is_told(run: Run, name: str) -> None:
+    answer = run("kata", "pod", "--resource", name)
+    assert f"{name} can be no kind of CDI" in answer.stderr
+    assert "cdi generate --kind" not in answer.stderr
+    assert "can be no kind" not in run("kata", "pod", "--resource", "nvidia.com/pgpu").stderr

@@ -65,6 +65,35 @@ def test_mappings_are_merged_as_kubectl_merges_them() -> None:
     assert pod.containers[1].limit("a.io/x") == "1"
 
 
+def _container(devices: int, memory: str, **more: str) -> dict[str, object]:
+    limits = {"a.io/x": devices, "memory": memory}
+    return {"name": "c", "image": "i", "resources": {"limits": limits}, **more}
+
+
+def test_init_containers_run_before_the_rest_and_sidecars_beside_it() -> None:
+    spec: dict[str, object] = {
+        "initContainers": [
+            _container(2, "9Gi"),
+            _container(1, "1Gi", restartPolicy="Always"),
+            _container(3, "2Gi"),
+        ],
+        "containers": [_container(1, "3Gi"), _container(1, "2Gi")],
+    }
+
+    def read() -> tuple[int, int]:
+        body = {"kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+        (pod,) = read_objects(json.dumps(body), "p.yaml").pods
+        ((name, count),) = pod.resources
+        assert name == "a.io/x"
+        return count, pod.memory_bytes >> 30
+
+    assert read() == (4, 9), "the third with the sidecar, and the first alone"
+    spec["containers"] = [_container(2, "6Gi"), _container(2, "6Gi")]
+    assert read() == (5, 13), "the sidecar and both containers"
+    spec["resources"] = {"limits": {"memory": "20Gi"}}
+    assert read() == (5, 20), "what the pod says as a whole"
+
+
 SPEC = {"runtimeClassName": "k", "containers": [{"name": "c", "image": "i"}]}
 TEMPLATE = {"metadata": {"annotations": {"a": "b"}}, "spec": SPEC}
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.path import HostPath
 
+_SECTIONS = ("hypervisor", "agent", "runtime", "factory")
+_NAMED = ("hypervisor", "agent")
+"""Sections with a table for each name."""
+
 
 def read_settings(
     path: HostPath, text: str, drop_ins: Iterable[tuple[HostPath, str]] = ()
@@ -28,7 +32,7 @@ def read_settings(
     document = parse(text, path)
     read = []
     for name, content in sorted(drop_ins):
-        document = _merged(document, parse(content, name))
+        document = merged(document, parse(content, name))
         read.append(name)
     return KataSettings(path, tuple(read), document)
 
@@ -49,10 +53,31 @@ def parse(text: str, source: str) -> dict[str, Any]:
         raise InvalidDocument(message, "Kata reads it no better: correct that place") from None
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def require_tables(document: Mapping[str, Any], source: str) -> None:
+    """Make sure that the sections of a file are tables.
+
+    Raises:
+        InvalidDocument: one is none; Kata takes no such file.
+
+    """
+    for section in _SECTIONS:
+        found = document.get(section, {})
+        _require_table(found, section, source)
+        for name, keys in found.items() if section in _NAMED else ():
+            _require_table(keys, f"{section}.{name}", source)
+
+
+def _require_table(found: object, place: str, source: str) -> None:
+    if not isinstance(found, dict):
+        message = f"{source}: {place} is {found!r}, where Kata wants a table"
+        raise InvalidDocument(message, f"write [{place}], and its keys below it")
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with others over them: a value replaces another one whole."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
     return result

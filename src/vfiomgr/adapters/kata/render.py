@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.kata.read import parse
+from vfiomgr.adapters.kata.read import merged, parse
+from vfiomgr.adapters.kata.tables import make_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.model.kata_plan import KataPlan, KeyEntry, KeyValue
     from vfiomgr.model.path import HostPath
@@ -17,6 +19,7 @@ _WHEN = {
     "hot": "Devices are plugged in when their container comes",
     None: "Devices that a container is given are plugged in when it comes",
 }
+_HEAD = re.compile(r"# For Kata [^\n]*: belongs into config\.d beside ")
 _PORTS = ", each behind a PCIe root port of its own"
 
 
@@ -32,6 +35,11 @@ def render_drop_in(plan: KataPlan) -> str:
     return tomlkit.dumps(document)
 
 
+def is_drop_in(text: str) -> bool:
+    """Whether a text is what `render_drop_in` made."""
+    return _HEAD.match(text) is not None
+
+
 def render_whole(
     text: str, path: HostPath, drop_ins: Iterable[tuple[HostPath, str]], plan: KataPlan
 ) -> str:
@@ -43,16 +51,48 @@ def render_whole(
         InvalidDocument: one of the texts is no TOML.
 
     """
+    known = parse(text, path)
+    entries = [
+        *(entry for name, content in sorted(drop_ins) for entry in _entries(parse(content, name))),
+        *plan.entries,
+    ]
+    expected = _with(known, entries)
+    made = _edited(text, entries)
+    if not _is(made, expected):
+        message = f"{path}: its text with the new keys does not say what it has to"
+        raise RuntimeError(message)
+    return made
+
+
+def _edited(text: str, entries: Sequence[KeyEntry]) -> str:
     import tomlkit  # noqa: PLC0415
 
-    parse(text, path)
     document = tomlkit.parse(text)
-    for name, content in sorted(drop_ins):
-        for entry in _entries(parse(content, name)):
-            _set(document, entry)
-    for entry in plan.entries:
+    make_tables(document, (entry.table for entry in entries))
+    for entry in entries:
         _set(document, entry)
     return tomlkit.dumps(document)
+
+
+def _with(document: Mapping[str, Any], entries: Iterable[KeyEntry]) -> dict[str, Any]:
+    """The tables with these keys, as Kata merges drop-ins."""
+    result: dict[str, Any] = dict(document)
+    for entry in entries:
+        over: Any = {entry.key: _plain(entry.value)}
+        for name in reversed(entry.table):
+            over = {name: over}
+        result = merged(result, over)
+    return result
+
+
+def _is(text: str, expected: Mapping[str, Any]) -> bool:
+    """Whether a text that was made here is TOML, and says this."""
+    import tomllib  # noqa: PLC0415
+
+    try:
+        return tomllib.loads(text) == expected
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def _head(plan: KataPlan) -> Iterator[str]:
@@ -77,7 +117,8 @@ def _set(document: Any, entry: KeyEntry) -> None:  # noqa: ANN401 - tomlkit's ta
 
     table = document
     for depth, name in enumerate(entry.table, 1):
-        if name not in table:
+        if not isinstance(table.get(name), dict):
+            table.pop(name, None)
             table.add(name, tomlkit.table(is_super_table=depth < len(entry.table)))
         table = table[name]
     value = _plain(entry.value)
@@ -85,6 +126,8 @@ def _set(document: Any, entry: KeyEntry) -> None:  # noqa: ANN401 - tomlkit's ta
     known = old.unwrap() if hasattr(old, "unwrap") else old
     if type(known) is type(value) and known == value:
         return
+    if isinstance(known, dict):
+        table.remove(entry.key)
     table[entry.key] = value
     if entry.comment and old is None:
         table[entry.key].comment(entry.comment)

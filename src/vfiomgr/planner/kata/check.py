@@ -10,7 +10,7 @@ from vfiomgr.model.kata_keys import KeyTable
 from vfiomgr.model.readiness import SEVERITIES, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.model.kata_keys import KataKey, KeyType
     from vfiomgr.model.readiness import Severity
@@ -42,7 +42,8 @@ _OF_RS = {
 }
 """What runtime-rs calls what the Go runtime calls otherwise."""
 _RS_PORTS = ("no-port", "root-port")
-_MODES = ("guest-kernel", "vfio")
+MODES = ("guest-kernel", "vfio")
+"""Of vfio_mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +86,74 @@ def check_keys(
 ) -> tuple[Finding, ...]:
     """What Kata ignores or refuses in a file, the gravest first."""
     file = _File(source, release, table, is_drop_in)
-    findings = [finding for entry in _entries(document) for finding in _check_entry(file, entry)]
-    findings += _check_together(file, document)
+    return _sorted([*_check_entries(file, document), *_check_together(file, document)])
+
+
+def check_one_by_one(
+    document: Mapping[str, Any],
+    release: KataRelease,
+    table: KeyTable,
+    *,
+    source: str,
+    is_drop_in: bool,
+) -> tuple[Finding, ...]:
+    """What Kata ignores or refuses of the keys of a file, whatever other files set."""
+    return _sorted(_check_entries(_File(source, release, table, is_drop_in), document))
+
+
+def check_together(
+    document: Mapping[str, Any], release: KataRelease, table: KeyTable, *, source: str
+) -> tuple[Finding, ...]:
+    """What Kata refuses of the values that a file and all its drop-ins come to."""
+    return _sorted(_check_together(_File(source, release, table, is_drop_in=False), document))
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
 
 
-def _entries(document: Mapping[str, Any]) -> Iterator[_Entry]:
+def _check_entries(file: _File, document: Mapping[str, Any]) -> Iterator[Finding]:
     for section, tables in document.items():
         if not isinstance(tables, dict):
-            continue
-        if section not in _NAMED:
-            yield from _entries_of(section, section, tables)
-            continue
-        for name, keys in tables.items():
-            if isinstance(keys, dict):
-                yield from _entries_of(section, f"{section}.{name}", keys)
-
-
-def _entries_of(section: str, place: str, keys: Mapping[str, Any]) -> Iterator[_Entry]:
-    for key, value in keys.items():
-        if isinstance(value, dict):
-            yield from _entries_of(f"{section}.{key}", f"{place}.{key}", value)
+            if file.table.has_section(file.release.runtime, section):
+                yield _no_table(file, section, tables)
+        elif section not in _NAMED:
+            yield from _check_table(file, section, section, tables)
         else:
-            yield _Entry(section, place, key, value)
+            yield from _check_named(file, section, tables)
+
+
+def _check_named(file: _File, section: str, tables: Mapping[str, Any]) -> Iterator[Finding]:
+    for name, keys in tables.items():
+        place = f"{section}.{name}"
+        if isinstance(keys, dict):
+            yield from _check_table(file, section, place, keys)
+        else:
+            yield _no_table(file, place, keys)
+
+
+def _check_table(
+    file: _File, section: str, place: str, keys: Mapping[str, Any]
+) -> Iterator[Finding]:
+    runtime = file.release.runtime
+    for key, value in keys.items():
+        inner = f"{section}.{key}"
+        if isinstance(value, dict) and file.table.find(runtime, section, key) is None:
+            yield from _check_table(file, inner, f"{place}.{key}", value)
+        elif not isinstance(value, dict) and file.table.has_section(runtime, inner):
+            yield _no_table(file, f"{place}.{key}", value)
+        else:
+            yield from _check_entry(file, _Entry(section, place, key, value))
+
+
+def _no_table(file: _File, place: str, value: object) -> Finding:
+    return file.finding(
+        "kata-wrong-type",
+        "blocker",
+        f"{place} is {value!r}: {file.release} wants a table",
+        "Kata refuses the whole configuration",
+        f"write [{place}], and its keys below it",
+    )
 
 
 def _check_entry(file: _File, entry: _Entry) -> Iterator[Finding]:
@@ -203,13 +249,13 @@ def _check_together(file: _File, document: Mapping[str, Any]) -> Iterator[Findin
     """Values that are refused, alone or with others; a drop-in need not hold the others."""
     runtime = document.get("runtime")
     mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
-    if isinstance(mode, str) and mode and mode not in _MODES:
+    if isinstance(mode, str) and mode and mode not in MODES:
         yield file.finding(
             "kata-vfio-mode",
             "blocker",
             f"vfio_mode is {mode!r}",
             "Kata refuses the whole configuration",
-            f"write {' or '.join(_MODES)}",
+            f"write {' or '.join(MODES)}",
         )
     hypervisors = document.get("hypervisor")
     for name, keys in hypervisors.items() if isinstance(hypervisors, dict) else ():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.kata import MAX_PORTS, NEWEST, OLDEST
 from vfiomgr.model.kata_plan import KataPlan, KataSetup, KeyEntry
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import DEFAULT_WINDOW
 from vfiomgr.planner.guest.nodes import size
+from vfiomgr.planner.kata.annotations import UNKNOWN_TO, is_annotation
 from vfiomgr.planner.kata.sizing import (
     Sizing,
     check_sizing,
@@ -37,11 +38,6 @@ TIMEOUT = 1200
 """Seconds, as in Kata's configurations for GPUs: BARs, memory to pin and images take their time."""
 _MS = 1000
 _MACHINES = ("q35", "virt")
-_NO_ANNOTATIONS = {
-    "rs": ("cold_plug_vfio", "hot_plug_vfio", "pcie_root_port", "pcie_switch_port"),
-    "go": (),
-}
-"""What a runtime takes no annotation for: an allowed one makes runtime-rs fail."""
 _CLH = ("cloud-hypervisor", "clh")
 _CLH_RENAMED = Version(4, 0)
 
@@ -275,7 +271,13 @@ class _Planner:
 
     def _write_annotations(self) -> None:
         names = tuple(map(annotation_name, self.wish.annotations))
-        refused = [name for name in names if name in _NO_ANNOTATIONS[self.release.runtime]]
+        for name in names:
+            if not is_annotation(self.table, name):
+                message = f"--annotations {name}: no Kata has annotation {name}"
+                raise UsageError(
+                    message, "write names with commas between them, e.g. kernel_params"
+                )
+        refused = [name for name in names if name in UNKNOWN_TO[self.release.runtime]]
         if refused:
             message = (
                 f"{self.release} has no annotation {refused[0]}, and fails where it is allowed"

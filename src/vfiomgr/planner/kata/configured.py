@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.model.explanation import ChainBreak, ChainStep
 from vfiomgr.model.kata_settings import NO_PORT
+from vfiomgr.planner.kata.annotations import annotation_breaks
 from vfiomgr.planner.kata.check import check_keys
 from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 
@@ -52,6 +53,7 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
         yield from _annotated_blindly(situation)
         return
     yield from _annotated(situation, settings)
+    yield from annotation_breaks(situation, settings)
     yield from _plugging(situation, settings)
     yield from _refused(situation, settings)
     yield from _drop_ins(situation)

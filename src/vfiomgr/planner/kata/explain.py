@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.model.explanation import KataExplanation
 from vfiomgr.planner.kata import configured, entry, named, passed, requested
+from vfiomgr.planner.kata.annotations import with_annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def explain(situation: Situation) -> KataExplanation:
     """Every link, also behind one that is broken: all breaks that apply are told at once."""
     spec = situation.pod
-    chains = passed.chains(situation)
+    effective = with_annotations(situation)
+    chains = passed.chains(effective)
     return KataExplanation(
         pod=spec.name,
         kind=spec.kind,
@@ -27,16 +29,16 @@ def explain(situation: Situation) -> KataExplanation:
         release=str(situation.release),
         release_source=situation.release_source,
         steps=(
-            entry.pod(situation),
-            entry.runtime_class(situation),
-            entry.handler(situation),
+            entry.pod(effective),
+            entry.runtime_class(effective),
+            entry.handler(effective),
             configured.configuration(situation),
-            requested.request(situation),
-            named.cdi(situation),
-            *passed.steps(situation),
+            requested.request(effective),
+            named.cdi(effective),
+            *passed.steps(effective),
         ),
         devices=chains,
-        differences=tuple(_differences(situation, chains)),
+        differences=tuple(_differences(effective, chains)),
     )
 
 

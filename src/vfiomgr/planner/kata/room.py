@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.explanation import ChainBreak
-from vfiomgr.model.quantity import parse_quantity, whole
 from vfiomgr.planner.kata.sizing import check_sizing, sizing_of
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def room_breaks(situation: Situation, functions: tuple[PciDevice, ...]) -> Itera
     hypervisor: KataHypervisor = "qemu" if settings.hypervisor == "qemu" else "clh"
     runtime, host = situation.release.runtime, situation.host
     sizing = sizing_of(host, runtime, hypervisor, functions, settings)
-    for found in check_sizing(replace(sizing, limit_mib=_limits_mib(situation))):
+    for found in check_sizing(replace(sizing, limit_mib=situation.pod.memory_bytes // _MIB)):
         if found.id in _OF_ROOM and found.severity != "info":
             yield ChainBreak(
                 f"{found.title}: {found.why}",
@@ -37,10 +36,3 @@ def room_breaks(situation: Situation, functions: tuple[PciDevice, ...]) -> Itera
                 is_silent=found.id != "kata-host-memory",
                 is_certain=found.severity == "blocker",
             )
-
-
-def _limits_mib(situation: Situation) -> int:
-    """What the containers may use together; a guest that is sized for them has that besides."""
-    texts = (container.limit("memory") for container in situation.pod.containers)
-    found = (parse_quantity(text) for text in texts if text is not None)
-    return sum(whole(quantity) for quantity in found if quantity is not None) // _MIB

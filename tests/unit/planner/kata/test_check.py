@@ -154,5 +154,26 @@ def test_an_iommu_may_be_in_another_file_than_a_drop_in() -> None:
     assert check(text, "go 4.1", is_drop_in=True) == ()
 
 
-def test_what_is_no_table_is_passed_over() -> None:
-    assert check("hypervisor = 1\n[agent]\nkata = 2", "go 4.1") == ()
+@pytest.mark.parametrize("is_drop_in", [False, True])
+@pytest.mark.parametrize(
+    ("text", "version", "place"),
+    [
+        ("hypervisor = 1", "go 4.1", "hypervisor is 1"),
+        ("agent = 1", "go 4.1", "agent is 1"),
+        ("runtime = []", "rs 4.1", "runtime is []"),
+        ("[hypervisor]\nqemu = 1", "rs 4.1", "hypervisor.qemu is 1"),
+        ("[agent]\nkata = 'x'", "go 4.1", "agent.kata is 'x'"),
+        ("[hypervisor.qemu]\nfactory = 1", "rs 4.1", "hypervisor.qemu.factory is 1"),
+        ("[hypervisor.qemu.default_memory]", "go 4.1", "default_memory in [hypervisor.qemu] is {}"),
+    ],
+)
+def test_a_section_that_is_no_table_and_a_key_that_is_one_are_refused(
+    text: str, version: str, place: str, *, is_drop_in: bool
+) -> None:
+    (finding,) = check(text, version, is_drop_in=is_drop_in)
+    assert (finding.id, finding.severity) == ("kata-wrong-type", "blocker")
+    assert finding.title.startswith(place)
+
+
+def test_a_name_at_the_top_that_is_no_section_of_kata_is_passed_over() -> None:
+    assert check("title = 1", "go 4.1") == ()

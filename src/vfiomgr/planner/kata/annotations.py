@@ -1,0 +1,168 @@
+"""Annotations of a pod that change Kata's configuration for it alone.
+
+Annotations in src/runtime/virtcontainers/pkg/annotations/annotations.go, addAnnotations in
+src/runtime/pkg/oci/utils.go, update_config_by_annotation in
+src/libs/kata-types/src/annotations/mod.rs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.model.explanation import ChainBreak
+from vfiomgr.model.kata import LEAST_GUEST_MIB
+from vfiomgr.model.pod import KATA_ANNOTATION
+from vfiomgr.planner.kata.check import MODES
+from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from vfiomgr.model.kata import RuntimeName
+    from vfiomgr.model.kata_keys import KeyTable, KeyType
+    from vfiomgr.model.kata_settings import KataSettings
+    from vfiomgr.planner.kata.situation import Situation
+
+UNKNOWN_TO: Mapping[RuntimeName, tuple[str, ...]] = {
+    "rs": (COLD_PLUG, HOT_PLUG, "pcie_root_port", "pcie_switch_port"),
+    "go": (),
+}
+"""Keys that a runtime takes no annotation for: an allowed one makes runtime-rs fail."""
+_NO_KEYS = frozenset(
+    {
+        *("kernel_hash", "image_hash", "initrd_hash", "firmware_hash", "jailer_hash"),
+        *("hypervisor_hash", "hypervisorctl_hash", "path_hash", "ctlpath_hash"),
+        *("ctlpath", "jailer_path", "default_max_vcpus", "hotplug_vfio_on_root_bus"),
+        *("enable_mem_prealloc", "enable_swap", "enable_guest_swap", "enable_hugepages"),
+        *("hugepage_type", "cc_init_data", "default_gpus", "default_gpu_model", "msize_9p"),
+    }
+)
+"""Annotations of the hypervisor that are called otherwise than a key, or have none."""
+_VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
+_KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def is_annotation(table: KeyTable, name: str) -> bool:
+    """Whether some Kata may have io.katacontainers.config.hypervisor.NAME."""
+    runtimes: tuple[RuntimeName, ...] = ("go", "rs")
+    is_key = any(table.find(runtime, "hypervisor", name) for runtime in runtimes)
+    return is_key or name in _NO_KEYS
+
+
+def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """What Kata refuses or ignores of them; COLD_PLUG and HOT_PLUG have a rule of their own."""
+    for name, value in _hypervisor_annotations(situation):
+        yield from _hypervisor_breaks(situation, settings, name, value)
+    mode = situation.pod.annotation(_VFIO_MODE)
+    if mode is None:
+        return
+    remedy = f"take the annotation {_VFIO_MODE} out: guest-kernel is what containers need"
+    if mode not in MODES:
+        yield ChainBreak(f"vfio_mode is annotated as {mode!r}, which is none", remedy)
+    elif mode == "vfio" and not settings.has_iommu:
+        yield ChainBreak(
+            "vfio_mode is annotated as 'vfio', and enable_iommu is not set: VFIO in the guest "
+            "needs an IOMMU there, and containers with a device do not start",
+            remedy,
+        )
+
+
+def with_annotations(situation: Situation) -> Situation:
+    """The same with the settings that the pod's own annotations come to.
+
+    Ports that are annotated stay out: devices are looked for before annotations are read.
+    """
+    settings = situation.settings
+    if settings is None:
+        return situation
+    document: dict[str, Any] = dict(settings.document)
+    for name, text in _hypervisor_annotations(situation):
+        value = _value(situation, settings, name, text)
+        if value is not None and settings.allows_annotation(name):
+            _put(document, ("hypervisor", settings.hypervisor), name, value)
+    mode = situation.pod.annotation(_VFIO_MODE)
+    if mode in MODES:
+        _put(document, ("runtime",), "vfio_mode", mode)
+    effective = replace(settings, document=document)
+    return replace(situation, configuration=replace(situation.configuration, settings=effective))
+
+
+def _hypervisor_annotations(situation: Situation) -> Iterator[tuple[str, str]]:
+    for key, value in situation.pod.annotations:
+        name = key.removeprefix(HYPERVISOR_ANNOTATION)
+        if name != key and name not in (COLD_PLUG, HOT_PLUG):
+            yield name, value
+
+
+def _hypervisor_breaks(
+    situation: Situation, settings: KataSettings, name: str, value: str
+) -> Iterator[ChainBreak]:
+    full, out = f"{HYPERVISOR_ANNOTATION}{name}", "take the annotation out"
+    allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
+    is_known = is_annotation(situation.keys, name)
+    is_taken = is_known and name not in UNKNOWN_TO[situation.release.runtime]
+    if not settings.allows_annotation(name) and not situation.is_rs:
+        what = (
+            f"the pod fails with 'annotation {full} is not enabled': enable_annotations of the "
+            "configuration lacks it"
+        )
+        yield ChainBreak(what, allow if is_known else out, number=1)
+    elif not settings.allows_annotation(name):
+        what = f"runtime-rs ignores the annotation {full}: enable_annotations lacks it"
+        yield ChainBreak(
+            what, allow if is_taken else out, number=1, is_silent=True, is_certain=False
+        )
+    elif not is_taken and situation.is_rs:
+        what = f"runtime-rs fails: it allows the annotation {full} and does not know it"
+        yield ChainBreak(what, out, number=1)
+    elif not is_taken:
+        what = f"no Kata has the annotation {full}: the Go runtime ignores it"
+        yield ChainBreak(what, out, is_silent=True, is_certain=False)
+    elif _is_refused(situation, name, value):
+        yield ChainBreak(f"the pod fails: the annotation {full} is {value!r}", _wanted(name, value))
+
+
+def _wanted(name: str, value: str) -> str:
+    if name == _MEMORY:
+        return f'write whole MiB, {LEAST_GUEST_MIB} or more, as text: {name}: "8192"'
+    return f"write a value of {name} instead of {value!r}, or take the annotation out"
+
+
+def _is_refused(situation: Situation, name: str, text: str) -> bool:
+    kind = _type(situation, name)
+    if kind == "integer":
+        is_small = name == _MEMORY and text.isdecimal() and int(text) < LEAST_GUEST_MIB
+        return not text.isdecimal() or (is_small and not situation.is_rs)
+    return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
+
+
+def _type(situation: Situation, name: str) -> KeyType | None:
+    key = situation.keys.find(situation.release.runtime, "hypervisor", name)
+    return None if key is None else key.type
+
+
+def _value(
+    situation: Situation, settings: KataSettings, name: str, text: str
+) -> str | int | bool | None:
+    """What it sets its key to; None where it sets none."""
+    kind = _type(situation, name)
+    if name in UNKNOWN_TO[situation.release.runtime] or _is_refused(situation, name, text):
+        return None
+    if kind == "integer":
+        return int(text)
+    if kind == "boolean":
+        return _BOOLEANS.get(text.lower())
+    if name == _KERNEL_PARAMS:
+        return f"{settings.kernel_params} {text}".strip()
+    return text if kind == "string" else None
+
+
+def _put(document: dict[str, Any], place: tuple[str, ...], key: str, value: object) -> None:
+    table = document
+    for name in place:
+        inner = table.get(name)
+        table[name] = dict(inner) if isinstance(inner, dict) else {}
+        table = table[name]
+    table[key] = value
