@@ -87,6 +87,13 @@ def test_init_containers_run_before_the_rest_and_sidecars_beside_it() -> None:
     assert read() == (5, 20), "what the pod says as a whole"
 
 
+def test_mappings_are_merged_as_kubectl_merges_them() -> None:
+    text = POD.replace("limits: {a.io/x: 1}", "limits: &more {a.io/x: 1}")
+    text = text.replace("limits: {nvidia.com/pgpu", "limits: {<<: *more, nvidia.com/pgpu")
+    (pod,) = read_objects(text, "p.yaml").pods
+    assert pod.containers[1].limit("a.io/x") == "1"
+
+
 SPEC = {"runtimeClassName": "k", "containers": [{"name": "c", "image": "i"}]}
 TEMPLATE = {"metadata": {"annotations": {"a": "b"}}, "spec": SPEC}
 
