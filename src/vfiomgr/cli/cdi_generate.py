@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ from vfiomgr.model.cdi import (
     DIRECTORIES,
     NAMINGS,
     NODE_FORMS,
+    OLD_DYNAMIC,
     Lifetime,
     Naming,
     NodeForm,
@@ -27,6 +29,9 @@ from vfiomgr.planner.cdi.consumers import ANY, NAMES, consumers_named
 if TYPE_CHECKING:
     from vfiomgr.model.cdi import CdiSpecification
     from vfiomgr.model.snapshot import HostSnapshot
+
+_MACHINE = "/"
+_LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
 
 
 @click.command("generate")
@@ -60,7 +65,11 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Who must read it; for containerd or podman, mediated devices and /dev/iommu too.",
 )
-@click.option("--output", metavar="FILE", help="Write it to FILE instead of standard output.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Write it to FILE of this machine, as > does; --write is for the host below --root.",
+)
 @click.option("--write", is_flag=True, help="Keep it where runtimes look; a second run adds none.")
 @click.option(
     "--lifetime",
@@ -105,6 +114,8 @@ def generate(
     if write and output is not None:
         message = "--write and --output contradict each other"
         raise UsageError(message, "pass one of them: --write knows where runtimes look")
+    if output is not None:
+        _refuse_of_this_machine(session, output)
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
         raise UsageError(message, "pass --write too: it knows where runtimes look")
@@ -120,6 +131,19 @@ def generate(
         _write(session, WriteCdi(wish, lifetime))
     else:
         _print(session, wish, output)
+
+
+def _refuse_of_this_machine(session: Session, output: str) -> None:
+    """Make sure that what is about another host does not come to where runtimes of this one look.
+
+    Raises:
+        UsageError: it would.
+
+    """
+    is_another = session.snapshot is not None or os.path.realpath(session.root) != _MACHINE
+    if is_another and os.path.dirname(os.path.abspath(output)) in _LOOKED_IN:
+        message = f"--output {output} is where runtimes of this machine look, not of that host"
+        raise UsageError(message, "pass --write with --root, or name a file elsewhere")
 
 
 def _write(session: Session, intent: WriteCdi) -> None:
@@ -139,7 +163,7 @@ def _print(session: Session, wish: OfferWish, output: str | None) -> None:
     host = session.host()
     made = specification_of(host, wish)
     if not made.devices:
-        raise nothing_ready()
+        raise nothing_ready(host)
     _tell_of_mediated(host, wish)
     if output is not None:
         _save(output, made, dry_run=session.dry_run)

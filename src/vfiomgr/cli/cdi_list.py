@@ -37,8 +37,8 @@ def list_devices(session: Session) -> None:
     )
     from vfiomgr.planner.cdi.listing import entries  # noqa: PLC0415
 
-    host = session.host()
-    found = list(entries(host, present_nodes(session, host.cdi_files) or {}))
+    host = session.host_or_image()
+    found = list(entries(host, present_nodes(session, host, host.cdi_files) or {}))
     if session.format != "table":
         print_document("CdiDeviceList", {"items": found}, session.format)
     elif found:

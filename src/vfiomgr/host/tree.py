@@ -284,6 +284,12 @@ class HostTree:
             return
         sync_directory(os.path.dirname(target))
 
+    def remove_empty_directory(self, path: HostPath) -> None:
+        """Remove a directory; it stays where anything is in it, or it cannot be."""
+        with suppress(OSError):
+            os.rmdir(self.locate(path))
+        self._directories.clear()
+
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
         """Make a directory of vfiomgr's own, with its parents; only root may write in it."""
         missing: list[str] = []

@@ -30,6 +30,9 @@ LOWEST = Version(0, 5)
 _MOST_OF_CLASS = 63
 """The name of a resource of Kubernetes has no more characters."""
 
+_MOST_TRIED = 8
+"""GPUs for which a bind is planned."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -134,17 +137,26 @@ def refuse_unread(made: CdiSpecification, wish: OfferWish) -> None:
     refuse_if_any(against, frozenset())
 
 
-def nothing_ready() -> Refusal:
+def nothing_ready(host: HostSnapshot) -> Refusal:
     """That there is nothing to offer, and what changes that."""
     message = (
         "no device is ready for a guest, and container runtimes reject a specification "
         "without devices"
     )
     remedy = (
-        "bind one first, e.g. vfiomgr bind 0000:04:00.0, or make a vGPU of a virtual function "
-        "of the vendor's own interface; then generate again"
+        f"bind one first: {_bind_of_some(host)}; or make a vGPU of a virtual function of the "
+        "vendor's own interface; then generate again"
     )
     return Refusal(message, remedy)
+
+
+def _bind_of_some(host: HostSnapshot) -> str:
+    """For a GPU of this host that can be bound, where there is one."""
+    gpus = [d for d in host.devices if d.is_graphics_or_accelerator and not d.physical_function]
+    for gpu in gpus[:_MOST_TRIED]:
+        if not objections_to_bind(host, [gpu]):
+            return f"vfiomgr bind {gpu.address}"
+    return "vfiomgr bind ADDRESS (vfiomgr list shows them)"
 
 
 def _chosen(host: HostSnapshot, every: list[Offer], wish: OfferWish) -> list[Offer]:

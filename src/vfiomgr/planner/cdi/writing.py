@@ -50,7 +50,7 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
         after = _joined(host, before, wished, by_index=intent.wish.name_by == "index")
         refuse_unread(after, intent.wish)
     if not after.devices and there is None:
-        raise nothing_ready()
+        raise nothing_ready(host)
     refuse_if_any(_objections(host, after, path), frozenset())
     text = render_specification(after) if after.devices else None
     summary = f"write {path}" if after.devices else f"remove {path}"
