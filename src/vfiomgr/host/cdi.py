@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.host.kata import followed
 from vfiomgr.model.cdi import DYNAMIC, OLD_DYNAMIC, STATIC, CdiFile
 
 if TYPE_CHECKING:
@@ -42,7 +41,11 @@ def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath
 
 
 def _read(tree: HostTree, path: HostPath) -> CdiFile:
-    place = followed(tree, path) if tree.link(path) is not None else path
+    place: HostPath | None = path
+    if tree.link(path) is not None:
+        from vfiomgr.host.kata import followed  # noqa: PLC0415 - links are few
+
+        place = followed(tree, path)
     data = None if place is None else tree.read_whole(place)
     if data is None:
         return CdiFile(path, None, "it cannot be opened")

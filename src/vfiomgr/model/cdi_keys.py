@@ -7,6 +7,7 @@ a file with any other (yaml.UnmarshalStrict, serde's deny_unknown_fields).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.model.version import Version
@@ -102,6 +103,7 @@ KEYS: dict[str, dict[str, Key]] = {
 }
 
 
+@lru_cache(maxsize=1 << 16)
 def key_at(path: Path) -> Key | None:
     """What is known of the key that a path ends with; None where no version of CDI has it."""
     table, key = TOP, None
