@@ -88,15 +88,21 @@ def inject(
     units = _units(host, names, only=only)
     _refuse(session, host, [unit for unit, _ in units], runtime)
     injections = [_injection(session, unit, node, runtime, cdi) for unit, cdi in units]
-    conclude(session, edit.inject(document, injections))
-    if node == "group":
-        tell_who_comes_along(host, [unit for unit, _ in units])
+    notes = _companions(host, [unit for unit, _ in units]) if node == "group" else []
+    conclude(session, edit.inject(document, injections), notes)
 
 
 def tell_who_comes_along(host: HostSnapshot, units: Sequence[Unit]) -> None:
     """Functions of other devices that share a group with those that are given."""
-    for device in container_nodes.companions(host, units):
-        note(f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}")
+    for line in _companions(host, units):
+        note(line)
+
+
+def _companions(host: HostSnapshot, units: Sequence[Unit]) -> list[str]:
+    return [
+        f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}"
+        for device in container_nodes.companions(host, units)
+    ]
 
 
 def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str | None]]:
