@@ -128,3 +128,18 @@ def test_an_image_of_zeros_is_told_as_not_checked(run: Run, kata: FakeKernel) ->
     kata.sysfs.put_bytes(place, bytes(8192))
     answer = run("kata", "check-image", GPU)
     assert answer.stderr.startswith(f"not checked: the file system of {place}, in which none of ")
+
+
+def test_the_configuration_that_the_installed_handler_names_is_looked_at(
+    run: Run, kata: FakeKernel
+) -> None:
+    named = "/etc/kata-containers/named.toml"
+    kata.sysfs.put_bytes(named, b'[hypervisor.clh]\nkernel = "/nix"\n')
+    entry = f"""version = 3
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata-vfio]
+runtime_type = "io.containerd.kata-vfio.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata-vfio.options]
+ConfigPath = "{named}"
+"""
+    kata.sysfs.put_bytes("/etc/containerd/config.toml", entry.encode())
+    assert f"{named}: kernel = /nix" in run("kata", "check-image").stdout
