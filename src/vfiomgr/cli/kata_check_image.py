@@ -87,6 +87,7 @@ def _guest_image(session: Session, config: str | None) -> GuestImage:
     drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
     settings = read_settings(file.path, file.text, drop_ins)
     named = ((key, settings.hypervisor_text(key)) for key in _FILES)
+    hypervisor = f"hypervisor.{settings.hypervisor}"
     return GuestImage(
         source=str(file.path),
         hypervisor=settings.hypervisor,
@@ -94,6 +95,10 @@ def _guest_image(session: Session, config: str | None) -> GuestImage:
         rootfs_type=settings.hypervisor_text("rootfs_type") or None,
         guest_hook_path=settings.hypervisor_text("guest_hook_path"),
         vfio_mode=settings.vfio_mode,
+        mistyped=(
+            *settings.no_texts(hypervisor, *_FILES, "rootfs_type", "guest_hook_path"),
+            *settings.no_texts("runtime", "vfio_mode", "hypervisor_name"),
+        ),
     )
 
 

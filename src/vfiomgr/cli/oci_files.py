@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,7 @@ from vfiomgr.cli.output import note, print_document
 from vfiomgr.errors import InvalidDocument, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.adapters.oci.document import Document
     from vfiomgr.adapters.oci.edit import Edit
@@ -35,7 +36,12 @@ def read_bundle(place: str) -> Document:
     """
     path = os.path.join(place, _NAME) if os.path.isdir(place) else place
     try:
-        with open(path, "rb") as file:
+        # A pipe that nobody writes to would be waited for, and a file is put in the place of what
+        # is named.
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                message = f"cannot read the bundle {path}: it is no regular file"
+                raise UsageError(message, _REMEDY)
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         message = f"cannot read the bundle {path}: {error.strerror}"
@@ -53,7 +59,11 @@ def read_bundle(place: str) -> Document:
         raise InvalidDocument(message, "have the runtime write it anew") from None
 
 
-def conclude(session: Session, edit: Edit) -> None:
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def conclude(session: Session, edit: Edit, notes: Sequence[str] = ()) -> None:
     """Write what is different, and say what came and went; with --dry-run, show it alone."""
     if not session.dry_run and edit.is_changed:
         from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - not where nothing changes
@@ -61,7 +71,7 @@ def conclude(session: Session, edit: Edit) -> None:
         before, after = edit.before.text.encode(), edit.after.text.encode()
         rewrite(edit.before.source, before, after)
     if session.format != "table":
-        print_document("OciEdit", _body(session, edit), session.format)
+        print_document("OciEdit", {**_body(session, edit), "notes": notes}, session.format)
         return
     if session.dry_run:
         click.echo(_difference(edit), nl=False)
@@ -71,6 +81,8 @@ def conclude(session: Session, edit: Edit) -> None:
         tell(shown if session.dry_run else line)
     for line in edit.left:
         note(f"{edit.before.source}: {line}")
+    for line in notes:
+        note(line)
 
 
 def _told(edit: Edit) -> Iterator[str]:

@@ -22,7 +22,7 @@ from vfiomgr.planner.guest.units import units_of
 from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.oci import ContainerRuntime, NodeForm
@@ -93,14 +93,15 @@ def inject(
     units = _units(host, names, only=only)
     _refuse(session, host, [unit for unit, _ in units], runtime)
     injections = [_injection(session, unit, node, runtime, cdi) for unit, cdi in units]
-    conclude(session, edit.inject(document, injections))
-    _tell_of_nodes(session.tree, (path for one in injections for path in one.device.nodes))
-    _tell_of_names(session.tree, (name for one in injections for name in one.cdi))
-    if node == "group":
-        tell_who_comes_along(host, [unit for unit, _ in units])
+    notes = [
+        *_of_nodes(session.tree, (path for one in injections for path in one.device.nodes)),
+        *_of_names(session.tree, (name for one in injections for name in one.cdi)),
+        *(_companions(host, [unit for unit, _ in units]) if node == "group" else ()),
+    ]
+    conclude(session, edit.inject(document, injections), notes)
 
 
-def _tell_of_nodes(tree: HostTree, paths: Iterable[str]) -> None:
+def _of_nodes(tree: HostTree, paths: Iterable[str]) -> Iterator[str]:
     """Those that a tree does not have, as recordings: sysfs alone told of them."""
     if tree.is_live and not tree.is_machine:
         return
@@ -108,13 +109,13 @@ def _tell_of_nodes(tree: HostTree, paths: Iterable[str]) -> None:
         status = tree.status(HostPath(path))
         if status is None or not stat.S_ISCHR(status.st_mode):
             what = "not there" if status is None else "no device node"
-            note(
+            yield (
                 f"not checked: {path} is {what} below {tree.root}: its numbers are those of sysfs, "
                 "its mode and owner need not be those of the host"
             )
 
 
-def _tell_of_names(tree: HostTree, names: Iterable[str]) -> None:
+def _of_names(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
     """Those that no specification of CDI has."""
     from vfiomgr.model.cdi_document import read_quickly  # noqa: PLC0415 - not for help
 
@@ -123,7 +124,7 @@ def _tell_of_names(tree: HostTree, names: Iterable[str]) -> None:
     known = {f"{each.kind}={device.name}" for each in made for device in each.devices}
     for name in (name for name in asked if name not in known):
         kind = name.partition("=")[0]
-        note(
+        yield (
             f"no CDI specification of this host has {name}, and who looks for it fails: vfiomgr "
             f"cdi list shows those there are, vfiomgr cdi generate --kind {kind} --write makes one"
         )
@@ -131,8 +132,15 @@ def _tell_of_names(tree: HostTree, names: Iterable[str]) -> None:
 
 def tell_who_comes_along(host: HostSnapshot, units: Sequence[Unit]) -> None:
     """Functions of other devices that share a group with those that are given."""
-    for device in container_nodes.companions(host, units):
-        note(f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}")
+    for line in _companions(host, units):
+        note(line)
+
+
+def _companions(host: HostSnapshot, units: Sequence[Unit]) -> list[str]:
+    return [
+        f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}"
+        for device in container_nodes.companions(host, units)
+    ]
 
 
 def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str | None]]:

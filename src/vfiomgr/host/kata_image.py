@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.kata import followed
@@ -18,7 +19,8 @@ def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:
     status = None if resolved is None else tree.status(resolved)
     if resolved is None or status is None:
         return GuestFile(key, path, None)
+    is_regular = stat.S_ISREG(status.st_mode)
     kind = None
-    if key == "image":
+    if key == "image" and is_regular:
         kind = file_system_of(lambda start, length: tree.read_part(resolved, start, length))
-    return GuestFile(key, path, str(resolved), status.st_size, kind)
+    return GuestFile(key, path, str(resolved), status.st_size, kind, is_regular)

@@ -103,6 +103,8 @@ class DomainIommu:
     """Extended interrupt mode: identities of CPUs that have 32 bits."""
     bus: int | None = None
     """`<driver pciBus>` of an smmuv3: the one bus of the guest that it is for."""
+    alias: str = ""
+    """The name that somebody gave it; libvirt's own is iommu0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class Domain:
     boot_orders: tuple[int, ...] = ()
     """The orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
-    """What it tells QEMU past libvirt: arguments, and properties as `name=value`."""
+    """What it tells QEMU past libvirt: arguments, and properties as -set has them."""
     has_iommufd: bool = False
     is_bound_by_hook: bool = False
     """Whether its metadata has vfiomgr's hook make its devices ready."""

@@ -14,7 +14,7 @@ _FIRST_PARTITION = 0x1BE
 _EROFS = (1024, bytes.fromhex("e2e1f5e0"))
 _EXT = (1024 + 56, b"\x53\xef")
 _XFS = (0, b"XFSB")
-_MAGIC = {"erofs": _EROFS, "ext4": _EXT, "xfs": _XFS}
+FILE_SYSTEMS = {"erofs": _EROFS, "ext4": _EXT, "xfs": _XFS}
 """Where the superblocks of those that the image builder makes have their numbers."""
 _SUPERBLOCK = 2048
 ReadPart = Callable[[int, int], bytes]
@@ -33,6 +33,7 @@ class GuestFile:
     size: int = 0
     file_system: str | None = None
     """Of an image: that of its first partition; None where it is not known."""
+    is_regular: bool = True
 
     @property
     def is_for_nvidia(self) -> bool:
@@ -52,6 +53,8 @@ class GuestImage:
     """As it is set; None for the default."""
     guest_hook_path: str
     vfio_mode: str
+    mistyped: tuple[str, ...] = ()
+    """What is said of these with values of a wrong type."""
 
     def file(self, key: str) -> GuestFile | None:
         """The file of a key; None where the configuration names none."""
@@ -71,7 +74,7 @@ def file_system_of(read: ReadPart) -> str | None:
     """
     start = _partition_start(read(0, _SECTOR))
     superblock = read(start, _SUPERBLOCK)
-    for name, (offset, magic) in _MAGIC.items():
+    for name, (offset, magic) in FILE_SYSTEMS.items():
         if superblock[offset : offset + len(magic)] == magic:
             return name
     return None

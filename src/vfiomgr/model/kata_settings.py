@@ -12,7 +12,10 @@ from vfiomgr.model.path import HostPath
 
 NO_PORT: PciePort = "no-port"
 GUEST_KERNEL = "guest-kernel"
+VFIO_MODES = (GUEST_KERNEL, "vfio")
+"""What a container in the guest gets of a device: its driver's nodes, or those of VFIO."""
 _QEMU = "qemu"
+_MOST_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,21 @@ class KataSettings:
         found = self.value(table, key)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
+    def no_texts(self, table: str, *keys: str) -> tuple[str, ...]:
+        """What stands in the place of strings, or of the table that has them."""
+        found: Any = self.document
+        parts = table.split(".")
+        for depth, part in enumerate(parts, 1):
+            found = found.get(part, {})
+            if not isinstance(found, dict):
+                return (f"{'.'.join(parts[:depth])} is {_shown(found)}, and no table",)
+        values = ((key, found[key]) for key in keys if key in found)
+        return tuple(
+            f"{key} in [{table}] is {_shown(value)}, and no text"
+            for key, value in values
+            if not isinstance(value, str)
+        )
+
     def hypervisor_text(self, key: str) -> str:
         """A string of the hypervisor's table, or the empty one."""
         return self.text(f"hypervisor.{self.hypervisor}", key)
@@ -162,6 +180,11 @@ class KataSettings:
         for part in name.split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}
+
+
+def _shown(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _matches(expression: str, name: str) -> bool:

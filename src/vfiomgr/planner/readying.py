@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+
+_ALLOWANCE = re.compile(r"pass --allow ([\w-]+)")
+"""As remedies of `vfiomgr bind` name an option of it; other commands do not have it."""
 
 
 def objections_to_bind(
@@ -30,9 +34,11 @@ def how_to_bind(
     host: HostSnapshot, devices: Sequence[PciDevice], *, with_group: bool = False
 ) -> str:
     """The command that binds functions, or what is to be done before or instead of it."""
-    objections = objections_to_bind(host, devices, with_group=with_group)
-    if objections:
-        return "; ".join(dict.fromkeys(remedy for _, remedy in objections))
-    return (
+    command = (
         f"vfiomgr bind {' '.join(str(d.address) for d in devices)}" + " --with-group" * with_group
     )
+    remedies = [r for _, r in objections_to_bind(host, devices, with_group=with_group)]
+    allowed = dict.fromkeys(name for r in remedies for name in _ALLOWANCE.findall(r))
+    bind = f"run {command}" + "".join(f" --allow {name}" for name in allowed)
+    whole = (_ALLOWANCE.sub(bind, remedy) for remedy in remedies)
+    return "; ".join(dict.fromkeys(whole)) or command

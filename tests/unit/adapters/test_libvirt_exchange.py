@@ -46,6 +46,8 @@ class FakeConnection:
     running: set[str] = field(default_factory=set)
     defined: set[str] = field(default_factory=set)
     failures: dict[tuple[str, str], BaseException] = field(default_factory=dict)
+    late: set[tuple[str, str]] = field(default_factory=set)
+    """Calls that fail for who waits, and are done all the same."""
     calls: list[str] = field(default_factory=list)
 
     def domain_xml(self, _name: str, *, secure: bool = False, inactive: bool = True) -> bytes:
@@ -61,20 +63,33 @@ class FakeConnection:
         self._may("redefine", "")
         self.defined = set(xml.decode().split())
 
+    def has(self, _name: str, device: str) -> bool:
+        """Whether the running guest has it."""
+        self._may("has", device[0])
+        return device[0] in self.running
+
     def attach(self, _name: str, element: str, scope: Scope) -> None:
         """Add it."""
-        self._may("attach", element)
+        call = ("attach", element)
+        if call not in self.late:
+            self._may(*call)
         if element.startswith("<"):
             (element,) = (name for name in "abcd" if element == element_of(name))
         self.running |= {element} if scope.live else set()
         self.defined |= {element} if scope.config else set()
+        if call in self.late:
+            self._may(*call)
 
     def detach(self, _name: str, element: str, scope: Scope, removal: Removal) -> None:
         """Remove it."""
         assert (removal.device, removal.deadline) == (name_of(element), 5)
-        self._may("detach", element)
+        call = ("detach", element)
+        if call not in self.late:
+            self._may(*call)
         self.running -= {element} if scope.live else set()
         self.defined -= {element} if scope.config else set()
+        if call in self.late:
+            self._may(*call)
 
     def _may(self, call: str, element: str) -> None:
         self.calls.append(f"{call} {element}".strip())
@@ -111,6 +126,70 @@ def test_one_that_fails_takes_the_others_back(scope: Scope, error: BaseException
         exchange(attach_all, connection, "b", "c", "d", scope=scope)
     assert (connection.running, connection.defined) == ({"a"}, {"a"})
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("devices", [["b"], ["b", "c"]], ids=["first", "second"])
+@pytest.mark.parametrize("scope", [BOTH, LIVE, CONFIG], ids=str)
+def test_what_libvirt_did_after_an_interrupt_is_taken_back(
+    scope: Scope, devices: list[str]
+) -> None:
+    call = ("attach", devices[-1])
+    connection = FakeConnection({"a"}, {"a"}, {call: KeyboardInterrupt()}, {call})
+    with pytest.raises(RolledBack, match="it was interrupted; win is as it was before"):
+        exchange(attach_all, connection, *devices, scope=scope)
+    assert (connection.running, connection.defined) == ({"a"}, {"a"})
+
+
+@pytest.mark.parametrize("devices", [["a"], ["b", "a"]], ids=["first", "second"])
+@pytest.mark.parametrize("scope", [BOTH, LIVE, CONFIG], ids=str)
+def test_what_a_guest_released_after_an_interrupt_it_gets_again(
+    scope: Scope, devices: list[str]
+) -> None:
+    call = ("detach", "a")
+    connection = FakeConnection({"a", "b"}, {"a", "b"}, {call: KeyboardInterrupt()}, {call})
+    with pytest.raises(RolledBack, match="win is as it was before"):
+        exchange(detach_all, connection, *devices, scope=scope)
+    assert (connection.running, connection.defined) == ({"a", "b"}, {"a", "b"})
+
+
+def test_a_request_to_a_guest_that_was_interrupted_is_told_to_stand() -> None:
+    interrupt: dict[tuple[str, str], BaseException] = {("detach", "a"): KeyboardInterrupt()}
+    connection = FakeConnection({"a", "b"}, {"a", "b"}, interrupt)
+    told = f"it was interrupted; win has {name_of('a')}, and may have been asked to release it"
+    with pytest.raises(RollbackIncomplete, match=told):
+        exchange(detach_all, connection, "b", "a")
+    assert (connection.running, connection.defined) == ({"a", "b"}, {"a", "b"})
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "it was interrupted twice"),
+        (LibvirtSilent("no answer for 9 s", "look"), "no answer for 9 s"),
+    ],
+    ids=["twice", "silent"],
+)
+def test_where_libvirt_does_not_tell_after_an_interrupt_both_devices_are_named(
+    error: BaseException, told: str
+) -> None:
+    failures: dict[tuple[str, str], BaseException] = {
+        ("attach", "c"): KeyboardInterrupt(),
+        ("has", "c"): error,
+    }
+    connection = FakeConnection(failures=failures)
+    left = f"{told}: whether win has {name_of('c')} is not known, and {name_of('b')} was not taken"
+    with pytest.raises(RollbackIncomplete, match=left) as caught:
+        exchange(attach_all, connection, "b", "c")
+    assert "vfiomgr libvirt list --domain win shows it" in caught.value.hint
+
+
+def test_a_second_interrupt_does_not_say_that_all_is_as_before() -> None:
+    interrupts: dict[tuple[str, str], BaseException] = {
+        ("attach", "c"): KeyboardInterrupt(),
+        ("detach", "b"): KeyboardInterrupt(),
+    }
+    with pytest.raises(RollbackIncomplete, match="taken back: it was interrupted again"):
+        exchange(attach_all, FakeConnection(failures=interrupts), "b", "c")
 
 
 def test_the_first_that_fails_is_told_plainly() -> None:

@@ -206,6 +206,83 @@ def test_what_was_changed_since_is_left_and_told() -> None:
     assert [e["path"] for e in values(edit.after.text, "linux", "devices")] == ["/dev/vfio/23"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("fileMode", 0o666), ("gid", 100), ("type", "u"), ("x", 1)]
+)
+def test_an_entry_that_was_changed_since_is_not_taken_out(key: str, value: object) -> None:
+    body = json.loads(put(TEXTS["runc spec"], GPU).after.text)
+    changed = body["linux"]["devices"][1]
+    changed[key] = value
+    text = json.dumps(body)
+    edit = out(text)
+    assert edit.left == (
+        "the device /dev/vfio/23 is no longer as it was put in: it is left as it is",
+    )
+    assert values(edit.after.text, "linux", "devices") == [changed]
+    again = put(text, GPU)
+    assert (again.left, again.already) == (edit.left, ())
+    assert changed in values(again.after.text, "linux", "devices")
+    third = put(again.after.text, GPU)
+    assert (third.is_changed, third.already) == (False, ("0000:04:00.0",))
+    assert changed in values(out(third.after.text).after.text, "linux", "devices")
+
+
+def test_an_entry_that_two_devices_share_is_not_taken_for_unchanged() -> None:
+    body = json.loads(put(TEXTS["runc spec"], GPU, TWIN).after.text)
+    body["linux"]["devices"][0]["fileMode"] = 0o600
+    edit = put(json.dumps(body), GPU)
+    assert edit.left == (
+        "the device /dev/vfio/vfio is no longer as it was put in: it is left as it is",
+    )
+    assert put(edit.after.text, GPU).already == ("0000:04:00.0",)
+    assert out(edit.after.text).left == ()
+
+
+def test_a_mode_that_is_another_on_the_host_now_takes_the_place_of_the_old_one() -> None:
+    text = TEXTS["runc spec"]
+    both = put(text, GPU, TWIN).after.text
+    control = replace(CONTROL, access=NodeAccess(0, 64055, 0o660))
+    edit = put(both, replace(GPU, nodes=(control, GPU.nodes[1])))
+    entries = {e["path"]: e["fileMode"] for e in values(edit.after.text, "linux", "devices")}
+    assert entries["/dev/vfio/vfio"] == 0o660
+    assert (edit.left, len(entries)) == ((), 3)
+    assert out(edit.after.text).after.text == text
+
+
+@pytest.mark.parametrize("kind", ["b", "p", None])
+def test_a_node_of_another_type_is_refused(kind: str | None) -> None:
+    theirs = {"path": "/dev/vfio/23", "major": 240, "minor": 0}
+    text = json.dumps(configuration(devices=[{**theirs, **({"type": kind} if kind else {})}]))
+    with pytest.raises(Refusal, match=f"as {kind or 'no type'} 240:0 already.* it is c 240:0"):
+        put(text, GPU)
+
+
+def test_an_unbuffered_node_is_the_same() -> None:
+    theirs = {"path": "/dev/vfio/23", "type": "u", "major": 240, "minor": 0}
+    text = json.dumps(configuration(devices=[theirs]))
+    assert theirs in values(put(text, GPU).after.text, "linux", "devices")
+
+
+def test_a_path_that_stands_twice_with_different_numbers_is_refused() -> None:
+    right = {"path": "/dev/vfio/23", "type": "c", "major": 240, "minor": 0}
+    for entries in ([right, {**right, "minor": 7}], [{**right, "minor": 7}, right]):
+        with pytest.raises(Refusal, match="as 240:7 already"):
+            put(json.dumps(configuration(devices=entries)), GPU)
+    twice = put(json.dumps(configuration(devices=[right, right])), GPU).after.text
+    assert put(twice, GPU).already == ("0000:04:00.0",)
+
+
+def test_a_name_of_cdi_that_stood_there_before_stays() -> None:
+    names = "a.com/b=c,nvidia.com/pgpu=23"
+    text = json.dumps({**configuration(), "annotations": {CDI_ANNOTATION: names}})
+    mine = replace(GPU, cdi=("nvidia.com/pgpu=23", "x.io/y=z"))
+    edit = put(text, mine)
+    assert put(edit.after.text, mine).is_changed is False
+    assert values(edit.after.text, "annotations", CDI_ANNOTATION) == f"{names},x.io/y=z"
+    moved = put(edit.after.text, replace(mine, nodes=(CONTROL, replace(GPU.nodes[1], minor=5))))
+    assert out(moved.after.text).after.text == text
+
+
 def test_what_came_since_stays() -> None:
     body = json.loads(put(TEXTS["without linux"], GPU).after.text)
     fuse = {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}
@@ -239,6 +316,14 @@ def test_what_was_never_put_in_is_told() -> None:
         ('{"linux":\n{"devices": [1]}}', "2:14", "linux.devices[0] is not an object"),
         ('{"linux": {"devices": [{"type": "c"}]}}', "1:24", "linux.devices[0] has no path"),
         ('{"linux": {"resources": {"devices": [{"access": 1}]}}}', "1:38", "the access of"),
+        (
+            '{"linux": {"resources": {"devices": [{"allow": "false"}]}}}',
+            "1:38",
+            "the allow of linux.resources.devices[0] is neither true nor false",
+        ),
+        ('{"linux": {"resources": {"devices": [{"type": 1}]}}}', "1:38", "the type of"),
+        ('{"linux": {"resources": {"devices": [{"major": "1"}]}}}', "1:38", "the major of"),
+        ('{"linux": {"devices": [{"path": "/a", "minor": true}]}}', "1:24", "the minor of"),
         ('{"linux": {}, "annotations": {"a": 1}}', "1:36", "the annotation a is no text"),
         ('{"linux": {},\n "linux": {}}', "2:2", "the key 'linux' twice"),
         ('{"linux": {}, "annotations": {"io.vfiomgr.injected": "{}"}}', "1:54", "not what vfiomgr"),

@@ -101,6 +101,35 @@ def test_a_link_that_leads_to_itself_is_no_file(run: Run, kernel: FakeKernel) ->
     assert run("kata", "check-image", "--config", "/k.toml").status == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hypervisor = []\n", "hypervisor is [], and no table"),
+        ("[hypervisor]\nqemu = 1\n", "hypervisor.qemu is 1, and no table"),
+        ("[hypervisor.qemu]\nkernel = 1\n", "kernel in [hypervisor.qemu] is 1, and no text"),
+        (f"runtime = true\n{MAIN.partition('[runtime]')[0]}", "runtime is true, and no table"),
+        (MAIN.replace('"guest-kernel"', "2"), "vfio_mode in [runtime] is 2, and no text"),
+        (MAIN.replace("guest-kernel", "bogus"), "vfio_mode is 'bogus'"),
+        (MAIN.replace("vmlinux-nvidia-gpu.container", ""), "the guest's kernel is no regular file"),
+    ],
+)
+def test_what_kata_could_not_read_blocks(run: Run, kata: FakeKernel, text: str, told: str) -> None:
+    kata.sysfs.put_bytes(
+        OWN, text.replace('rootfs_type = "ext4"', 'rootfs_type = "erofs"').encode()
+    )
+    answer = run("kata", "check-image", GPU)
+    assert answer.status == 1
+    assert answer.stdout.startswith(f"blocker: {told}\n")
+    assert answer.stdout.count("blocker: ") == 1
+
+
+def test_an_image_of_zeros_is_told_as_not_checked(run: Run, kata: FakeKernel) -> None:
+    place = f"{SHARE}/kata-containers/kata-nvidia.img"
+    kata.sysfs.put_bytes(place, bytes(8192))
+    answer = run("kata", "check-image", GPU)
+    assert answer.stderr.startswith(f"not checked: the file system of {place}, in which none of ")
+
+
 def test_the_configuration_that_the_installed_handler_names_is_looked_at(
     run: Run, kata: FakeKernel
 ) -> None:

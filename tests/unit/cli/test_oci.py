@@ -114,6 +114,8 @@ def test_what_comes_along_in_the_group_is_told(run: Run, bundle: Path) -> None:
     told = answer.stderr.splitlines()
     assert [line.split()[3] for line in told] == ["0000:04:00.0", "0000:04:01.0"]
     assert all(line.endswith("too: it is in IOMMU group 20") for line in told)
+    read = run("oci", "inject", str(bundle), "0000:04:02.0", "--format", "json")
+    assert json.loads(read.stdout)["notes"] == [line.removeprefix("note: ") for line in told]
     by_hand = run("kata", "run-command", "0000:04:02.0").stderr
     assert set(told) <= set(by_hand.splitlines())
 
@@ -221,6 +223,23 @@ def test_a_host_that_tells_no_numbers_is_no_guess(
     assert answer.status == 1
     assert "does not tell its numbers" in answer.stderr
     assert (bundle / "config.json").read_text() == TEXTS["runc spec"]
+
+
+def test_a_pipe_is_no_bundle(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    for place in (tmp_path, tmp_path / "config.json"):
+        answer = run("oci", "eject", str(place))
+        assert answer.status == 2
+        assert f"{tmp_path}/config.json: it is no regular file" in answer.stderr
+
+
+def test_what_lifts_a_refusal_of_bind_is_told_as_its_command(
+    run: Run, kernel: FakeKernel, bundle: Path
+) -> None:
+    kernel.sysfs.put(f"/sys/bus/pci/devices/{GPU[0]}/boot_vga", "1", 0o444)
+    answer = run("oci", "inject", str(bundle), GPU[0])
+    assert answer.status == 4
+    assert f", run vfiomgr bind {GPU[0]} --allow boot-display\n" in answer.stderr
 
 
 def test_mode_and_owner_of_a_node_are_brought_up_to_date(

@@ -49,7 +49,10 @@ def test_kata_s_build_for_gpus_is_fine() -> None:
         (guest(KERNEL, replace(IMAGE, resolved=None)), "guest-file", "image is not there"),
         (guest(KERNEL, replace(IMAGE, size=0)), "guest-file", "image is empty"),
         (guest(replace(KERNEL, resolved=None), IMAGE), "guest-file", "kernel is not there"),
+        (guest(replace(KERNEL, is_regular=False), IMAGE), "guest-file", "is no regular file"),
         (guest(IMAGE), "guest-file", "no kernel"),
+        (replace(NVIDIA, vfio_mode="bogus"), "guest-setting", "vfio_mode is 'bogus'"),
+        (guest(IMAGE, mistyped=("kernel is 1",)), "guest-setting", "kernel is 1"),
         (guest(KERNEL), "guest-root", "no root file system"),
         (guest(KERNEL, IMAGE, INITRD), "guest-root", "an image and an initrd"),
         (replace(NVIDIA, rootfs_type=None), "rootfs-type", "erofs, and the guest is told ext4"),
@@ -103,6 +106,24 @@ def test_a_container_gets_nodes_by_the_guest_s_cdi_or_by_a_hook(
     image: GuestImage, devices: list[PciDevice], severities: list[str]
 ) -> None:
     assert found(check_guest_image(image, devices), "guest-nodes") == severities
+
+
+def test_an_unknown_mode_leaves_nothing_out() -> None:
+    report = check_guest_image(guest(KERNEL, IMAGE, vfio_mode="bogus"), [GPU])
+    assert found(report, "guest-driver") == ["warning"]
+
+
+def test_a_value_of_a_wrong_type_is_not_told_as_a_missing_one() -> None:
+    report = check_guest_image(guest(mistyped=("hypervisor is [], and no table",)))
+    assert [finding.id for finding in report.findings] == ["guest-setting"]
+
+
+def test_an_unknown_file_system_is_told_as_not_checked() -> None:
+    report = check_guest_image(guest(KERNEL, replace(IMAGE, file_system=None)))
+    assert not report.is_blocked
+    assert report.not_checked[0].startswith(f"the file system of {IMAGE.resolved}")
+    assert "the guest is told ext4" in report.not_checked[0]
+    assert len(check_guest_image(guest(KERNEL, INITRD)).not_checked) == 1
 
 
 def disk(superblock: bytes, start: int | None = 6144) -> bytes:

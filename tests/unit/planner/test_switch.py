@@ -197,8 +197,8 @@ def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
     vendor = replace(divided(), vgpu_parents=(parent,))
     with pytest.raises(Refusal) as refused:
         plan(vendor, SwitchGpu(first, "host"))
-    assert f"vfiomgr vgpu create --parent {first}" in refused.value.hint
-    assert "vfiomgr bind" not in refused.value.hint, "its driver makes vGPUs of it"
+    assert f"alone: vfiomgr vgpu create --parent {first}" in refused.value.hint
+    assert f"or run vfiomgr bind {first} --allow vgpu-function" in refused.value.hint
     made = replace(vendor, vgpus=(VGPU,))
     with pytest.raises(Refusal) as refused:
         plan(made, SwitchGpu(first, "host"))

@@ -8,6 +8,7 @@ call that is given up; nothing more is asked then.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,6 +73,8 @@ class _Conversation:
         self._deadline = deadline
         self._silence = 0.0
         """For how many seconds it was waited in vain."""
+        self._asked: tuple[_Answer, float, float] | None = None
+        """The last answer, how long it may take, and until when: an interrupt ends no call."""
         self._questions: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._ask_all, name="libvirt", daemon=True)
         self._thread.start()
@@ -81,8 +84,10 @@ class _Conversation:
         if not self._thread.is_alive():
             return call()  # of a connection that is closed, which libvirt says by itself
         seconds = max(self._deadline, _LONG_DEADLINE) if name in _LONG else self._deadline
+        self._wait_out()
         if not self._silence:
             answer = self._put(call)
+            self._asked = answer, seconds, time.monotonic() + seconds
             if not answer.is_there.wait(seconds):
                 self._silence = seconds
             elif _LOST in str(answer.error):
@@ -92,6 +97,15 @@ class _Conversation:
         if answer.error is not None:
             raise answer.error
         return self._guarded(answer.value)
+
+    def _wait_out(self) -> None:
+        """Let the call that was interrupted end: what is asked next is answered after it."""
+        if self._asked is None:
+            return
+        answer, seconds, end = self._asked
+        if not answer.is_there.wait(max(end - time.monotonic(), 0)):
+            self._silence = self._silence or seconds
+        self._asked = None
 
     def close(self, handle: _Guarded) -> None:
         """Close the connection; one that does not answer is left, for closing would wait, too."""

@@ -58,7 +58,7 @@ class DeviceCalls(DomainCalls):
             with explaining(name):
                 handle.detachDeviceFlags(element, _flags(scope))
             end = time.monotonic() + removal.deadline
-            while self._has(name, removal.device):
+            while self.has(name, removal.device):
                 if alias in news.refused:
                     raise _kept(name, removal.device, "refused to release it", scope)
                 left = end - time.monotonic()
@@ -71,7 +71,7 @@ class DeviceCalls(DomainCalls):
         found = read_domain(self.domain_xml(name, inactive=False), name).hostdev(device)
         return found.alias if found else None
 
-    def _has(self, name: str, device: str) -> bool:
+    def has(self, name: str, device: str) -> bool:
         """Whether the running guest has it; one that is off by now has not."""
         try:
             if not self.state(name).is_active:

@@ -66,7 +66,7 @@ def attach_all(
     def take_back(one: Exchange) -> None:
         connection.detach(domain, one.element, _LIVE, Removal(one.device, deadline))
 
-    _carry_out(connection, domain, exchanges, _Deed(give, take_back), on_done)
+    _carry_out(connection, domain, exchanges, _Deed(give, take_back, gives=True), on_done)
 
 
 def detach_all(
@@ -92,7 +92,7 @@ def detach_all(
     def give_back(one: Exchange) -> None:
         connection.attach(domain, elements[one.device], _LIVE)
 
-    _carry_out(connection, domain, exchanges, _Deed(take, give_back), on_done)
+    _carry_out(connection, domain, exchanges, _Deed(take, give_back, gives=False), on_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,8 @@ class _Deed:
 
     act: Callable[[Exchange], None]
     undo: Callable[[Exchange], None]
+    gives: bool
+    """Whether a running guest has the device afterwards."""
 
 
 def _carry_out(
@@ -113,18 +115,64 @@ def _carry_out(
     """Do it with all of them, or take back what was done; not what a guest only keeps."""
     before = _definition(connection, domain, exchanges)
     done: list[Exchange] = []
-    for exchange in exchanges:
-        try:
+    try:
+        for exchange in exchanges:
             deed.act(exchange)
-        except GuestKeepsDevice:
-            raise
-        except (VfiomgrError, KeyboardInterrupt) as error:
-            if not done:
-                raise _unknown(error, domain, exchange) from None
-            undo = [partial(deed.undo, one) for one in reversed(done) if one.scope.live]
-            raise _rolled_back(connection, domain, before, undo, error) from error
-        done.append(exchange)
-        on_done(exchange)
+            done.append(exchange)
+            on_done(exchange)
+    except GuestKeepsDevice:
+        raise
+    except (VfiomgrError, KeyboardInterrupt) as error:
+        current = exchanges[len(done) : len(done) + 1]
+        if isinstance(error, KeyboardInterrupt):
+            asked = [one for one in current if not _is_settled(connection, domain, one, deed, done)]
+        elif not done:
+            raise _unknown(error, domain, current[0]) from None
+        else:
+            asked = []
+        undo = [partial(deed.undo, one) for one in reversed(done) if one.scope.live]
+        outcome = _rolled_back(connection, domain, before, undo, error)
+        raise _still_asked(outcome, domain, asked) from error
+
+
+def _is_settled(
+    connection: Connection, domain: str, one: Exchange, deed: _Deed, done: list[Exchange]
+) -> bool:
+    """Wait out the call that an interrupt has left, and add to what is done where it did its work.
+
+    What is asked of libvirt waits for it. False where a guest may yet release what it has.
+
+    Raises:
+        RollbackIncomplete: libvirt does not tell, or it was interrupted again.
+
+    """
+    if not one.scope.live:
+        return True
+    try:
+        has_it = connection.has(domain, one.device)
+    except (VfiomgrError, KeyboardInterrupt) as error:
+        told, hint = _told(error, "it was interrupted twice")
+        others = "".join(f", and {each.device} was not taken back" for each in done)
+        left = f"{told}: whether {domain} has {one.device} is not known{others}"
+        shown = f"vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
+        hint = f"{hint}; then {shown}" if isinstance(error, VfiomgrError) else shown
+        raise RollbackIncomplete(left, hint) from error
+    if has_it == deed.gives:
+        done.append(one)
+    return deed.gives or not has_it
+
+
+def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[Exchange]) -> VfiomgrError:
+    """No request to a guest can be withdrawn."""
+    if not asked:
+        return outcome
+    (one,) = asked
+    told = outcome.message if isinstance(outcome, RollbackIncomplete) else "it was interrupted"
+    return RollbackIncomplete(
+        f"{told}; {domain} has {one.device}, and may have been asked to release it",
+        "the request stands until the guest is shut down: where it is released after all, "
+        f"vfiomgr libvirt attach {shlex.quote(domain)} {one.device} gives it again",
+    )
 
 
 def _definition(connection: Connection, domain: str, exchanges: Sequence[Exchange]) -> bytes | None:
@@ -163,9 +211,10 @@ def _rolled_back(
             connection.redefine(before)
         for call in undo:
             call()
-    except VfiomgrError as another:
-        left = f"what was done before could not be taken back: {another.message}"
-        return RollbackIncomplete(f"{told}; and {left}", another.hint)
+    except (VfiomgrError, KeyboardInterrupt) as another:
+        why, remedy = _told(another, "it was interrupted again")
+        left = f"what was done before could not be taken back: {why}"
+        return RollbackIncomplete(f"{told}; and {left}", remedy)
     return RolledBack(f"{told}; {domain} is as it was before", hint)
 
 
@@ -178,7 +227,7 @@ def _unknown(error: BaseException, domain: str, exchange: Exchange) -> BaseExcep
     return RollbackIncomplete(f"{error.message}: {left}", hint)
 
 
-def _told(error: BaseException) -> tuple[str, str]:
+def _told(error: BaseException, interrupted: str = "it was interrupted") -> tuple[str, str]:
     if isinstance(error, VfiomgrError):
         return error.message, error.hint
-    return "it was interrupted", "run the command again"
+    return interrupted, "run the command again"

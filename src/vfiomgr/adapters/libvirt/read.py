@@ -222,7 +222,8 @@ def _qemu_arguments(root: Element) -> Iterator[str]:
         for device in override.all("device", QEMU_NAMESPACE):
             for frontend in device.all("frontend", QEMU_NAMESPACE):
                 for changed in frontend.all("property", QEMU_NAMESPACE):
-                    yield f"{changed.get('name')}={changed.get('value')}"
+                    name = f"device.{device.get('alias')}.{changed.get('name')}"
+                    yield from ("-set", f"{name}={changed.get('value')}")
 
 
 def _firmware(root: Element) -> str | None:
@@ -236,12 +237,13 @@ def _iommu(root: Element) -> DomainIommu | None:
     element = root.find("devices/iommu")
     if element is None:
         return None
-    driver = element.find("driver")
+    driver, alias = element.find("driver"), element.find("alias")
     bits = None if driver is None else number_of(driver, "aw_bits", _MOST_BITS, 0)
     return DomainIommu(
         model=element.get("model"),
         has_caching_mode=is_on(driver, "caching_mode"),
         address_bits=bits or None,
         has_eim=is_on(driver, "eim"),
+        alias="" if alias is None else alias.get("name"),
         bus=None if driver is None else whole_number(driver.get("pciBus")),
     )

@@ -26,6 +26,9 @@ _RULES = ("linux", "resources", "devices")
 _ANNOTATIONS = ("annotations",)
 _KNOWN = ("ociVersion", "process", "root", "linux", "mounts", "annotations")
 _NOT_OCI = "name the config.json of an OCI bundle; runc spec makes one"
+_CHANGED = "is no longer as it was put in: it is left as it is"
+_CHARACTER = ("c", "u")
+"""A device of characters, and one that is not buffered: to Linux they are the same."""
 _SHAPE = "have the runtime write it anew: config-linux.md of the OCI runtime specification has it"
 
 
@@ -109,46 +112,47 @@ class _Editor:
     def has(self, injection: Injection) -> bool:
         """Whether a device is in already, as it would be put in now."""
         known = self.record.devices.get(injection.device.name)
-        entries = {entry["path"]: entry for entry in self._values(_DEVICES)}
         return known == _recorded(injection) and all(
-            node.path in entries
-            and _number(entries[node.path]) == node.number
-            and (node.path not in self.record.nodes or _access(entries[node.path]) == _own(node))
-            and _is_allowed(self._values(_RULES), node.number)
+            self._has_node(node) and _is_allowed(self._values(_RULES), node.number)
             for node in injection.nodes
         )
+
+    def _has_node(self, node: DeviceNode) -> bool:
+        """One that somebody else put in has modes and owners of theirs."""
+        entries = self._entries(node.path)
+        if node.path in self.record.nodes:
+            return bool(entries) and all(entry == _entry(node) for entry in entries)
+        return bool(entries) and all(_is_node(entry, node) for entry in entries)
+
+    def _entries(self, path: str) -> list[Mapping[str, Any]]:
+        return [entry for entry in self._values(_DEVICES) if entry["path"] == path]
 
     def put_in(self, injection: Injection) -> None:
         """Put in what of a device is not there yet."""
         for node in injection.nodes:
             self._put_node(node)
+            if self.record.rules.get(node.path, node.number) != node.number:
+                self._drop_rule(node.path)
             if not _is_allowed(self._values(_RULES), node.number):
                 self._append(_RULES, _rule(node.number))
                 self._remember(rules={**self.record.rules, node.path: node.number})
         devices = {**self.record.devices, injection.device.name: _recorded(injection)}
-        self._remember(devices=devices)
+        present = self._names_of_cdi()
+        stood = [name for name in injection.cdi if name in present and name not in self._cdi]
+        self._remember(devices=devices, stood=tuple(dict.fromkeys([*self.record.stood, *stood])))
 
     def _put_node(self, node: DeviceNode) -> None:
-        for entry in self._values(_DEVICES):
-            if entry["path"] == node.path:
-                _refuse_other(self.document.source, entry, node)
-                if node.path in self.record.nodes:
-                    self._give_access(node)
-                return
-        self._append(_DEVICES, _entry(node))
-        self._remember(nodes={**self.record.nodes, node.path: node.number})
-
-    def _give_access(self, node: DeviceNode) -> None:
-        """Mode and owner of the host's node to the entry that was made of it."""
-        for key, value in _own(node).items():
-            entries = self.document.root.at(_DEVICES)
-            found = entries.items if entries is not None else ()
-            entry = next(item for item in found if item.value["path"] == node.path)
-            member = entry.members.get(key)
-            if member is None:
-                self.document = self.document.with_parts(entry, {key: value})
-            elif member.value != value:
-                self.document = self.document.with_value(member, value)
+        if self.record.nodes.get(node.path, node) != node:
+            self._drop_node(node.path)
+        entries = self._entries(node.path)
+        if node.path in self.record.nodes and any(entry != _entry(node) for entry in entries):
+            self.left.append(f"the device {node.path} {_CHANGED}")
+            self._forget_node(node.path)
+        for entry in entries:
+            _refuse_other(self.document.source, entry, node)
+        if not entries:
+            self._append(_DEVICES, _entry(node))
+            self._remember(nodes={**self.record.nodes, node.path: node})
 
     def take_out(self, name: str) -> None:
         """Take out what of a device no other one needs; nothing of one that is not in."""
@@ -164,12 +168,15 @@ class _Editor:
                 self._drop_rule(path)
 
     def _drop_node(self, path: str) -> None:
-        number = self.record.nodes.get(path)
-        if number is None:
+        node = self.record.nodes.get(path)
+        if node is None:
             return
-        entries = self._values(_DEVICES)
-        found = [n for n, e in enumerate(entries) if (e["path"], _number(e)) == (path, number)]
-        self._drop(_DEVICES, found, f"the device {path}")
+        entry = _entry(node)
+        found = [n for n, present in enumerate(self._values(_DEVICES)) if present == entry]
+        self._drop(_DEVICES, found[-1:], f"the device {path}")
+        self._forget_node(path)
+
+    def _forget_node(self, path: str) -> None:
         self._remember(nodes={p: n for p, n in self.record.nodes.items() if p != path})
 
     def _drop_rule(self, path: str) -> None:
@@ -195,13 +202,18 @@ class _Editor:
 
     def _write_cdi(self) -> None:
         now = [name for device in self.record.devices.values() for name in device.cdi]
-        present = self._values(_ANNOTATIONS, {}).get(CDI_ANNOTATION, "")
-        foreign = [name for name in present.split(",") if name and name not in self._cdi]
+        mine = self._cdi.difference(self.record.stood)
+        foreign = [name for name in self._names_of_cdi() if name not in mine]
         names = list(dict.fromkeys([*foreign, *now]))
+        self._remember(stood=tuple(name for name in self.record.stood if name in now))
         if names:
             self._ensure(_ANNOTATIONS, {})
         if now or self._cdi:
             self._annotate(CDI_ANNOTATION, ",".join(names) or None)
+
+    def _names_of_cdi(self) -> list[str]:
+        present = self._values(_ANNOTATIONS, {}).get(CDI_ANNOTATION, "")
+        return [name for name in present.split(",") if name]
 
     def _annotate(self, key: str, value: str | None) -> None:
         node = self.document.root.at(_ANNOTATIONS)
@@ -258,7 +270,7 @@ class _Editor:
     def _drop(self, path: tuple[str, ...], numbers: list[int], what: str) -> None:
         node = self.document.root.at(path)
         if node is None or not numbers:
-            self.left.append(f"{what} is no longer as it was put in: it is left as it is")
+            self.left.append(f"{what} {_CHANGED}")
             return
         self.document = self.document.without_parts(node, numbers)
 
@@ -289,18 +301,10 @@ def _entry(node: DeviceNode) -> dict[str, object]:
         "type": "c",
         "major": node.major,
         "minor": node.minor,
-        **_own(node),
+        "fileMode": node.access.mode,
+        "uid": node.access.uid,
+        "gid": node.access.gid,
     }
-
-
-def _own(node: DeviceNode) -> dict[str, int]:
-    """Mode and owner, as `linux.devices` has them."""
-    access = node.access
-    return {"fileMode": access.mode, "uid": access.uid, "gid": access.gid}
-
-
-def _access(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: entry.get(key) for key in ("fileMode", "uid", "gid")}
 
 
 def _rule(number: Number) -> dict[str, object]:
@@ -310,6 +314,11 @@ def _rule(number: Number) -> dict[str, object]:
 
 def _number(entry: Mapping[str, Any]) -> tuple[Any, Any]:
     return entry.get("major"), entry.get("minor")
+
+
+def _is_node(entry: Mapping[str, Any], node: DeviceNode) -> bool:
+    """Whether a runtime makes this node of an entry, whoever may open it."""
+    return entry.get("type") in _CHARACTER and _number(entry) == node.number
 
 
 def _is_allowed(rules: Iterable[Mapping[str, Any]], number: Number) -> bool:
@@ -331,14 +340,16 @@ def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> No
     """A node that somebody else has put in stays as it is.
 
     Raises:
-        Refusal: it has other numbers than the host's.
+        Refusal: it has another type or other numbers than the host's.
 
     """
-    if _number(entry) != node.number:
+    if not _is_node(entry, node):
         major, minor = _number(entry)
+        is_character = entry.get("type") in _CHARACTER
+        kind = "" if is_character else f"{entry.get('type') or 'no type'} "
         message = (
-            f"{source} has {node.path} as {major}:{minor} already, which vfiomgr did not put "
-            f"there, and on this host it is {node.major}:{node.minor}"
+            f"{source} has {node.path} as {kind}{major}:{minor} already, which vfiomgr did not put "
+            f"there, and on this host it is {'' if is_character else 'c '}{node.major}:{node.minor}"
         )
         raise Refusal(message, "take it out of linux.devices, then run the command again")
 
@@ -368,6 +379,17 @@ def _check(document: Document) -> None:
     _check_parts(document)
 
 
+_NUMBER = int | None
+_MEMBERS = (
+    ("access", str | None, "no text"),
+    ("type", str | None, "no text"),
+    ("allow", bool | None, "neither true nor false"),
+    ("major", _NUMBER, "no number"),
+    ("minor", _NUMBER, "no number"),
+)
+"""Of devices and rules, where they have them (config-linux.md)."""
+
+
 def _check_parts(document: Document) -> None:
     for path in (_DEVICES, _RULES):
         node = document.root.at(path)
@@ -377,8 +399,11 @@ def _check_parts(document: Document) -> None:
                 document.fail(item, f"{name} is not an object", _SHAPE)
             if path == _DEVICES and not isinstance(item.value.get("path"), str):
                 document.fail(item, f"{name} has no path", _SHAPE)
-            if not isinstance(item.value.get("access"), str | None):
-                document.fail(item, f"the access of {name} is no text", _SHAPE)
+            for key, kinds, called in _MEMBERS:
+                if not isinstance(value := item.value.get(key), kinds) or (
+                    kinds is _NUMBER and isinstance(value, bool)
+                ):
+                    document.fail(item, f"the {key} of {name} is {called}", _SHAPE)
     annotations = document.root.at(_ANNOTATIONS)
     for key, value in annotations.members.items() if annotations is not None else ():
         if not isinstance(value.value, str):

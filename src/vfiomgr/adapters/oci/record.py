@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vfiomgr.model.access import NodeAccess
+from vfiomgr.model.oci import DeviceNode
+
 RECORD = "io.vfiomgr.injected"
 """The annotation; runtimes pass over those that they do not know (config.md, "Annotations")."""
 _VERSION = 1
@@ -27,12 +30,14 @@ class Record:
     """All that was put in, and what there was instead of the lists that hold it."""
 
     devices: Mapping[str, RecordedDevice] = field(default_factory=dict)
-    nodes: Mapping[str, Number] = field(default_factory=dict)
-    """By path: those in `linux.devices`."""
+    nodes: Mapping[str, DeviceNode] = field(default_factory=dict)
+    """By path: those in `linux.devices`, as they were put in."""
     rules: Mapping[str, Number] = field(default_factory=dict)
     """By path: those in `linux.resources.devices`."""
     made: Mapping[str, str | None] = field(default_factory=dict)
     """By the keys that lead to them, joined by dots: the text that was there, None where none."""
+    stood: tuple[str, ...] = ()
+    """Names of CDI that devices have, and that somebody else had asked for before."""
 
     def named(self, text: str) -> str | None:
         """The device that a name, or the name of one of its functions, is about."""
@@ -51,9 +56,10 @@ class Record:
                 name: {"functions": d.functions, "nodes": d.nodes, "cdi": d.cdi}
                 for name, d in self.devices.items()
             },
-            "nodes": self.nodes,
+            "nodes": {path: _written(node) for path, node in self.nodes.items()},
             "rules": self.rules,
             "made": self.made,
+            "stood": self.stood,
         }
         return json.dumps(body, separators=(",", ":"))
 
@@ -71,9 +77,10 @@ def read_record(text: str) -> Record:
             message = f"version {body['version']!r}"
             raise ValueError(message)
         devices = {str(name): _device(entry) for name, entry in body["devices"].items()}
-        nodes, rules = (_numbers(body[key]) for key in ("nodes", "rules"))
+        nodes = {str(path): _node(str(path), entry) for path, entry in body["nodes"].items()}
+        rules = _numbers(body["rules"])
         made = {str(path): None if old is None else str(old) for path, old in body["made"].items()}
-        return Record(devices, nodes, rules, made)
+        return Record(devices, nodes, rules, made, tuple(map(str, body["stood"])))
     except (KeyError, TypeError, AttributeError) as error:
         message = f"{type(error).__name__}: {error}"
         raise ValueError(message) from None
@@ -83,6 +90,16 @@ def _device(entry: Any) -> RecordedDevice:  # noqa: ANN401 - JSON has no narrowe
     return RecordedDevice(
         *(tuple(map(str, entry[key])) for key in ("functions", "nodes", "cdi")),
     )
+
+
+def _written(node: DeviceNode) -> tuple[int, int, int, int, int]:
+    access = node.access
+    return node.major, node.minor, access.mode, access.uid, access.gid
+
+
+def _node(path: str, entry: Any) -> DeviceNode:  # noqa: ANN401 - as above
+    major, minor, mode, uid, gid = map(int, entry)
+    return DeviceNode(path, major, minor, NodeAccess(uid, gid, mode))
 
 
 def _numbers(entries: Any) -> dict[str, Number]:  # noqa: ANN401 - as above

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.model.explanation import ChainBreak
 from vfiomgr.model.kata import LEAST_GUEST_MIB
+from vfiomgr.model.kata_settings import VFIO_MODES
 from vfiomgr.model.pod import KATA_ANNOTATION
-from vfiomgr.planner.kata.check import MODES
 from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[
     if mode is None:
         return
     remedy = f"take the annotation {_VFIO_MODE} out: guest-kernel is what containers need"
-    if mode not in MODES:
+    if mode not in VFIO_MODES:
         yield ChainBreak(f"vfio_mode is annotated as {mode!r}, which is none", remedy)
     elif mode == "vfio" and not settings.has_iommu:
         yield ChainBreak(
@@ -83,7 +83,7 @@ def with_annotations(situation: Situation) -> Situation:
         if value is not None and settings.allows_annotation(name):
             _put(document, ("hypervisor", settings.hypervisor), name, value)
     mode = situation.pod.annotation(_VFIO_MODE)
-    if mode in MODES:
+    if mode in VFIO_MODES:
         _put(document, ("runtime",), "vfio_mode", mode)
     effective = replace(settings, document=document)
     return replace(situation, configuration=replace(situation.configuration, settings=effective))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from vfiomgr.model.kata import MAX_PORTS, KataRelease, PciePort
 from vfiomgr.model.kata_keys import KeyTable
+from vfiomgr.model.kata_settings import VFIO_MODES
 from vfiomgr.model.readiness import SEVERITIES, Finding
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ _OF_RS = {
 }
 """What runtime-rs calls what the Go runtime calls otherwise."""
 _RS_PORTS = ("no-port", "root-port")
-MODES = ("guest-kernel", "vfio")
-"""Of vfio_mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +248,13 @@ def _check_together(file: _File, document: Mapping[str, Any]) -> Iterator[Findin
     """Values that are refused, alone or with others; a drop-in need not hold the others."""
     runtime = document.get("runtime")
     mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
-    if isinstance(mode, str) and mode and mode not in MODES:
+    if isinstance(mode, str) and mode and mode not in VFIO_MODES:
         yield file.finding(
             "kata-vfio-mode",
             "blocker",
             f"vfio_mode is {mode!r}",
             "Kata refuses the whole configuration",
-            f"write {' or '.join(MODES)}",
+            f"write {' or '.join(VFIO_MODES)}",
         )
     hypervisors = document.get("hypervisor")
     for name, keys in hypervisors.items() if isinstance(hypervisors, dict) else ():

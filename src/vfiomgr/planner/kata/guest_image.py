@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.kata_image import DEFAULT_ROOTFS_TYPE
+from vfiomgr.model.kata_image import DEFAULT_ROOTFS_TYPE, FILE_SYSTEMS
+from vfiomgr.model.kata_settings import VFIO_MODES
 from vfiomgr.model.readiness import SEVERITIES, Finding, Report
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _NVIDIA = "10de"
 _DISPLAY = "03"
-_GUEST_KERNEL = "guest-kernel"
+_VFIO = "vfio"
 _INSIDE = (
     "what is inside the image: driver, agent and hooks; boot it with a debug console, or mount it "
     "(losetup -P)"
@@ -28,6 +29,7 @@ _INSIDE = (
 def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> Report:
     """What is found of a guest, the gravest first; without devices, what any GPU would need."""
     found = [
+        *_settings(image),
         *_files(image),
         *_root(image),
         *_file_system(image),
@@ -35,8 +37,27 @@ def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> R
         *_containers(image, devices),
     ]
     return Report(
-        tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))), (_INSIDE,)
+        tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))),
+        (*_unknown_file_system(image), _INSIDE),
     )
+
+
+def _settings(image: GuestImage) -> Iterator[Finding]:
+    """Kata reads no part of a configuration with a value that it cannot take."""
+    why = "Kata refuses the whole configuration"
+    for text in image.mistyped:
+        key = text.partition(" is ")[0]
+        remedy = f"correct {key}, or leave it out"
+        yield Finding("guest-setting", "blocker", text, (image.source,), why, remedy)
+    if image.vfio_mode not in VFIO_MODES:
+        yield Finding(
+            "guest-setting",
+            "blocker",
+            f"vfio_mode is {image.vfio_mode!r}",
+            (f"{image.source}: vfio_mode = {image.vfio_mode}",),
+            why,
+            f"write {' or '.join(VFIO_MODES)}",
+        )
 
 
 def _files(image: GuestImage) -> Iterator[Finding]:
@@ -53,12 +74,16 @@ def _files(image: GuestImage) -> Iterator[Finding]:
                 why,
                 f"install what holds {file.path}, or name another {file.key}",
             )
+        elif not file.is_regular:
+            title = f"the guest's {file.key} is no regular file"
+            remedy = f"name the file itself: {file.key} = …"
+            yield Finding("guest-file", "blocker", title, evidence, why, remedy)
         elif not file.size:
             title = f"the guest's {file.key} is empty"
             yield Finding("guest-file", "blocker", title, evidence, why, "install it again")
         else:
             yield Finding("guest-file", "ok", f"the guest's {file.key} is there", evidence, why)
-    if image.file("kernel") is None:
+    if image.file("kernel") is None and not image.mistyped:
         evidence = (f"{image.source}: no kernel below [hypervisor.{image.hypervisor}]",)
         remedy = "name one: kernel = …"
         yield Finding("guest-file", "blocker", "the guest has no kernel", evidence, why, remedy)
@@ -67,7 +92,7 @@ def _files(image: GuestImage) -> Iterator[Finding]:
 def _root(image: GuestImage) -> Iterator[Finding]:
     """An image or an initrd: one of both (getAssetPath and validation in config.go)."""
     names = [key for key in ("image", "initrd") if image.file(key) is not None]
-    if len(names) == 1:
+    if len(names) == 1 or (not names and image.mistyped):
         return
     section = f"[hypervisor.{image.hypervisor}]"
     title = "the guest has an image and an initrd" if names else "the guest has no root file system"
@@ -102,10 +127,21 @@ def _file_system(image: GuestImage) -> Iterator[Finding]:
     yield Finding("rootfs-type", "blocker", title, evidence, why, remedy)
 
 
+def _unknown_file_system(image: GuestImage) -> Iterator[str]:
+    file = image.file("image")
+    if file is None or not (file.resolved and file.is_regular and file.size) or file.file_system:
+        return
+    told = image.rootfs_type or DEFAULT_ROOTFS_TYPE
+    yield (
+        f"the file system of {file.resolved}, in which none of {', '.join(FILE_SYSTEMS)} is found; "
+        f"the guest is told {told}"
+    )
+
+
 def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding]:
-    """With vfio_mode guest-kernel the guest needs the device's driver."""
+    """Where a container gets no nodes of VFIO, the guest needs the device's driver."""
     root, kernel = image.root, image.file("kernel")
-    if image.vfio_mode != _GUEST_KERNEL or root is None or kernel is None:
+    if image.vfio_mode == _VFIO or root is None or kernel is None:
         return
     evidence = (_named(image, root), _named(image, kernel))
     nvidia = [device for device in devices if is_cdi_gpu(device)]
@@ -150,7 +186,7 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding
 def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding]:
     """How a container in the guest comes by the nodes of the guest's driver."""
     root = image.root
-    if image.vfio_mode != _GUEST_KERNEL or root is None:
+    if image.vfio_mode == _VFIO or root is None:
         return
     hooks = image.guest_hook_path
     evidence = (_named(image, root), f"{image.source}: guest_hook_path = {hooks or 'not set'}")

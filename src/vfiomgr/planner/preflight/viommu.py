@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.domain import TO_PCI
@@ -12,13 +13,17 @@ from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.unassigned import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
 _ELEMENT = "devices/iommu"
 _INTEL, _AMD = "intel", "amd"
-_REMAPS = re.compile(r"\bdma-remap=(?:on|true|1|yes)\b")
+_AMD_DEVICE = "amd-iommu"
+_REMAPS = "dma-remap"
+_USUAL_ALIAS = "iommu0"
+_ON = ("on", "yes", "true", "y")
+"""What QEMU takes for true (qapi_bool_parse in qapi/qapi-util.c)."""
 _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
@@ -77,7 +82,8 @@ def maps_nothing(situation: Situation) -> Iterator[Finding]:
     taking = [hostdev for hostdev in situation.hostdevs if not hostdev.is_unassigned]
     if iommu is None or iommu.model != _AMD or not taking:
         return
-    if any(_REMAPS.search(argument) for argument in situation.domain.qemu_arguments):
+    aliases = (_USUAL_ALIAS, iommu.alias)
+    if any(_remaps(*pair, aliases) for pair in pairwise(situation.domain.qemu_arguments)):
         return
     line = situation.domain.line(_ELEMENT)
     yield Finding(
@@ -94,6 +100,47 @@ def maps_nothing(situation: Situation) -> Iterator[Finding]:
         f"{line}, which hosts of AMD have too; or, with QEMU 10.2, <qemu:commandline> with "
         "<qemu:arg value='-global'/> and <qemu:arg value='amd-iommu.dma-remap=on'/>",
     )
+
+
+def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:
+    """Whether an option of QEMU has the IOMMU of AMD, and not another device, map for DMA."""
+    match option.removeprefix("-").removeprefix("-"):
+        case "device":
+            values = _values(argument, "driver")
+            return values.get("driver") == _AMD_DEVICE and _is_on(values.get(_REMAPS))
+        case "global":
+            values = _values(argument, "")
+            if "driver" not in values:
+                return _is_on(values.get(f"{_AMD_DEVICE}.{_REMAPS}"))
+            named = (values["driver"], values.get("property"))
+            return named == (_AMD_DEVICE, _REMAPS) and _is_on(values.get("value"))
+        case "set":
+            place, _, value = argument.partition("=")
+            kind, _, rest = place.partition(".")
+            alias, _, name = rest.rpartition(".")
+            return (kind, name) == ("device", _REMAPS) and alias in aliases and _is_on(value)
+    return False
+
+
+def _values(argument: str, implied: str) -> dict[str, object]:
+    """The members of an argument, which is JSON or `a=b,c=d`; the first may have no name."""
+    if argument.startswith("{"):
+        try:
+            read = json.loads(argument)
+        except (ValueError, RecursionError):
+            return {}
+        return read if isinstance(read, dict) else {}
+    first, *more = (part.partition("=") for part in argument.split(","))
+    unnamed = implied and not first[1]
+    found = [
+        (implied, first[0]) if unnamed else (first[0], first[2]),
+        *((p[0], p[2]) for p in more),
+    ]
+    return dict(found)
+
+
+def _is_on(value: object) -> bool:
+    return value is True or value in _ON
 
 
 def caching_mode(situation: Situation) -> Iterator[Finding]:

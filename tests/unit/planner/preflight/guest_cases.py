@@ -207,7 +207,8 @@ CASES = [
             xml(NIC_ELEMENT + "<iommu model='amd'/>").replace(
                 "</domain>",
                 "<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>"
-                "<arg value='amd-iommu.dma-remap=on'/></commandline></domain>",
+                "<arg value='-global'/><arg value='amd-iommu.dma-remap=on'/>"
+                "</commandline></domain>",
             )
         ),
     ),
