@@ -300,10 +300,37 @@ CASES = [
         "give the handler another name",
     ),
     Case(
+        "a shim that is not there",
+        None,
+        changed(CONTAINERD, SHIMS["rs"], "/opt/kata/bin/containerd-shim-kata-v3"),
+        "/opt/kata/bin/containerd-shim-kata-v3, the shim that /etc/containerd/config.toml names "
+        "for kata-vfio, is not there",
+        f'set runtime_path = "{SHIMS["rs"]}" there, then restart containerd',
+        is_silent=False,
+    ),
+    Case(
+        "a handler of a Kata that is not installed",
+        None,
+        lambda node: (node.root / SHIMS["rs"].removeprefix("/")).unlink(),
+        "is not there: no pod of the handler starts without it",
+        "install Kata Containers where it is named",
+        is_silent=False,
+    ),
+    Case(
+        "a shim by name that no directory has",
+        None,
+        changed(CONTAINERD, f'  runtime_path = "{SHIMS["rs"]}"\n', ""),
+        "containerd-shim-kata-vfio-v2, the shim that /etc/containerd/config.toml names for "
+        "kata-vfio, is in none of the usual directories",
+        f'set runtime_path = "{SHIMS["rs"]}" there',
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
         "a drop-in of another version",
         None,
         both(
-            lambda node: node.write("etc/containerd/conf.d/a.toml", HANDLER.format(shim="/kata")),
+            lambda node: node.write("etc/containerd/conf.d/a.toml", HANDLER.format(shim=SHIMS["rs"])),
             lambda node: node.write(CONTAINERD, 'version = 2\nimports = ["conf.d/*"]\n'),
         ),
         "conf.d/a.toml is of version 3, and /etc/containerd/config.toml of version 2: containerd",

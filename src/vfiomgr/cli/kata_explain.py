@@ -16,7 +16,7 @@ from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import UsageError
 from vfiomgr.host.kata import SHIMS
-from vfiomgr.host.kata_surroundings import kata_conf_file
+from vfiomgr.host.kata_surroundings import has_program, kata_conf_file
 from vfiomgr.model.cdi import DEFAULT_KIND
 from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.kata import RuntimeName
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.kata.situation import ShimState
 
 
 @click.command("explain")
@@ -183,6 +184,8 @@ class _Scene:
                 configuration=self._configuration(entry, conf_file, name, release.runtime),
                 keys=key_table(),
                 conf_file=conf_file,
+                shim=self._shim(entry),
+                shims=tuple(shim.path for shim in self._installed.shims),
                 kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
                 only=frozenset(device.address for device in only),
                 only_name=only_name,
@@ -225,6 +228,14 @@ class _Scene:
                 if any(node.on_host in nodes for node in own.edits.device_nodes):
                     return specification.kind
         return None
+
+    def _shim(self, entry: HandlerEntry | None) -> ShimState:
+        program = (entry.runtime_path or entry.shim) if entry is not None else ""
+        if not program or not self._is_live:
+            return "not looked for"
+        if has_program(self._session.tree, program):
+            return "there"
+        return "missing" if program.startswith("/") else "not found"
 
     def _release(self, entry: HandlerEntry | None) -> tuple[KataRelease, str]:
         version = self._version or self._installed.version or NEWEST

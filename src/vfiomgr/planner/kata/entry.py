@@ -136,6 +136,7 @@ def _judged(
 
 def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _no_kata(situation)
+    yield from _no_shim(situation)
     yield from _conf_file(situation)
     yield from _sizing(situation)
     yield from _privileged(situation)
@@ -143,11 +144,31 @@ def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _merged_badly(situation)
 
 
+def _is_kata(entry: HandlerEntry) -> bool:
+    is_named = "kata" in entry.runtime_type or "kata" in entry.runtime_path
+    return is_named or entry.runtime_type == "vm"
+
+
+def _no_shim(situation: Situation) -> Iterator[ChainBreak]:
+    """A shim that is not where the handler says, or nowhere that it is looked for."""
+    entry = situation.entry
+    if entry is None or situation.shim not in ("missing", "not found") or not _is_kata(entry):
+        return
+    is_certain = situation.shim == "missing"
+    place = "is not there" if is_certain else "is in none of the usual directories"
+    named = f'set runtime_path = "{next(iter(situation.shims), "FILE")}" there'
+    remedy = named if situation.shims else f"install Kata Containers where it is named, or {named}"
+    yield ChainBreak(
+        f"{entry.runtime_path or entry.shim}, the shim that {entry.source} names for {entry.name}, "
+        f"{place}: no pod of the handler starts without it",
+        f"{remedy}, then restart {_CRI_NAMES[situation.cri]}",
+        is_certain=is_certain,
+    )
+
+
 def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
     entry = situation.entry
-    if entry is None or entry.runtime_type == "vm":
-        return
-    if "kata" in entry.runtime_type or "kata" in entry.runtime_path:
+    if entry is None or _is_kata(entry):
         return
     yield ChainBreak(
         f"the handler {entry.name} runs {entry.runtime_type or 'runc'}, which is not Kata's shim",

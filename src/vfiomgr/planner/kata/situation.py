@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
 from vfiomgr.model.cdi_document import read_file
@@ -43,6 +43,10 @@ class ConfigurationFacts:
     problem: str = ""
 
 
+ShimState = Literal["there", "not found", "missing", "not looked for"]
+"""`not found` in the usual directories, where a name without a path is looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class KubeletFacts:
     """What of the kubelet's configuration decides."""
@@ -50,6 +54,8 @@ class KubeletFacts:
     source: str
     request_timeout: float
     """Seconds; runtimeRequestTimeout."""
+    problem: str = ""
+    """Why the file cannot be read, and where in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,9 @@ class Situation:
     conf_file: tuple[str, str] | None = None
     """What KATA_CONF_FILE is for the shim, and where that is said."""
     kubelet: KubeletFacts | None = None
+    shim: ShimState = "not looked for"
+    shims: tuple[str, ...] = ()
+    """The shims of Kata that are installed."""
     only: frozenset[PciAddress] = frozenset()
     """Functions that were asked about; none for all."""
     only_name: str | None = None
