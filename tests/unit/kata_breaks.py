@@ -363,8 +363,8 @@ CASES = [
     Case(
         "a configuration that is no TOML",
         None,
-        lambda node: node.write(CONFIGURATION, "a = "),
-        "is no TOML",
+        lambda node: node.write(CONFIGURATION, "a = 1\nb = [\n\n"),
+        f"/{CONFIGURATION}:2: it is no TOML",
         "mend it",
         is_silent=False,
     ),
