@@ -285,8 +285,25 @@ CASES = [
         "an unknown handler",
         None,
         changed("pod", "handler: kata-vfio", "handler: kata-gpu"),
-        "containerd has no handler kata-gpu",
-        "vfiomgr kata install --handler kata-gpu",
+        "containerd has no handler kata-gpu: pods of it fail with 'no runtime for \"kata-gpu\" is "
+        "configured'; it has kata-vfio",
+        "kata-vfio; or make this one: vfiomgr kata install --handler kata-gpu",
+        is_silent=False,
+    ),
+    Case(
+        "a mistyped handler",
+        None,
+        changed("pod", "handler: kata-vfio", "handler: kata-vfi"),
+        "containerd has no handler kata-vfi",
+        "is kata-vfio meant? name it as the handler of the RuntimeClass",
+        is_silent=False,
+    ),
+    Case(
+        "containerd as Docker's package configures it",
+        None,
+        lambda node: node.write(CONTAINERD, 'disabled_plugins = ["cri"]\n'),
+        "/etc/containerd/config.toml disables CRI (disabled_plugins)",
+        "take cri out of disabled_plugins in /etc/containerd/config.toml, then restart",
         is_silent=False,
     ),
     Case(

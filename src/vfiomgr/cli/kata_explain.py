@@ -19,7 +19,7 @@ from vfiomgr.host.kata import SHIMS
 from vfiomgr.host.kata_surroundings import has_program, kata_conf_file
 from vfiomgr.model.cdi import DEFAULT_KIND
 from vfiomgr.model.cdi_document import read_file
-from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease
+from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease, handler_configuration
 from vfiomgr.model.kubernetes import require_label, require_resource
 from vfiomgr.model.pod import Objects, PodContainer, PodSpec
 from vfiomgr.model.version import Version
@@ -167,7 +167,7 @@ class _Scene:
         if self._handlers is not None and name is not None:
             entry = self._handlers.handler(name)
         conf_file = None
-        if self._is_live and name is not None:
+        if self._is_live and name is not None and not self._lacks(entry):
             program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
             conf_file = kata_conf_file(self._session.tree, self._cri, program)
         release, source = self._release(entry)
@@ -229,6 +229,10 @@ class _Scene:
                     return specification.kind
         return None
 
+    def _lacks(self, entry: HandlerEntry | None) -> bool:
+        """Whether the container runtime is known to have no such handler."""
+        return entry is None and self._handlers is not None and self._handlers.is_known
+
     def _shim(self, entry: HandlerEntry | None) -> ShimState:
         program = (entry.runtime_path or entry.shim) if entry is not None else ""
         if not program or not self._is_live:
@@ -263,5 +267,11 @@ class _Scene:
             return gather.named_configuration(self._session, self._config)
         if not self._is_live:
             return ConfigurationFacts((), problem="a snapshot does not hold it")
+        if handler is None or (entry is not None and not entry.is_kata):
+            return ConfigurationFacts((), problem="no handler of Kata's is named")
+        if self._lacks(entry):
+            own = gather.read_settings_of(self._session.tree, [handler_configuration(handler)])
+            problem = f"there is no handler {handler} that would name one"
+            return own if own.file is not None else ConfigurationFacts((), problem=problem)
         paths = gather.configuration_paths(entry, conf_file, handler, runtime)
         return gather.read_settings_of(self._session.tree, paths)

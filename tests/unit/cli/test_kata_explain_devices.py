@@ -402,6 +402,35 @@ def test_what_containerd_makes_of_drop_ins_is_told_of_its_version(
     assert answer.status == (1 if known == "broken" else 0)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("handler: kata-vfio", "handler: nvidia"),
+        ("handler: kata-vfio", "handler: runc"),
+        ("  runtimeClassName: kata-vfio\n", ""),
+    ],
+)
+def test_behind_a_wrong_handler_nothing_is_judged_by_a_configuration_of_others(
+    explain: Callable[..., Answer], node: KataNode, old: str, new: str
+) -> None:
+    node.add_gpus()
+    node.publish()
+    plugs_none = (node.root / CONFIGURATION).read_text().replace("root-port", "no-port")
+    node.write("etc/kata-containers/configuration.toml", plugs_none)
+    runc = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n"
+    text = (node.root / CONTAINERD).read_text()
+    node.write(CONTAINERD, f'{text}{runc}runtime_type = "io.containerd.runc.v2"\n')
+    node.change(node.pod, old, new)
+    answer = explain("--format", "json")
+    assert answer.status == 1
+    item = document(answer)
+    (found,) = breaks(item)
+    assert "--handler nvidia" not in found["remedy"]
+    assert ("kata-vfio" in found["remedy"]) == bool(new)
+    assert set(list(states(item).values())[3:]) == {"unknown"}
+    assert functions(item) == [(FIRST, "rp0", 0)], "what would be there is told all the same"
+
+
 def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 

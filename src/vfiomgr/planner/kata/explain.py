@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.explanation import KataExplanation
@@ -10,7 +11,7 @@ from vfiomgr.planner.kata import configured, entry, named, passed, requested
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.model.explanation import DeviceChain
+    from vfiomgr.model.explanation import ChainStep, DeviceChain
     from vfiomgr.planner.kata.situation import Situation
 
 
@@ -31,13 +32,18 @@ def explain(situation: Situation) -> KataExplanation:
             entry.runtime_class(situation),
             entry.handler(situation),
             configured.configuration(situation),
-            requested.request(situation),
-            named.cdi(situation),
-            *passed.steps(situation),
+            *_later(situation),
         ),
         devices=chains,
         differences=tuple(_differences(situation, chains)),
     )
+
+
+def _later(situation: Situation) -> Iterator[ChainStep]:
+    """What comes behind the configuration: not known of a pod that nothing of Kata's runs."""
+    for step in (requested.request(situation), named.cdi(situation), *passed.steps(situation)):
+        is_open = situation.has_no_handler and step.state == "ok"
+        yield replace(step, state="unknown") if is_open else step
 
 
 def _differences(situation: Situation, chains: Sequence[DeviceChain]) -> Iterator[str]:

@@ -132,6 +132,16 @@ class Situation:
         return self.handlers.handler(self.handler_name)
 
     @property
+    def has_no_handler(self) -> bool:
+        """Whether nothing of Kata's is known to run the pod, and no configuration was named."""
+        if self.settings is not None or self.configuration.file is not None:
+            return False
+        if self.handler_name is None:
+            return True
+        known = self.handlers is not None and self.handlers.is_known
+        return known and (self.entry is None or not self.entry.is_kata)
+
+    @property
     def is_cold(self) -> bool:
         """Whether devices are plugged before the guest starts, as far as can be seen."""
         return self.settings is None or self.settings.cold_plug != NO_PORT
