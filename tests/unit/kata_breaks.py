@@ -473,8 +473,8 @@ CASES = [
         "a kind that no specification has",
         None,
         changed(SPECIFICATION, "nvidia.com/pgpu", "nvidia.com/gpu"),
-        "the pod asks for 1 of nvidia.com/pgpu, and the CDI specifications have none",
-        "vfiomgr cdi generate --kind nvidia.com/pgpu --write",
+        "and the CDI specifications have none; the node has nvidia.com/gpu (1)",
+        "ask for nvidia.com/gpu, as the device plugin must call it too",
         is_silent=False,
     ),
     Case(
@@ -482,7 +482,26 @@ CASES = [
         None,
         changed("pod", "pgpu: 1", "pgpu: 3"),
         "the pod asks for 3 of nvidia.com/pgpu, and the CDI specifications have 1",
-        "vfiomgr cdi generate",
+        "ask for at most 1, or publish 0000:42:00.0 as well: vfiomgr cdi generate",
+        is_silent=False,
+    ),
+    Case(
+        "fewer devices than asked for, and no other",
+        None,
+        both(
+            changed("pod", "pgpu: 1", "pgpu: 3"),
+            lambda node: node.publish([GROUP, GROUP + 1]),
+        ),
+        "the pod asks for 3 of nvidia.com/pgpu, and the CDI specifications have 2",
+        "ask for at most 2: no other device is ready for guests",
+        is_silent=False,
+    ),
+    Case(
+        "no specification at all",
+        None,
+        lambda node: (node.root / SPECIFICATION).unlink(),
+        "the pod asks for 1 of nvidia.com/pgpu, and the CDI specifications have none: Kata",
+        "vfiomgr cdi generate --kind nvidia.com/pgpu --write, once",
         is_silent=False,
     ),
     Case(
