@@ -344,6 +344,59 @@ CASES = [
         is_certain=False,
     ),
     Case(
+        "Go's shim with a configuration of runtime-rs",
+        None,
+        changed(CONFIGURATION, "[runtime]\n", '[runtime]\nhypervisor_name = "qemu"\n'),
+        "the handler's shim is that of the Go runtime, and /etc/kata-containers/vfiomgr/kata-vfio/"
+        "configuration.toml is for runtime-rs",
+        "name a configuration for the Go runtime, or the shim of runtime-rs",
+        runtime="go",
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
+        "runtime-rs with a configuration of Go's",
+        None,
+        changed(CONFIGURATION, 'hypervisor_name = "qemu"\n', ""),
+        "is for the Go runtime: [runtime] has no hypervisor_name",
+        "name a configuration for runtime-rs, or the shim of the Go runtime",
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
+        "default_memory by an annotation that Go does not allow",
+        None,
+        lambda node: annotate(
+            node, "io.katacontainers.config.hypervisor.default_memory", "16384"
+        ),
+        "hypervisor.default_memory is not enabled': enable_annotations of the configuration lacks",
+        "vfiomgr kata config --annotations default_memory",
+        runtime="go",
+        is_silent=False,
+    ),
+    Case(
+        "default_memory by an annotation that runtime-rs ignores",
+        None,
+        lambda node: annotate(
+            node, "io.katacontainers.config.hypervisor.default_memory", "16384"
+        ),
+        "runtime-rs ignores io.katacontainers.config.hypervisor.default_memory",
+        "vfiomgr kata config --annotations default_memory",
+        is_certain=False,
+    ),
+    Case(
+        "an annotation alone where the kubelet is asked",
+        None,
+        both(
+            changed("pod", "nvidia.com/pgpu: 1, ", ""),
+            lambda node: annotate(node, "cdi.k8s.io/gpu", f"nvidia.com/pgpu={GROUP}"),
+        ),
+        "Kata takes the devices from it alone, and to a pod that asks for no resource it has given",
+        "ask for the resource in resources.limits (nvidia.com/pgpu: 1)",
+        runtime="go",
+        is_certain=False,
+    ),
+    Case(
         "a drop-in of another version",
         None,
         both(

@@ -128,6 +128,11 @@ def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
     return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
 
 
+def _runtime_of_shim(entry: HandlerEntry | None) -> RuntimeName | None:
+    by_path = {str(path): name for name, path in SHIMS}
+    return None if entry is None else by_path.get(entry.runtime_path)
+
+
 class _Scene:
     """What does not depend on the pod."""
 
@@ -185,6 +190,7 @@ class _Scene:
                 keys=key_table(),
                 conf_file=conf_file,
                 shim=self._shim(entry),
+                shim_runtime=_runtime_of_shim(entry),
                 shims=tuple(shim.path for shim in self._installed.shims),
                 kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
                 only=frozenset(device.address for device in only),
@@ -251,10 +257,7 @@ class _Scene:
         return KataRelease(version, self._runtime or self._runtime_of(entry, version)), source
 
     def _runtime_of(self, entry: HandlerEntry | None, version: Version) -> RuntimeName:
-        by_path = {str(path): name for name, path in SHIMS}
-        if entry is not None and entry.runtime_path in by_path:
-            return by_path[entry.runtime_path]
-        return self._installed.default_runtime(version)
+        return _runtime_of_shim(entry) or self._installed.default_runtime(version)
 
     def _configuration(
         self,

@@ -151,8 +151,10 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
 
     try:
         document: Any = parse_document(text, around.KUBELET, "")
-    except InvalidDocument:
-        return None
+    except InvalidDocument as error:
+        return KubeletFacts(around.KUBELET, 0, error.message)
+    if not isinstance(document, dict | None):
+        return KubeletFacts(around.KUBELET, 0, f"{around.KUBELET}:1: it is no mapping")
     said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
     parts = _DURATION.findall(str(said or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)

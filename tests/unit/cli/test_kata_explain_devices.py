@@ -431,6 +431,41 @@ def test_behind_a_wrong_handler_nothing_is_judged_by_a_configuration_of_others(
     assert functions(item) == [(FIRST, "rp0", 0)], "what would be there is told all the same"
 
 
+def test_an_annotation_alone_is_followed_to_the_guest(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus(2)
+    node.publish([GROUP, GROUP + 1])
+    node.change(node.pod, "nvidia.com/pgpu: 1, ", "")
+    node.change(node.pod, "annotations: {}", f'annotations: {{cdi.k8s.io/gpu: "{KIND}=41"}}')
+    answer = explain("--format", "json")
+    item = document(answer)
+    assert (answer.status, functions(item)) == (0, [(SECOND, "rp0", 0)])
+    assert set(states(item).values()) == {"ok"}
+    told = explain().stdout
+    assert "of nothing" not in told
+    assert "take the cdi.k8s.io annotations out" not in told
+    last = told.splitlines()[-1]
+    assert last == "the chain is complete, unless what may break does: request"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("a: b\nc: [\n", ": line "), ("- a\n", ":1: it is no mapping")]
+)
+def test_a_kubelet_whose_configuration_cannot_be_read_is_not_known(
+    explain: Callable[..., Answer], node: KataNode, text: str, place: str
+) -> None:
+    node.add_gpus()
+    node.publish()
+    node.write("var/lib/kubelet/config.yaml", text)
+    answer = explain("--format", "json")
+    assert answer.status == 0
+    step = document(answer)["steps"][3]
+    assert step["state"] == "unknown"
+    assert "/var/lib/kubelet/config.yaml" in step["what"]
+    assert place in step["what"]
+
+
 def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 

@@ -34,12 +34,18 @@ def channel(situation: Situation) -> Channel:
     settings = situation.settings
     if settings is None:
         return "annotations" if situation.pod.cdi_names else "unknown"
-    has_socket = bool(settings.pod_resource_api_sock) and situation.knows("runtime", _SOCKET)
-    if settings.cold_plug != NO_PORT and has_socket:
+    is_annotated_alone = bool(situation.pod.cdi_names) and not situation.pod.resources
+    if settings.cold_plug != NO_PORT and _asks_kubelet(situation) and not is_annotated_alone:
         return "kubelet"
     if settings.cold_plug != NO_PORT and situation.pod.cdi_names:
         return "annotations"
     return "container" if situation.is_hot else "none"
+
+
+def _asks_kubelet(situation: Situation) -> bool:
+    settings = situation.settings
+    has_socket = settings is not None and bool(settings.pod_resource_api_sock)
+    return has_socket and situation.knows("runtime", _SOCKET)
 
 
 def requests(situation: Situation) -> tuple[Request, ...]:
@@ -128,6 +134,8 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
             "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or take a later Kata"
         )
         yield ChainBreak(what, remedy, is_silent=True, is_certain=is_certain)
+    elif channel(situation) == "annotations" and _asks_kubelet(situation):
+        yield _overruled(situation, settings.pod_resource_api_sock)
     elif channel(situation) == "annotations" and situation.is_rs:
         yield ChainBreak(
             "runtime-rs takes devices from the kubelet's socket and from nodes of the sandbox "
@@ -142,6 +150,21 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
             wants,
             is_silent=True,
         )
+
+
+def _overruled(situation: Situation, socket: str) -> ChainBreak:
+    """Annotations are for pods without a kubelet (coldPlugDevices, create.go of the Go shim)."""
+    kinds = dict.fromkeys(name.partition("=")[0] for name in situation.pod.cdi_names)
+    otherwise = "" if situation.is_rs else "; annotations are read where there is no socket"
+    return ChainBreak(
+        f"{_SOCKET} is {socket}: where a kubelet answers there, Kata takes the devices from it "
+        f"alone, and to a pod that asks for no resource it has given none{otherwise}",
+        f"ask for the resource in resources.limits ({', '.join(f'{k}: 1' for k in kinds)}), or "
+        "name a handler whose configuration sets no socket: vfiomgr kata config "
+        "--no-pod-resources",
+        is_silent=True,
+        is_certain=False,
+    )
 
 
 def _unresolvable(situation: Situation) -> Iterator[ChainBreak]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
 from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.handler import CriName, HandlerFacts
-from vfiomgr.model.kata import KataRelease
+from vfiomgr.model.kata import KataRelease, RuntimeName
 from vfiomgr.model.kata_installation import KataConfigurationFile
 from vfiomgr.model.kata_keys import KeyTable
 from vfiomgr.model.kata_settings import NO_PORT, KataSettings
@@ -109,6 +109,8 @@ class Situation:
     shim: ShimState = "not looked for"
     shims: tuple[str, ...] = ()
     """The shims of Kata that are installed."""
+    shim_runtime: RuntimeName | None = None
+    """Of the handler's shim, where its path tells."""
     only: frozenset[PciAddress] = frozenset()
     """Functions that were asked about; none for all."""
     only_name: str | None = None
