@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.unit.kata_nodes import (
+    BUILD,
     CONFIGURATION,
     CONTAINERD,
     CRIO,
@@ -15,6 +16,7 @@ from tests.unit.kata_nodes import (
     HANDLER,
     KUBELET,
     SHIMS,
+    SOCKET,
     SPECIFICATION,
     KataNode,
 )
@@ -285,7 +287,7 @@ CASES = [
         "an unknown handler",
         None,
         changed("pod", "handler: kata-vfio", "handler: kata-gpu"),
-        "containerd has no handler kata-gpu: pods of it fail with 'no runtime for \"kata-gpu\" is "
+        'containerd has no handler kata-gpu: pods of it fail with \'no runtime for "kata-gpu" is '
         "configured'; it has kata-vfio",
         "kata-vfio; or make this one: vfiomgr kata install --handler kata-gpu",
         is_silent=False,
@@ -366,9 +368,7 @@ CASES = [
     Case(
         "default_memory by an annotation that Go does not allow",
         None,
-        lambda node: annotate(
-            node, "io.katacontainers.config.hypervisor.default_memory", "16384"
-        ),
+        lambda node: annotate(node, "io.katacontainers.config.hypervisor.default_memory", "16384"),
         "hypervisor.default_memory is not enabled': enable_annotations of the configuration lacks",
         "vfiomgr kata config --annotations default_memory",
         runtime="go",
@@ -377,9 +377,7 @@ CASES = [
     Case(
         "default_memory by an annotation that runtime-rs ignores",
         None,
-        lambda node: annotate(
-            node, "io.katacontainers.config.hypervisor.default_memory", "16384"
-        ),
+        lambda node: annotate(node, "io.katacontainers.config.hypervisor.default_memory", "16384"),
         "runtime-rs ignores io.katacontainers.config.hypervisor.default_memory",
         "vfiomgr kata config --annotations default_memory",
         is_certain=False,
@@ -397,10 +395,46 @@ CASES = [
         is_certain=False,
     ),
     Case(
+        "a guest without its kernel",
+        None,
+        lambda node: (node.root / BUILD / "vmlinux-nvidia-gpu.container").unlink(),
+        "the guest's kernel is not there: Kata starts no guest without it",
+        "vfiomgr kata check-image --config /etc/kata-containers/vfiomgr/kata-vfio/",
+        is_silent=False,
+    ),
+    Case(
+        "a guest without a root file system",
+        None,
+        changed(CONFIGURATION, "initrd =", "initrd_nix ="),
+        "the guest has no root file system",
+        "name an image: image = ",
+        is_silent=False,
+        runtime="rs",
+    ),
+    Case(
+        "no kubelet",
+        None,
+        lambda node: (node.root / SOCKET).unlink(),
+        "/var/lib/kubelet/pod-resources/kubelet.sock, on which Kata asks the kubelet, is not there",
+        "start the kubelet",
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
+        "a node that udev has not made",
+        None,
+        lambda node: (node.root / "dev/vfio" / str(GROUP)).unlink(),
+        f"/dev/vfio/{GROUP} is not there, though 0000:41:00.0 is ready for guests",
+        "let udev make it anew",
+        is_silent=False,
+    ),
+    Case(
         "a drop-in of another version",
         None,
         both(
-            lambda node: node.write("etc/containerd/conf.d/a.toml", HANDLER.format(shim=SHIMS["rs"])),
+            lambda node: node.write(
+                "etc/containerd/conf.d/a.toml", HANDLER.format(shim=SHIMS["rs"])
+            ),
             lambda node: node.write(CONTAINERD, 'version = 2\nimports = ["conf.d/*"]\n'),
         ),
         "conf.d/a.toml is of version 3, and /etc/containerd/config.toml of version 2: containerd",

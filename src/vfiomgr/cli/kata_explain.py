@@ -176,6 +176,8 @@ class _Scene:
             program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
             conf_file = kata_conf_file(self._session.tree, self._cri, program)
         release, source = self._release(entry)
+        configuration = self._configuration(entry, conf_file, name, release.runtime)
+        settings, tree = configuration.settings, self._session.tree if self._is_live else None
         return explain_chain(
             Situation(
                 host=self._host,
@@ -186,13 +188,17 @@ class _Scene:
                 release_source=source,
                 cri=self._cri,
                 handlers=self._handlers,
-                configuration=self._configuration(entry, conf_file, name, release.runtime),
+                configuration=configuration,
                 keys=key_table(),
                 conf_file=conf_file,
                 shim=self._shim(entry),
                 shim_runtime=_runtime_of_shim(entry),
                 shims=tuple(shim.path for shim in self._installed.shims),
-                kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
+                kubelet=gather.read_kubelet(tree) if tree else None,
+                absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
+                guest_image=gather.image_of(tree, settings) if tree and settings else None,
+                has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
+                is_machine=tree is not None and tree.is_machine,
                 only=frozenset(device.address for device in only),
                 only_name=only_name,
             )

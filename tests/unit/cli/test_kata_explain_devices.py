@@ -225,6 +225,8 @@ def test_a_device_on_its_host_driver_is_told_what_it_needs(
     assert "remedy: vfiomgr bind 0000:41:00.0" in answer.stdout
     assert "vfiomgr cdi generate --kind vfiomgr.io/vfio --write" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "broken: CDI, functions"
+    assert "\nunknown  node " in answer.stdout
+    assert "not there until its functions are ready" in answer.stdout
 
 
 def test_hot_plug_needs_neither_the_kubelets_socket_nor_cdi(

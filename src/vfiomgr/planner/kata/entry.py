@@ -142,7 +142,7 @@ def _lacking(facts: HandlerFacts, name: str) -> ChainBreak:
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "none at all"
     return ChainBreak(
-        f"{program} has no handler {name}: pods of it fail with 'no runtime for \"{name}\" is "
+        f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
         f"configured'; it has {there}",
         _instead(facts, name, program),
     )

@@ -75,7 +75,8 @@ def _told(situation: Situation) -> str:
         case "kubelet":
             return (
                 f"the kubelet tells Kata which devices of {asked} the pod has (PodResources; "
-                "before Kubernetes 1.34 behind the feature gate KubeletPodResourcesGet)"
+                "before Kubernetes 1.34 behind the feature gate KubeletPodResourcesGet); not "
+                "checked: whether a device plugin offers it (kubectl describe node)"
             )
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(situation.pod.cdi_names)}"
@@ -98,6 +99,7 @@ def _looked_at(situation: Situation) -> tuple[str, ...]:
 
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     yield from _claims(situation)
+    yield from _no_socket(situation)
     yield from _nobody_tells(situation)
     yield from _unresolvable(situation)
     yield from _twice(situation)
@@ -149,6 +151,19 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
             f"{_SOCKET} is not set, and no annotation names a device: the guest starts without any",
             wants,
             is_silent=True,
+        )
+
+
+def _no_socket(situation: Situation) -> Iterator[ChainBreak]:
+    settings = situation.settings
+    if settings is None or channel(situation) != "kubelet":
+        return
+    if situation.has_kubelet_socket is False:
+        yield ChainBreak(
+            f"{settings.pod_resource_api_sock}, on which Kata asks the kubelet, is not there",
+            "start the kubelet; if its directory is another one, set "
+            f"{_SOCKET} in {settings.path}: vfiomgr kata config",
+            is_certain=situation.is_machine,
         )
 
 

@@ -11,6 +11,7 @@ from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecificat
 from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.handler import CriName, HandlerFacts
 from vfiomgr.model.kata import KataRelease, RuntimeName
+from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.kata_installation import KataConfigurationFile
 from vfiomgr.model.kata_keys import KeyTable
 from vfiomgr.model.kata_settings import NO_PORT, KataSettings
@@ -111,6 +112,14 @@ class Situation:
     """The shims of Kata that are installed."""
     shim_runtime: RuntimeName | None = None
     """Of the handler's shim, where its path tells."""
+    absent_nodes: frozenset[str] = frozenset()
+    """Nodes that specifications name and that a host whose /dev is there does not have."""
+    guest_image: GuestImage | None = None
+    has_kubelet_socket: bool | None = None
+    """Whether the socket of the configuration is there; None where the kubelet's directory is not.
+    """
+    is_machine: bool = False
+    """Whether it is the running machine, not files of one."""
     only: frozenset[PciAddress] = frozenset()
     """Functions that were asked about; none for all."""
     only_name: str | None = None
