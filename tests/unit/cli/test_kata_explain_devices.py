@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.vgpu_hosts import l40s_host, t4_host
+from tests.fakes.vgpu_hosts import a40_host, l40s_host, t4_host
 from tests.unit.kata_nodes import (
     CONFIGURATION,
     CONTAINERD,
@@ -599,3 +599,18 @@ def test_a_mediated_device_is_refused_with_what_works_instead(
     assert "is a mediated device of" in found["what"]
     assert found["issue"] == "kata-containers/kata-containers#10681"
     assert "a vGPU of a virtual function" in found["remedy"]
+
+
+def test_a_function_of_mediated_devices_is_not_to_be_bound(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = a40_host(tmp_path / "a40")
+    monkeypatch.setattr("vfiomgr.cli.session.HostTree", lambda _root: kernel)
+    KataNode(tmp_path / "mdevs", "go", kernel)
+    shown = json.loads(run("list", "--format", "json").stdout)["items"]
+    vf = next(item["address"] for item in shown if item["physical_function"])
+    item = document(run("kata", "explain", vf, "--format", "json"))
+    assert (states(item)["node"], states(item)["functions"]) == ("unknown", "broken")
+    (found,) = [found for found in breaks(item) if "mediated devices of it" in found["what"]]
+    assert "now it refuses" not in found["remedy"]
+    assert f"vfiomgr vgpu create --parent {vf}" in found["remedy"]

@@ -155,6 +155,14 @@ def _unready(situation: Situation, device: PciDevice) -> Iterator[ChainBreak]:
         remedy = f"vfiomgr vgpu create --parent {device.address} --type …"
         yield ChainBreak(f"{device} is no vGPU yet, and its driver lets nobody open it", remedy)
         return
+    if host.makes_vgpus(device):
+        yield ChainBreak(
+            f"{device} is on {device.driver}, which makes mediated devices of it; Kata takes none",
+            "give Kata a whole GPU (vfiomgr bind); this one is for guests of libvirt: vfiomgr vgpu "
+            f"create --parent {device.address} --type TYPE, then vfiomgr libvirt hostdev UUID",
+            issue=ISSUE,
+        )
+        return
     if device.driver is None:
         what = f"{device} has no driver: VFIO must have it for a guest"
     else:
