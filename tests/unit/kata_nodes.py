@@ -20,6 +20,8 @@ CONTAINERD = "etc/containerd/config.toml"
 CONFIGURATION = "etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
 DROP_INS = "etc/kata-containers/vfiomgr/kata-vfio/config.d"
 SPECIFICATION = "etc/cdi/vfiomgr.json"
+BUILD = "opt/kata/share/kata-containers"
+SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
 KUBELET = "var/lib/kubelet/config.yaml"
 SHIMS = {
     "go": "/opt/kata/bin/containerd-shim-kata-v2",
@@ -48,6 +50,8 @@ SETTINGS = """\
 machine_type = "q35"
 cold_plug_vfio = "root-port"
 pcie_root_port = 16
+kernel = "/opt/kata/share/kata-containers/vmlinux-nvidia-gpu.container"
+initrd = "/opt/kata/share/kata-containers/kata-containers-nvidia-gpu.initrd"
 default_memory = 8192
 kernel_params = "pci=realloc"
 enable_annotations = ["^kernel_params$"]
@@ -96,6 +100,9 @@ class KataNode:
         name = 'hypervisor_name = "qemu"\n' if runtime == "rs" else ""
         self.write(shim.removeprefix("/"), "\x7fELF")
         self.write("opt/kata/VERSION", "4.1.0\n")
+        self.write(f"{BUILD}/vmlinux-nvidia-gpu.container", "kernel")
+        self.write(f"{BUILD}/kata-containers-nvidia-gpu.initrd", "initrd")
+        self.write(SOCKET, "")
         self.write(CONTAINERD, HANDLER.format(shim=shim))
         self.write(CONFIGURATION, SETTINGS.format(name=name))
         self.write(KUBELET, "runtimeRequestTimeout: 20m0s\n")

@@ -12,17 +12,15 @@ from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
-from vfiomgr.host.kata_image import read_guest_file
 from vfiomgr.model.kata import DEFAULT_HANDLER
-from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.kata.guest_image import check_guest_image
 
 if TYPE_CHECKING:
+    from vfiomgr.model.kata_image import GuestImage
     from vfiomgr.model.kata_installation import KataConfigurationFile
     from vfiomgr.model.pci import PciDevice
 
-_FILES = ("kernel", "image", "initrd")
 _BLOCKED = 1
 
 
@@ -85,21 +83,7 @@ def _guest_image(session: Session, config: str | None) -> GuestImage:
     """What the configuration says, and what is there of it."""
     file = _configuration(session, config)
     drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
-    settings = read_settings(file.path, file.text, drop_ins)
-    named = ((key, settings.hypervisor_text(key)) for key in _FILES)
-    hypervisor = f"hypervisor.{settings.hypervisor}"
-    return GuestImage(
-        source=str(file.path),
-        hypervisor=settings.hypervisor,
-        files=tuple(read_guest_file(session.tree, key, path) for key, path in named if path),
-        rootfs_type=settings.hypervisor_text("rootfs_type") or None,
-        guest_hook_path=settings.hypervisor_text("guest_hook_path"),
-        vfio_mode=settings.vfio_mode,
-        mistyped=(
-            *settings.no_texts(hypervisor, *_FILES, "rootfs_type", "guest_hook_path"),
-            *settings.no_texts("runtime", "vfio_mode", "hypervisor_name"),
-        ),
-    )
+    return gather.image_of(session.tree, read_settings(file.path, file.text, drop_ins))
 
 
 def _configuration(session: Session, config: str | None) -> KataConfigurationFile:

@@ -16,10 +16,10 @@ from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import UsageError
 from vfiomgr.host.kata import SHIMS
-from vfiomgr.host.kata_surroundings import kata_conf_file
+from vfiomgr.host.kata_surroundings import has_program, kata_conf_file
 from vfiomgr.model.cdi import DEFAULT_KIND
 from vfiomgr.model.cdi_document import read_file
-from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease
+from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease, handler_configuration
 from vfiomgr.model.kubernetes import require_label, require_resource
 from vfiomgr.model.pod import Objects, PodContainer, PodSpec
 from vfiomgr.model.version import Version
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.kata import RuntimeName
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.kata.situation import ShimState
 
 
 @click.command("explain")
@@ -127,6 +128,11 @@ def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
     return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
 
 
+def _runtime_of_shim(entry: HandlerEntry | None) -> RuntimeName | None:
+    by_path = {str(path): name for name, path in SHIMS}
+    return None if entry is None else by_path.get(entry.runtime_path)
+
+
 class _Scene:
     """What does not depend on the pod."""
 
@@ -166,10 +172,12 @@ class _Scene:
         if self._handlers is not None and name is not None:
             entry = self._handlers.handler(name)
         conf_file = None
-        if self._is_live and name is not None:
+        if self._is_live and name is not None and not self._lacks(entry):
             program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
             conf_file = kata_conf_file(self._session.tree, self._cri, program)
         release, source = self._release(entry)
+        configuration = self._configuration(entry, conf_file, name, release.runtime)
+        settings, tree = configuration.settings, self._session.tree if self._is_live else None
         return explain_chain(
             Situation(
                 host=self._host,
@@ -180,10 +188,17 @@ class _Scene:
                 release_source=source,
                 cri=self._cri,
                 handlers=self._handlers,
-                configuration=self._configuration(entry, conf_file, name, release.runtime),
+                configuration=configuration,
                 keys=key_table(),
                 conf_file=conf_file,
-                kubelet=gather.read_kubelet(self._session.tree) if self._is_live else None,
+                shim=self._shim(entry),
+                shim_runtime=_runtime_of_shim(entry),
+                shims=tuple(shim.path for shim in self._installed.shims),
+                kubelet=gather.read_kubelet(tree) if tree else None,
+                absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
+                guest_image=gather.image_of(tree, settings) if tree and settings else None,
+                has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
+                is_machine=tree is not None and tree.is_machine,
                 only=frozenset(device.address for device in only),
                 only_name=only_name,
             )
@@ -226,6 +241,18 @@ class _Scene:
                     return specification.kind
         return None
 
+    def _lacks(self, entry: HandlerEntry | None) -> bool:
+        """Whether the container runtime is known to have no such handler."""
+        return entry is None and self._handlers is not None and self._handlers.is_known
+
+    def _shim(self, entry: HandlerEntry | None) -> ShimState:
+        program = (entry.runtime_path or entry.shim) if entry is not None else ""
+        if not program or not self._is_live:
+            return "not looked for"
+        if has_program(self._session.tree, program):
+            return "there"
+        return "missing" if program.startswith("/") else "not found"
+
     def _release(self, entry: HandlerEntry | None) -> tuple[KataRelease, str]:
         version = self._version or self._installed.version or NEWEST
         source = "taken: the newest that is known"
@@ -236,10 +263,7 @@ class _Scene:
         return KataRelease(version, self._runtime or self._runtime_of(entry, version)), source
 
     def _runtime_of(self, entry: HandlerEntry | None, version: Version) -> RuntimeName:
-        by_path = {str(path): name for name, path in SHIMS}
-        if entry is not None and entry.runtime_path in by_path:
-            return by_path[entry.runtime_path]
-        return self._installed.default_runtime(version)
+        return _runtime_of_shim(entry) or self._installed.default_runtime(version)
 
     def _configuration(
         self,
@@ -252,5 +276,11 @@ class _Scene:
             return gather.named_configuration(self._session, self._config)
         if not self._is_live:
             return ConfigurationFacts((), problem="a snapshot does not hold it")
+        if handler is None or (entry is not None and not entry.is_kata):
+            return ConfigurationFacts((), problem="no handler of Kata's is named")
+        if self._lacks(entry):
+            own = gather.read_settings_of(self._session.tree, [handler_configuration(handler)])
+            problem = f"there is no handler {handler} that would name one"
+            return own if own.file is not None else ConfigurationFacts((), problem=problem)
         paths = gather.configuration_paths(entry, conf_file, handler, runtime)
         return gather.read_settings_of(self._session.tree, paths)

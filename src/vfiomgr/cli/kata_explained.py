@@ -89,6 +89,9 @@ def _verdict(item: KataExplanation) -> str:
     unknown = [step.name for step in item.steps if step.state == "unknown"]
     if unknown:
         return f"nothing is broken that can be seen; not known: {', '.join(unknown)}"
+    doubtful = [step.name for step in item.steps if step.breaks]
+    if doubtful:
+        return f"the chain is complete, unless what may break does: {', '.join(doubtful)}"
     return "the chain is complete"
 
 

@@ -11,6 +11,7 @@ from vfiomgr.cli.output import note
 from vfiomgr.cli.parameters import WholeNumber, guest_mebibytes
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
+from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.kata import DEFAULT_HANDLER
 from vfiomgr.model.kubernetes import (
     RuntimeClassWish,
@@ -101,7 +102,12 @@ def runtimeclass(
 
 
 def _default_memory(session: Session, handler: str, typed: str | None, config: str | None) -> int:
-    """What was typed, else what the configuration says, else what those for GPUs say."""
+    """What was typed, else what the configuration says, else what those for GPUs say.
+
+    Raises:
+        InvalidDocument: the configuration is there, and is no TOML.
+
+    """
     if typed is not None:
         if config is not None:
             forbid_together("--default-memory", "--config", "both say how much memory a guest has")
@@ -111,6 +117,8 @@ def _default_memory(session: Session, handler: str, typed: str | None, config: s
     else:
         facts = gather.configuration_of(session, handler)
     settings = facts.settings
+    if settings is None and facts.file is not None:
+        raise InvalidDocument(facts.problem, "correct that place, or tell --default-memory SIZE")
     if settings is not None and settings.default_memory_mib is not None:
         note(f"default_memory is {settings.default_memory_mib} MiB in {settings.path}")
         return settings.default_memory_mib

@@ -13,21 +13,29 @@ from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host import kata_surroundings as around
 from vfiomgr.host import runtimes
 from vfiomgr.host.kata import read_configuration
+from vfiomgr.host.kata_image import read_guest_file
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.kata import handler_configuration, search_path
+from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.path import HostPath
-from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts
+from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts, is_vfio_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.cli.session import Session
+    from vfiomgr.model.cdi import CdiEdits, CdiSpecification
     from vfiomgr.model.handler import CriName, HandlerEntry, HandlerFacts
     from vfiomgr.model.kata import RuntimeName
     from vfiomgr.model.kata_installation import KataConfigurationFile
+    from vfiomgr.model.kata_settings import KataSettings
     from vfiomgr.model.runtime import ProgramName
+    from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.version import Version
 
+_GUEST_FILES = ("kernel", "image", "initrd")
+_DEV = HostPath("/dev")
 _MACHINE = "/"
 """Where the files of who types a command are, whatever host it is about."""
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
@@ -149,6 +157,45 @@ def named_configuration(session: Session, typed: str) -> ConfigurationFacts:
     raise UsageError(message, "name a file that is there and may be read: --config FILE")
 
 
+def image_of(tree: HostTree, settings: KataSettings) -> GuestImage:
+    """What the guest of a configuration is made of, and what is there of it."""
+    named = ((key, settings.hypervisor_text(key)) for key in _GUEST_FILES)
+    hypervisor = f"hypervisor.{settings.hypervisor}"
+    return GuestImage(
+        source=str(settings.path),
+        hypervisor=settings.hypervisor,
+        files=tuple(read_guest_file(tree, key, path) for key, path in named if path),
+        rootfs_type=settings.hypervisor_text("rootfs_type") or None,
+        guest_hook_path=settings.hypervisor_text("guest_hook_path"),
+        vfio_mode=settings.vfio_mode,
+        mistyped=(
+            *settings.no_texts(hypervisor, *_GUEST_FILES, "rootfs_type", "guest_hook_path"),
+            *settings.no_texts("runtime", "vfio_mode", "hypervisor_name"),
+        ),
+    )
+
+
+def absent_nodes(tree: HostTree, host: HostSnapshot) -> frozenset[str]:
+    """Nodes of VFIO that specifications name and that are not there; none where /dev is not."""
+    if not tree.exists(_DEV):
+        return frozenset()
+    edits = [e for f in host.cdi_files for s in (read_file(f),) for e in _edits(s)]
+    named = {node.on_host for edit in edits for node in edit.device_nodes}
+    return frozenset(n for n in named if is_vfio_node(n) and not tree.exists(HostPath(n)))
+
+
+def _edits(specification: CdiSpecification) -> list[CdiEdits]:
+    return [specification.edits, *(device.edits for device in specification.devices)]
+
+
+def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
+    """Whether the kubelet's socket is there; None where nobody can see, or none is set."""
+    path = "" if settings is None else settings.pod_resource_api_sock.removeprefix("unix://")
+    if not path.startswith("/") or not tree.exists(HostPath(path).parent.parent):
+        return None
+    return tree.exists(HostPath(path))
+
+
 def read_kubelet(tree: HostTree) -> KubeletFacts | None:
     """The kubelet's patience; None where its configuration is not there to be read."""
     text = tree.read_text(around.KUBELET)
@@ -158,8 +205,10 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
 
     try:
         document: Any = parse_document(text, around.KUBELET, "")
-    except InvalidDocument:
-        return None
+    except InvalidDocument as error:
+        return KubeletFacts(around.KUBELET, 0, error.message)
+    if not isinstance(document, dict | None):
+        return KubeletFacts(around.KUBELET, 0, f"{around.KUBELET}:1: it is no mapping")
     said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
     parts = _DURATION.findall(str(said or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)

@@ -6,6 +6,7 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
+from vfiomgr.host.kata import followed
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -54,14 +55,21 @@ def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str
     return None
 
 
+def has_program(tree: HostTree, program: str) -> bool:
+    """Whether a program is there: where its path says, or where containerd would find its name."""
+    return any(followed(tree, path) is not None for path in _places(program))
+
+
+def _places(program: str) -> list[HostPath]:
+    if program.startswith("/"):
+        return [HostPath(program)]
+    is_name = bool(program) and "/" not in program
+    return [place / program for place in _SHIM_DIRECTORIES if is_name]
+
+
 def _programs(tree: HostTree, program: str) -> Iterator[tuple[str, str]]:
     """The program, where it is a script."""
-    if program.startswith("/"):
-        places = [HostPath(program)]
-    else:
-        is_name = bool(program) and "/" not in program
-        places = [place / program for place in _SHIM_DIRECTORIES if is_name]
-    for path in places:
+    for path in _places(program):
         text = tree.read_text(path, _MOST)
         if text is not None and text.startswith(_SCRIPT):
             yield path, text

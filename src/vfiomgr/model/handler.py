@@ -37,6 +37,12 @@ class HandlerEntry:
         )
 
     @property
+    def is_kata(self) -> bool:
+        """Whether it runs a VM of Kata's."""
+        is_named = "kata" in self.runtime_type or "kata" in self.runtime_path
+        return is_named or self.runtime_type == "vm"
+
+    @property
     def shim(self) -> str:
         """The program's name where no path is there: containerd-shim-NAME-VERSION; or nothing."""
         if not self.runtime_type:
@@ -63,6 +69,14 @@ class HandlerFacts:
     """Of containerd, where it tells."""
     with_cri: tuple[str, ...] = ()
     """The files that have something for containerd's CRI plugin."""
+
+    disabling: tuple[str, ...] = ()
+    """The files that turn containerd's CRI plugin off (disabled_plugins)."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a configuration to read."""
+        return bool(self.files or self.unsure)
 
     def schema(self, source: str) -> int | None:
         """The version of the configuration's format that a file says it has."""

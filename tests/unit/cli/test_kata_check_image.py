@@ -78,7 +78,7 @@ def test_the_handler_s_own_configuration_comes_first(run: Run, kata: FakeKernel)
     [
         (None, (), (2, "cannot read a configuration of Kata")),
         (None, ("--config", "/nix.toml"), (2, "/nix.toml")),
-        (b"[hypervisor\n", ("--config", "/k.toml"), (65, "/k.toml is no TOML")),
+        (b"[hypervisor\n", ("--config", "/k.toml"), (65, "/k.toml:1: it is no TOML")),
     ],
 )
 def test_what_cannot_be_read_is_told(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.vgpu_hosts import l40s_host, t4_host
+from tests.fakes.vgpu_hosts import a40_host, l40s_host, t4_host
 from tests.unit.kata_nodes import (
     CONFIGURATION,
     CONTAINERD,
@@ -225,6 +225,8 @@ def test_a_device_on_its_host_driver_is_told_what_it_needs(
     assert "remedy: vfiomgr bind 0000:41:00.0" in answer.stdout
     assert "vfiomgr cdi generate --kind vfiomgr.io/vfio --write" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "broken: CDI, functions"
+    assert "\nunknown  node " in answer.stdout
+    assert "not there until its functions are ready" in answer.stdout
 
 
 def test_hot_plug_needs_neither_the_kubelets_socket_nor_cdi(
@@ -402,6 +404,70 @@ def test_what_containerd_makes_of_drop_ins_is_told_of_its_version(
     assert answer.status == (1 if known == "broken" else 0)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("handler: kata-vfio", "handler: nvidia"),
+        ("handler: kata-vfio", "handler: runc"),
+        ("  runtimeClassName: kata-vfio\n", ""),
+    ],
+)
+def test_behind_a_wrong_handler_nothing_is_judged_by_a_configuration_of_others(
+    explain: Callable[..., Answer], node: KataNode, old: str, new: str
+) -> None:
+    node.add_gpus()
+    node.publish()
+    plugs_none = (node.root / CONFIGURATION).read_text().replace("root-port", "no-port")
+    node.write("etc/kata-containers/configuration.toml", plugs_none)
+    runc = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n"
+    text = (node.root / CONTAINERD).read_text()
+    node.write(CONTAINERD, f'{text}{runc}runtime_type = "io.containerd.runc.v2"\n')
+    node.change(node.pod, old, new)
+    answer = explain("--format", "json")
+    assert answer.status == 1
+    item = document(answer)
+    (found,) = breaks(item)
+    assert "--handler nvidia" not in found["remedy"]
+    assert ("kata-vfio" in found["remedy"]) == bool(new)
+    assert set(list(states(item).values())[3:]) == {"unknown"}
+    assert functions(item) == [(FIRST, "rp0", 0)], "what would be there is told all the same"
+
+
+def test_an_annotation_alone_is_followed_to_the_guest(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus(2)
+    node.publish([GROUP, GROUP + 1])
+    node.change(node.pod, "nvidia.com/pgpu: 1, ", "")
+    node.change(node.pod, "annotations: {}", f'annotations: {{cdi.k8s.io/gpu: "{KIND}=41"}}')
+    answer = explain("--format", "json")
+    item = document(answer)
+    assert (answer.status, functions(item)) == (0, [(SECOND, "rp0", 0)])
+    assert set(states(item).values()) == {"ok"}
+    told = explain().stdout
+    assert "of nothing" not in told
+    assert "take the cdi.k8s.io annotations out" not in told
+    last = told.splitlines()[-1]
+    assert last == "the chain is complete, unless what may break does: request"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("a: b\nc: [\n", ": line "), ("- a\n", ":1: it is no mapping")]
+)
+def test_a_kubelet_whose_configuration_cannot_be_read_is_not_known(
+    explain: Callable[..., Answer], node: KataNode, text: str, place: str
+) -> None:
+    node.add_gpus()
+    node.publish()
+    node.write("var/lib/kubelet/config.yaml", text)
+    answer = explain("--format", "json")
+    assert answer.status == 0
+    step = document(answer)["steps"][3]
+    assert step["state"] == "unknown"
+    assert "/var/lib/kubelet/config.yaml" in step["what"]
+    assert place in step["what"]
+
+
 def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
@@ -533,3 +599,18 @@ def test_a_mediated_device_is_refused_with_what_works_instead(
     assert "is a mediated device of" in found["what"]
     assert found["issue"] == "kata-containers/kata-containers#10681"
     assert "vfiomgr vgpu remove" in found["remedy"]
+
+
+def test_a_function_of_mediated_devices_is_not_to_be_bound(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = a40_host(tmp_path / "a40")
+    monkeypatch.setattr("vfiomgr.cli.session.HostTree", lambda _root: kernel)
+    KataNode(tmp_path / "mdevs", "go", kernel)
+    shown = json.loads(run("list", "--format", "json").stdout)["items"]
+    vf = next(item["address"] for item in shown if item["physical_function"])
+    item = document(run("kata", "explain", vf, "--format", "json"))
+    assert (states(item)["node"], states(item)["functions"]) == ("unknown", "broken")
+    (found,) = [found for found in breaks(item) if "mediated devices of it" in found["what"]]
+    assert "now it refuses" not in found["remedy"]
+    assert f"vfiomgr vgpu create --parent {vf}" in found["remedy"]

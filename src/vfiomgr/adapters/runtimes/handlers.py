@@ -48,6 +48,7 @@ def read_containerd(
             (s, int(d["version"])) for s, d in read.found if _is_number(d.get("version"))
         ),
         with_cri=tuple(source for source, document in read.found if _has_cri(document)),
+        disabling=tuple(source for source, document in read.found if _disables_cri(document)),
     )
 
 
@@ -143,6 +144,12 @@ def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def _has_cri(document: Mapping[str, Any]) -> bool:
     return any(_table(document, place[:2]) for place in _CONTAINERD)
+
+
+def _disables_cri(document: Mapping[str, Any]) -> bool:
+    """As the packages of containerd.io from Docker do."""
+    names = document.get("disabled_plugins")
+    return isinstance(names, list) and any(place[1] in names for place in _CONTAINERD)
 
 
 def _is_number(value: object) -> bool:

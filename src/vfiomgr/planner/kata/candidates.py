@@ -14,7 +14,7 @@ from vfiomgr.planner.kata.requested import requests
 from vfiomgr.planner.readying import objections_to_bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.model.kata import RuntimeName
     from vfiomgr.planner.kata.situation import Situation
@@ -82,6 +82,8 @@ def _candidate(
         members, problems = _behind(situation, node)
         functions += [member for member in members if member not in functions]
         breaks += problems
+    if all(situation.host.is_ready_for_guests(device) for device in functions):
+        breaks += [("node", _absent(node, functions)) for node in _lost(situation, nodes)]
     for device in functions:
         breaks += [("functions", problem) for problem in _unready(situation, device)]
     return Candidate(kind, name, source, nodes, tuple(functions), tuple(breaks))
@@ -114,6 +116,20 @@ def _behind(
     return found, [("node", problem) for problem in problems]
 
 
+def _lost(situation: Situation, nodes: tuple[str, ...]) -> list[str]:
+    """Nodes that are not there though VFIO has the functions behind them."""
+    known = {n for d in situation.host.devices for n in situation.host.guest_nodes(d)}
+    return [node for node in nodes if node in situation.absent_nodes and node in known]
+
+
+def _absent(node: str, functions: Sequence[PciDevice]) -> ChainBreak:
+    names = " ".join(str(device.address) for device in functions)
+    return ChainBreak(
+        f"{node} is not there, though {names} is ready for guests",
+        f"let udev make it anew (udevadm trigger), or vfiomgr unbind {names} and bind it again",
+    )
+
+
 def _of_cdev(situation: Situation, node: str) -> Iterator[ChainBreak]:
     release = situation.release
     since = _CDEV_SINCE[release.runtime]
@@ -139,6 +155,14 @@ def _unready(situation: Situation, device: PciDevice) -> Iterator[ChainBreak]:
     if host.is_vendor_function(device):
         remedy = f"vfiomgr vgpu create --parent {device.address} --type …"
         yield ChainBreak(f"{device} is no vGPU yet, and its driver lets nobody open it", remedy)
+        return
+    if host.makes_vgpus(device):
+        yield ChainBreak(
+            f"{device} is on {device.driver}, which makes mediated devices of it; Kata takes none",
+            "give Kata a whole GPU (vfiomgr bind); this one is for guests of libvirt: vfiomgr vgpu "
+            f"create --parent {device.address} --type TYPE, then vfiomgr libvirt hostdev UUID",
+            issue=ISSUE,
+        )
         return
     if device.driver is None:
         what = f"{device} has no driver: VFIO must have it for a guest"

@@ -43,7 +43,12 @@ def configuration(situation: Situation) -> ChainStep:
     elif port == NO_PORT:
         plugged = f"no device is plugged ({COLD_PLUG} = {port})"
     what = f"{plugged}, vfio_mode {settings.vfio_mode}"
-    return ChainStep("configuration", "broken" if broken else "ok", what, read, breaks)
+    kubelet = situation.kubelet
+    is_open = kubelet is not None and bool(kubelet.problem)
+    if kubelet is not None and is_open:
+        what += f"; how long the kubelet waits is not known: {kubelet.problem}"
+    state = "broken" if broken else "unknown" if is_open else "ok"
+    return ChainStep("configuration", state, what, read, breaks)
 
 
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
@@ -54,6 +59,7 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
         return
     yield from _annotated(situation, settings)
     yield from annotation_breaks(situation, settings)
+    yield from _mismatched(situation, settings)
     yield from _plugging(situation, settings)
     yield from _refused(situation, settings)
     yield from _drop_ins(situation)
@@ -76,11 +82,31 @@ def _unusable(situation: Situation) -> Iterator[ChainBreak]:
 
 def _asked(situation: Situation) -> list[str]:
     """Keys of the hypervisor that the pod's annotations set, of those about plugging."""
-    return [
-        key
-        for key in (COLD_PLUG, HOT_PLUG)
-        if situation.pod.annotation(HYPERVISOR_ANNOTATION + key) is not None
-    ]
+    return [key for key in _annotated_keys(situation) if key in (COLD_PLUG, HOT_PLUG)]
+
+
+def _annotated_keys(situation: Situation) -> list[str]:
+    """All keys of the hypervisor that the pod's annotations set."""
+    names = (name for name, _ in situation.pod.annotations)
+    own = (name for name in names if name.startswith(HYPERVISOR_ANNOTATION))
+    return [name.removeprefix(HYPERVISOR_ANNOTATION) for name in own]
+
+
+def _mismatched(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """A shim with a configuration that is for the other runtime."""
+    shim, own = situation.shim_runtime, settings.runtime
+    if shim is None or shim == own or "runtime" not in settings.document:
+        return
+    names = {"rs": "runtime-rs", "go": "the Go runtime"}
+    has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"
+    entry = situation.entry
+    where = "" if entry is None else f" (vfiomgr kata install --handler {entry.name})"
+    yield ChainBreak(
+        f"the handler's shim is that of {names[shim]}, and {settings.path} is for {names[own]}: "
+        f"[runtime] {has}",
+        f"name a configuration for {names[shim]}, or the shim of {names[own]}{where}",
+        is_certain=False,
+    )
 
 
 def _annotated_blindly(situation: Situation) -> Iterator[ChainBreak]:
@@ -240,6 +266,8 @@ def _timeouts(situation: Situation, settings: KataSettings) -> Iterator[ChainBre
     own = settings.number(table, "create_container_timeout")
     timeout = float(own) if own is not None else _TIMEOUT
     kubelet = situation.kubelet
+    if kubelet is not None and kubelet.problem:
+        return
     limit = _KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
     if limit >= timeout:
         return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.explanation import ChainBreak, ChainStep
-from vfiomgr.model.kata import KATA_DIRECTORIES
+from vfiomgr.model.kata import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.model.version import Version
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from vfiomgr.planner.kata.situation import Situation
 
 _MIB = 1 << 20
+_KATA = "kata"
+_ALIKE = 0.85
+"""How much alike two names are of which one is taken to be mistyped."""
 _DEFAULT_MEMORY_MIB = 2048
 """Of a configuration that does not say (defaultMemSize of Kata)."""
 _SHIPPED_ONLY = Version(4, 0)
@@ -103,20 +107,18 @@ def handler(situation: Situation) -> ChainStep:
     breaks = tuple(_of_pod_and_shim(situation))
     if name is None:
         return ChainStep("handler", "unknown", "no handler is named", (), breaks)
-    if facts is None or not (facts.files or facts.unsure):
+    if facts is None or not facts.is_known:
         why = "files cannot be looked at" if facts is None else "it has no configuration here"
         what = f"{name}: what {program} knows of it cannot be told, since {why}"
         unreadable = facts.unreadable if facts is not None else ()
         return _judged("unknown", what, unreadable, breaks)
     looked = (*facts.files, *facts.unreadable)
+    if facts.disabling:
+        what = f"{name}: containerd runs no pods, since its CRI plugin is disabled"
+        return ChainStep("handler", "broken", what, looked, (_disabled(facts), *breaks))
     if entry is None:
-        lack = ChainBreak(
-            f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
-            "configured'",
-            f"vfiomgr kata install --handler {name}, then restart {program}",
-        )
         what = f"{name} is not in the configuration of {program}"
-        return ChainStep("handler", "broken", what, looked, (lack, *breaks))
+        return ChainStep("handler", "broken", what, looked, (_lacking(facts, name), *breaks))
     runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
@@ -125,6 +127,41 @@ def handler(situation: Situation) -> ChainStep:
         what += f"{_drop_ins_since(facts)} ignores it"
         return _judged("unknown", what, looked, (*_unread(facts, entry), *breaks))
     return _judged("ok", what, looked, breaks)
+
+
+def _disabled(facts: HandlerFacts) -> ChainBreak:
+    named = " and ".join(facts.disabling)
+    return ChainBreak(
+        f"{named} disables CRI (disabled_plugins), without which the kubelet reaches no containerd",
+        f"take cri out of disabled_plugins in {named}, then restart containerd",
+    )
+
+
+def _lacking(facts: HandlerFacts, name: str) -> ChainBreak:
+    """A handler that the container runtime does not have, with those that it has."""
+    program = _CRI_NAMES[facts.cri]
+    there = ", ".join(entry.name for entry in facts.handlers) or "none at all"
+    return ChainBreak(
+        f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
+        f"configured'; it has {there}",
+        _instead(facts, name, program),
+    )
+
+
+def _instead(facts: HandlerFacts, name: str, program: str) -> str:
+    """The handler that may be meant; only what may be one of Kata's is to be made."""
+    kata = [entry.name for entry in facts.handlers if entry.is_kata]
+    near = get_close_matches(name, kata or [DEFAULT_HANDLER], 1, _ALIKE)
+    install = f"vfiomgr kata install --handler {name}, then restart {program}"
+    if near and near[0] != name:
+        meant = f"is {near[0]} meant? name it as the handler of the RuntimeClass"
+        return meant if kata else f"{meant}, and make it: vfiomgr kata install"
+    if not kata and _KATA in name:
+        return install
+    if not kata:
+        return f"vfiomgr kata install makes {DEFAULT_HANDLER}: name it as the handler"
+    named = f"name one of Kata's that is there as the handler: {', '.join(kata)}"
+    return f"{named}; or make this one: {install}" if _KATA in name else named
 
 
 def _judged(
@@ -136,6 +173,7 @@ def _judged(
 
 def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _no_kata(situation)
+    yield from _no_shim(situation)
     yield from _conf_file(situation)
     yield from _sizing(situation)
     yield from _privileged(situation)
@@ -143,15 +181,33 @@ def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _merged_badly(situation)
 
 
+def _no_shim(situation: Situation) -> Iterator[ChainBreak]:
+    """A shim that is not where the handler says, or nowhere that it is looked for."""
+    entry = situation.entry
+    if entry is None or situation.shim not in ("missing", "not found") or not entry.is_kata:
+        return
+    is_certain = situation.shim == "missing"
+    place = "is not there" if is_certain else "is in none of the usual directories"
+    named = f'set runtime_path = "{next(iter(situation.shims), "FILE")}" there'
+    remedy = named if situation.shims else f"install Kata Containers where it is named, or {named}"
+    yield ChainBreak(
+        f"{entry.runtime_path or entry.shim}, the shim that {entry.source} names for {entry.name}, "
+        f"{place}: no pod of the handler starts without it",
+        f"{remedy}, then restart {_CRI_NAMES[situation.cri]}",
+        is_certain=is_certain,
+    )
+
+
 def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
     entry = situation.entry
-    if entry is None or entry.runtime_type == "vm":
+    if entry is None or entry.is_kata:
         return
-    if "kata" in entry.runtime_type or "kata" in entry.runtime_path:
-        return
+    facts = situation.handlers
+    kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
+    another = f"give the handler another name: vfiomgr kata install --handler {entry.name}-vfio"
     yield ChainBreak(
         f"the handler {entry.name} runs {entry.runtime_type or 'runc'}, which is not Kata's shim",
-        f"give the handler another name: vfiomgr kata install --handler {entry.name}-vfio",
+        f"name one of Kata's as the handler: {', '.join(kata)}" if kata else another,
         is_silent=True,
     )
 

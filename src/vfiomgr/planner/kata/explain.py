@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.explanation import KataExplanation
@@ -11,7 +12,7 @@ from vfiomgr.planner.kata.annotations import with_annotations
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.model.explanation import DeviceChain
+    from vfiomgr.model.explanation import ChainStep, DeviceChain
     from vfiomgr.planner.kata.situation import Situation
 
 
@@ -33,13 +34,18 @@ def explain(situation: Situation) -> KataExplanation:
             entry.runtime_class(effective),
             entry.handler(effective),
             configured.configuration(situation),
-            requested.request(effective),
-            named.cdi(effective),
-            *passed.steps(effective),
+            *_later(effective),
         ),
         devices=chains,
         differences=tuple(_differences(effective, chains)),
     )
+
+
+def _later(situation: Situation) -> Iterator[ChainStep]:
+    """What comes behind the configuration: not known of a pod that nothing of Kata's runs."""
+    for step in (requested.request(situation), named.cdi(situation), *passed.steps(situation)):
+        is_open = situation.has_no_handler and step.state == "ok"
+        yield replace(step, state="unknown") if is_open else step
 
 
 def _differences(situation: Situation, chains: Sequence[DeviceChain]) -> Iterator[str]:

@@ -82,8 +82,7 @@ def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
         if name not in devices:
             yield ChainBreak(
                 f"no specification has {item.kind}={name}, which an annotation names",
-                "vfiomgr cdi list shows what there is; vfiomgr cdi generate --kind "
-                f"{item.kind} --write",
+                _named_instead(situation, item.kind),
             )
     if item.names or len(devices) >= item.count:
         return
@@ -91,11 +90,50 @@ def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
     if not devices and others:
         return
     has = f"have {len(devices)}" if devices else "have none"
+    kinds = {} if devices else _kinds_of_vfio(situation)
+    there = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
     yield ChainBreak(
-        f"the pod asks for {item.count} of {item.kind}, and the CDI specifications {has}: Kata "
-        "finds a device by its resource as kind and the plugin's id as name",
-        f"vfiomgr cdi generate --kind {item.kind} --write, once the devices are ready for guests",
+        f"the pod asks for {item.count} of {item.kind}, and the CDI specifications {has}"
+        f"{f'; the node has {there}' if there else ''}: Kata finds a device by its resource as "
+        "kind and the plugin's id as name",
+        _instead(situation, item, len(devices), tuple(kinds)),
     )
+
+
+def _instead(situation: Situation, item: Request, count: int, kinds: tuple[str, ...]) -> str:
+    """What helps: another resource, fewer devices, or a specification of what has none."""
+    generate = f"vfiomgr cdi generate --kind {item.kind} --write"
+    if kinds:
+        return f"ask for {' or '.join(kinds)}, as the device plugin must call it too"
+    if not count:
+        return f"{generate}, once the devices are ready for guests"
+    fewer = f"ask for at most {count}"
+    published = {node for each in situation.published for node in each.nodes}
+    host = situation.host
+    free = [
+        str(device.address)
+        for device in host.devices
+        if device.is_graphics_or_accelerator
+        and host.is_ready_for_guests(device)
+        and not published & host.guest_nodes(device)
+    ]
+    if free:
+        return f"{fewer}, or publish {', '.join(free)} as well: {generate}"
+    return f"{fewer}: no other device is ready for guests (vfiomgr list; vfiomgr bind)"
+
+
+def _named_instead(situation: Situation, kind: str) -> str:
+    """The names that an annotation may have."""
+    if not situation.published:
+        return f"vfiomgr cdi generate --kind {kind} --write, once the devices are ready for guests"
+    names = ", ".join(each.name for each in situation.published if each.nodes)
+    return f"name one that there is: {names}" if names else "vfiomgr cdi list shows what there is"
+
+
+def _kinds_of_vfio(situation: Situation) -> dict[str, int]:
+    """The kinds whose devices have nodes of VFIO, and how many devices each has."""
+    kinds = sorted({each.kind for each in situation.published if each.nodes})
+    return {kind: len(situation.devices_of(kind)) for kind in kinds}
 
 
 def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:

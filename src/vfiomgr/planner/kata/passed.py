@@ -10,6 +10,7 @@ from vfiomgr.model.kata import MAX_PORTS
 from vfiomgr.model.kata_settings import GUEST_KERNEL
 from vfiomgr.model.pci import CLASS_DISPLAY
 from vfiomgr.planner.kata.candidates import candidates
+from vfiomgr.planner.kata.guest_image import check_guest_image
 from vfiomgr.planner.kata.requested import requests
 from vfiomgr.planner.kata.room import room_breaks
 
@@ -121,7 +122,7 @@ def steps(situation: Situation) -> tuple[ChainStep, ...]:
         return tuple(ChainStep(name, "unknown", why) for name in names)
     picked = chosen(situation, found)
     return (
-        _of(situation, found, "node", _nodes_told(found)),
+        _of(situation, found, "node", _nodes_told(situation, found)),
         _of(situation, found, "functions", _functions_told(situation, found)),
         _root_ports(situation, picked),
         _guest(situation, picked),
@@ -137,13 +138,29 @@ def _of(situation: Situation, found: Sequence[Candidate], name: StepName, what: 
         own = [b for c in same for step, b in c.breaks if step == name]
         breaks += [replace(b, is_certain=b.is_certain and whole < item.count) for b in own]
     state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    if state == "ok" and name == "node" and _lacks_nodes(situation, found):
+        state = "unknown"
     return ChainStep(name, state, what, (), tuple(dict.fromkeys(breaks)))
 
 
-def _nodes_told(found: Sequence[Candidate]) -> str:
+def _lacks_nodes(situation: Situation, found: Sequence[Candidate]) -> bool:
+    """Whether fewer are ready than are asked for: VFIO makes nodes of functions that it has."""
+    return any(
+        sum(not _is_pending(situation, c) for c in found if c.kind == item.kind) < item.count
+        for item in requests(situation)
+    )
+
+
+def _is_pending(situation: Situation, candidate: Candidate) -> bool:
+    """Whether its node comes, or comes back, only once its functions are ready for guests."""
+    return any(not situation.host.is_ready_for_guests(d) for d in candidate.functions)
+
+
+def _nodes_told(situation: Situation, found: Sequence[Candidate]) -> str:
     return "; ".join(
         f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
         + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
+        + (", not there until its functions are ready" if _is_pending(situation, c) else "")
         for c in found
     )
 
@@ -208,10 +225,32 @@ def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool
 
 def _guest(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
     given = tuple(dict.fromkeys(d for c in picked for d in c.functions))
-    breaks = tuple(room_breaks(situation, given))
+    breaks = (*room_breaks(situation, given), *_image_breaks(situation, given))
     broken = any(found.is_certain for found in breaks)
     state: StepState = "broken" if broken else "ok" if given else "unknown"
-    return ChainStep("guest", state, _arrival(situation, picked, given), (), breaks)
+    what = _arrival(situation, picked, given)
+    if not broken and given:
+        what += f"; what is inside the guest's image is not looked at: {_check_image(situation)}"
+    return ChainStep("guest", state, what, (), breaks)
+
+
+def _check_image(situation: Situation) -> str:
+    settings = situation.settings
+    named = f" --config {settings.path}" if settings is not None else ""
+    return f"vfiomgr kata check-image{named}"
+
+
+def _image_breaks(situation: Situation, given: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
+    """What `kata check-image` is certain of: files that no guest starts without."""
+    image = situation.guest_image
+    if image is None:
+        return
+    for found in check_guest_image(image, given).findings:
+        if found.severity == "blocker":
+            yield ChainBreak(
+                f"{found.title}: {found.why} ({'; '.join(found.evidence)})",
+                f"{found.remedy}; {_check_image(situation)} tells all",
+            )
 
 
 def _arrival(

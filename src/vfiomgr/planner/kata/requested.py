@@ -34,12 +34,18 @@ def channel(situation: Situation) -> Channel:
     settings = situation.settings
     if settings is None:
         return "annotations" if situation.pod.cdi_names else "unknown"
-    has_socket = bool(settings.pod_resource_api_sock) and situation.knows("runtime", _SOCKET)
-    if settings.cold_plug != NO_PORT and has_socket:
+    is_annotated_alone = bool(situation.pod.cdi_names) and not situation.pod.resources
+    if settings.cold_plug != NO_PORT and _asks_kubelet(situation) and not is_annotated_alone:
         return "kubelet"
     if settings.cold_plug != NO_PORT and situation.pod.cdi_names:
         return "annotations"
     return "container" if situation.is_hot else "none"
+
+
+def _asks_kubelet(situation: Situation) -> bool:
+    settings = situation.settings
+    has_socket = settings is not None and bool(settings.pod_resource_api_sock)
+    return has_socket and situation.knows("runtime", _SOCKET)
 
 
 def requests(situation: Situation) -> tuple[Request, ...]:
@@ -69,7 +75,8 @@ def _told(situation: Situation) -> str:
         case "kubelet":
             return (
                 f"the kubelet tells Kata which devices of {asked} the pod has (PodResources; "
-                "before Kubernetes 1.34 behind the feature gate KubeletPodResourcesGet)"
+                "before Kubernetes 1.34 behind the feature gate KubeletPodResourcesGet); not "
+                "checked: whether a device plugin offers it (kubectl describe node)"
             )
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(situation.pod.cdi_names)}"
@@ -92,6 +99,7 @@ def _looked_at(situation: Situation) -> tuple[str, ...]:
 
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     yield from _claims(situation)
+    yield from _no_socket(situation)
     yield from _nobody_tells(situation)
     yield from _unresolvable(situation)
     yield from _twice(situation)
@@ -128,6 +136,8 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
             "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or take a later Kata"
         )
         yield ChainBreak(what, remedy, is_silent=True, is_certain=is_certain)
+    elif channel(situation) == "annotations" and _asks_kubelet(situation):
+        yield _overruled(situation, settings.pod_resource_api_sock)
     elif channel(situation) == "annotations" and situation.is_rs:
         yield ChainBreak(
             "runtime-rs takes devices from the kubelet's socket and from nodes of the sandbox "
@@ -142,6 +152,34 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
             wants,
             is_silent=True,
         )
+
+
+def _no_socket(situation: Situation) -> Iterator[ChainBreak]:
+    settings = situation.settings
+    if settings is None or channel(situation) != "kubelet":
+        return
+    if situation.has_kubelet_socket is False:
+        yield ChainBreak(
+            f"{settings.pod_resource_api_sock}, on which Kata asks the kubelet, is not there",
+            "start the kubelet; if its directory is another one, set "
+            f"{_SOCKET} in {settings.path}: vfiomgr kata config",
+            is_certain=situation.is_machine,
+        )
+
+
+def _overruled(situation: Situation, socket: str) -> ChainBreak:
+    """Annotations are for pods without a kubelet (coldPlugDevices, create.go of the Go shim)."""
+    kinds = dict.fromkeys(name.partition("=")[0] for name in situation.pod.cdi_names)
+    otherwise = "" if situation.is_rs else "; annotations are read where there is no socket"
+    return ChainBreak(
+        f"{_SOCKET} is {socket}: where a kubelet answers there, Kata takes the devices from it "
+        f"alone, and to a pod that asks for no resource it has given none{otherwise}",
+        f"ask for the resource in resources.limits ({', '.join(f'{k}: 1' for k in kinds)}), or "
+        "name a handler whose configuration sets no socket: vfiomgr kata config "
+        "--no-pod-resources",
+        is_silent=True,
+        is_certain=False,
+    )
 
 
 def _unresolvable(situation: Situation) -> Iterator[ChainBreak]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.model.cdi import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
 from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.handler import CriName, HandlerFacts
-from vfiomgr.model.kata import KataRelease
+from vfiomgr.model.kata import KataRelease, RuntimeName
+from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.kata_installation import KataConfigurationFile
 from vfiomgr.model.kata_keys import KeyTable
 from vfiomgr.model.kata_settings import NO_PORT, KataSettings
@@ -43,6 +44,10 @@ class ConfigurationFacts:
     problem: str = ""
 
 
+ShimState = Literal["there", "not found", "missing", "not looked for"]
+"""`not found` in the usual directories, where a name without a path is looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class KubeletFacts:
     """What of the kubelet's configuration decides."""
@@ -50,6 +55,8 @@ class KubeletFacts:
     source: str
     request_timeout: float
     """Seconds; runtimeRequestTimeout."""
+    problem: str = ""
+    """Why the file cannot be read, and where in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,19 @@ class Situation:
     conf_file: tuple[str, str] | None = None
     """What KATA_CONF_FILE is for the shim, and where that is said."""
     kubelet: KubeletFacts | None = None
+    shim: ShimState = "not looked for"
+    shims: tuple[str, ...] = ()
+    """The shims of Kata that are installed."""
+    shim_runtime: RuntimeName | None = None
+    """Of the handler's shim, where its path tells."""
+    absent_nodes: frozenset[str] = frozenset()
+    """Nodes that specifications name and that a host whose /dev is there does not have."""
+    guest_image: GuestImage | None = None
+    has_kubelet_socket: bool | None = None
+    """Whether the socket of the configuration is there; None where the kubelet's directory is not.
+    """
+    is_machine: bool = False
+    """Whether it is the running machine, not files of one."""
     only: frozenset[PciAddress] = frozenset()
     """Functions that were asked about; none for all."""
     only_name: str | None = None
@@ -121,6 +141,16 @@ class Situation:
         if self.handlers is None or self.handler_name is None:
             return None
         return self.handlers.handler(self.handler_name)
+
+    @property
+    def has_no_handler(self) -> bool:
+        """Whether nothing of Kata's is known to run the pod, and no configuration was named."""
+        if self.settings is not None or self.configuration.file is not None:
+            return False
+        if self.handler_name is None:
+            return True
+        known = self.handlers is not None and self.handlers.is_known
+        return known and (self.entry is None or not self.entry.is_kata)
 
     @property
     def is_cold(self) -> bool:
