@@ -85,7 +85,7 @@ def install(
         enable_cdi=True,
     )
     undo = _uninstalling(handler) + at_place(session, program, runtime_config)
-    carry_out(session, api.prepare_entry(session.files, place, wish, undo), undo)
+    carry_out(session, lambda: api.prepare_entry(session.files, place, wish, undo), undo)
 
 
 @click.command("uninstall")
@@ -113,7 +113,7 @@ def uninstall(
     _require_handler(handler)
     place = place_of(session, program, runtime_config, containerd_version)
     command = _uninstalling(handler) + at_place(session, program, runtime_config)
-    carry_out(session, api.prepare_removal(session.files, place, handler, command))
+    carry_out(session, lambda: api.prepare_removal(session.files, place, handler, command))
 
 
 def _uninstalling(handler: str) -> str:

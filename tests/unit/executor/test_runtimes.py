@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -33,6 +35,7 @@ from tests.unit.runtimes import (
 from vfiomgr import api
 from vfiomgr.adapters.runtimes.values import without_zeros
 from vfiomgr.errors import InvalidDocument, Refusal, RolledBack
+from vfiomgr.executor import runtimes
 from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.model.intent import ChangeFiles
 from vfiomgr.model.path import HostPath
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.executor.faults import Courses
+    from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.intent import Intent
 
 ONE = ["1.6.20", "1.7.28"]
@@ -615,6 +619,55 @@ def test_a_file_that_others_changed_meanwhile_is_left_alone(tmp_path: Path) -> N
     with pytest.raises(Refusal, match="changed meanwhile"):
         api.apply_prepared(prepared, tree=kernel)
     assert text(kernel, MAIN) == f"{V2}# somebody\n"
+
+
+@pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])
+def test_what_was_written_while_containerd_was_asked_is_not_lost(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, _ = host(tmp_path, version, V2)
+    dumped = runtimes.dump
+
+    def meanwhile(*arguments: Any) -> Any:
+        told = dumped(*arguments)
+        put(kernel, MAIN, f"{V2}# by somebody else\n")
+        return told
+
+    monkeypatch.setattr(runtimes, "dump", meanwhile)
+    prepared = prepare(kernel)
+    with pytest.raises(Refusal, match=r"config\.toml was changed meanwhile"):
+        api.apply_prepared(prepared, tree=kernel)
+    assert text(kernel, MAIN) == f"{V2}# by somebody else\n"
+    assert text(kernel, DROP_IN) is None
+
+
+def test_entries_that_are_given_at_the_same_time_all_come(tmp_path: Path) -> None:
+    kernel, containerd = host(tmp_path, "2.1.9", V3)
+    names = [f"k{number}" for number in range(4)]
+
+    def give(name: str) -> None:
+        def make() -> Prepared:
+            ready = prepare(kernel, kata(name=name))
+            time.sleep(0.05)
+            return ready
+
+        api.change_runtime(make, tree=kernel)
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(give, names))
+    given = dump(kernel, containerd)["plugins"][RUNTIME]["containerd"]["runtimes"]
+    assert set(given) == {"runc", *names}
+
+
+def test_what_is_handed_on_twice_does_not_become_part_of_a_template(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    names = [f"k{number}" for number in range(4)]
+    for name in names:
+        install(kernel, kata(name=name))
+    for name in names:
+        uninstall(kernel, name)
+    assert text(kernel, MAIN) == V3
+    assert text(kernel, DROP_IN) is None
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:

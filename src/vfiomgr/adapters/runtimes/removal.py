@@ -102,8 +102,8 @@ def _rebased(
     def without(told: str | None) -> str | None:
         if told is None:
             return None
-        if taken:
-            return text.without_file(told, file, taken)
+        if file.keys:
+            return text.without_file(told, file, taken) if taken else told
         return template.without_block(told, file, entry.name, "")
 
     def rebased(later: OwnedFile) -> OwnedFile:
