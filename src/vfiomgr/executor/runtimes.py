@@ -6,16 +6,26 @@ The record comes before the files: whatever cuts a run off, what is there is kno
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.runtimes import containerd, crio, docker, removal, template, text
+from vfiomgr.adapters.runtimes import (
+    containerd,
+    crio,
+    docker,
+    removal,
+    template,
+    text,
+    values,
+)
 from vfiomgr.adapters.runtimes.edit import Decision
 from vfiomgr.errors import (
     HostError,
     NeedsRoot,
+    Refusal,
     RollbackIncomplete,
     RolledBack,
     VfiomgrError,
@@ -33,6 +43,7 @@ from vfiomgr.model.runtime import (
     OwnedFile,
     parse_record,
     render_record,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +55,11 @@ if TYPE_CHECKING:
     from vfiomgr.model.runtime import Key, Wish
 
 _LOCK = "runtimes"
+_DEFAULTS: tuple[Key, ...] = (
+    *(("plugins", cri, "containerd", "default_runtime_name") for cri in containerd.CRI_NAMES),
+    ("crio", "runtime", "default_runtime"),
+    ("default-runtime",),
+)
 _READING = "runtimes-read"
 """Held from the first look at files until they are written, around the locks of the plan."""
 _DECISIONS = {
@@ -113,7 +129,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
     mine = _entry(record, place, wish.name)
     rest = tuple(one for one in record if one is not mine)
     seen: Texts = {RECORD: told, **(_texts(tree, mine) if mine is not None else {})}
-    cleaned, others = _without(tree, place, mine, rest, seen, command)
+    cleaned, others = _without(mine, rest, seen, beside(tree, place), command)
     now = read_facts(tree, place, cleaned, was_ours=mine is not None)
     before = dump(tree, place, now, cleaned)
     facts = now if before is None else replace(now, effective=before.data)
@@ -146,18 +162,17 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
 
 
 def _without(
-    tree: HostTree,
-    place: Place,
     mine: InstalledRuntime | None,
     rest: tuple[InstalledRuntime, ...],
     seen: Texts,
+    others: tuple[HostPath, ...],
     command: str,
 ) -> tuple[Texts, tuple[InstalledRuntime, ...]]:
     """The texts of an entry's files as they were without it."""
     if mine is None:
         return {}, rest
     now = {file.path: seen[file.path] for file in mine.files}
-    taken = removal.remove(mine, rest, now, beside(tree, place), command)
+    taken = removal.remove(mine, rest, now, others, command)
     return taken.texts, taken.others
 
 
@@ -196,6 +211,7 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
     seen: Texts = {RECORD: told, **_texts(tree, mine)}
     now = {file.path: seen[file.path] for file in mine.files}
     taken = removal.remove(mine, rest, now, beside(tree, place), command)
+    _refuse_default(tree, place, taken.texts, name, command)
     unchecked, foreseen = _checked_removal(tree, place, mine, taken.texts)
     left = render_record(taken.others) if taken.others else None
     ordered = {file.path: taken.texts[file.path] for file in reversed(mine.files)}
@@ -209,6 +225,24 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
     return Prepared(place, intent, unchecked, foreseen=foreseen)
 
 
+def _refuse_default(tree: HostTree, place: Place, texts: Texts, name: str, command: str) -> None:
+    """Make sure that no file names an entry that goes as the default one.
+
+    Raises:
+        Refusal: one does, and what names no runtime would not start.
+
+    """
+    if place.program in ("k3s", "rke2"):
+        return
+    facts = read_facts(tree, place, texts, was_ours=True)
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        for key in _DEFAULTS:
+            if values.found(data, key) == name:
+                message = f"{shown(key)} in {file.path} names {name}, which would be gone"
+                raise Refusal(message, f"name another one there; then run {command} again")
+
+
 def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
     """Backups that hold just what is there again."""
     backups = {file.backup: file.path for file in mine.files if file.backup is not None}
@@ -219,7 +253,12 @@ def _checked_removal(
     tree: HostTree, place: Place, mine: InstalledRuntime, texts: Texts
 ) -> tuple[tuple[str, ...], dict[str, Any] | None]:
     """As for an entry; but that a runtime reads nothing at all now keeps no entry in its files."""
-    keys = tuple(key.path for file in mine.files for key in file.keys)
+    keys = tuple(
+        key.path
+        for file in mine.files
+        for key in file.keys
+        if not (key.is_shared and isinstance(json.loads(key.value), dict))  # runc stays
+    )
     ours: list[Key] = [("imports",), ("version",)]
     ours += [("plugins", cri, *key[2:]) for key in keys for cri in containerd.CRI_NAMES]
     decision = Decision((), ours=(*ours, *keys))

@@ -35,7 +35,7 @@ from tests.unit.runtimes import (
 from vfiomgr import api
 from vfiomgr.adapters.runtimes.values import without_zeros
 from vfiomgr.errors import InvalidDocument, Refusal, RolledBack
-from vfiomgr.executor import runtimes
+from vfiomgr.executor import runtime_check
 from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.model.intent import ChangeFiles
 from vfiomgr.model.path import HostPath
@@ -496,6 +496,33 @@ def test_runc_as_somebody_changed_it_since_stays(tmp_path: Path) -> None:
     assert runc["options"]["SystemdCgroup"] is True
 
 
+@pytest.mark.parametrize("version", ONE)
+def test_runc_stays_where_others_came_to_need_it(tmp_path: Path, version: str) -> None:
+    kernel, containerd = host(tmp_path, version, "version = 2\n")
+    install(kernel)
+    other = f'[plugins."{CRI}".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
+    put(kernel, MAIN, f"{text(kernel, MAIN)}\n{other}")
+    taken = uninstall(kernel)
+    assert any("runc" in note and "nvidia" in note for note in taken.intent.notes)
+    assert set(dump(kernel, containerd)["plugins"][CRI]["containerd"]["runtimes"]) == {
+        "runc",
+        "nvidia",
+    }
+
+
+@pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])
+def test_an_entry_that_a_default_names_is_not_taken_back(tmp_path: Path, version: str) -> None:
+    kernel, _ = host(tmp_path, version, V2)
+    install(kernel)
+    line = 'snapshotter = "nydus"'
+    there = (text(kernel, MAIN) or "").replace(
+        line, f'{line}\n      default_runtime_name = "kata-vfio"'
+    )
+    put(kernel, MAIN, there)
+    with pytest.raises(Refusal, match=r"default_runtime_name in .* names kata-vfio"):
+        prepare_removal(kernel)
+
+
 def test_the_record_is_roots_alone_and_one_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "2.1.9", V3)
     install(kernel)
@@ -626,14 +653,14 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
     tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, _ = host(tmp_path, version, V2)
-    dumped = runtimes.dump
+    dumped = runtime_check.dump
 
     def meanwhile(*arguments: Any) -> Any:
         told = dumped(*arguments)
         put(kernel, MAIN, f"{V2}# by somebody else\n")
         return told
 
-    monkeypatch.setattr(runtimes, "dump", meanwhile)
+    monkeypatch.setattr("vfiomgr.executor.runtimes.dump", meanwhile)
     prepared = prepare(kernel)
     with pytest.raises(Refusal, match=r"config\.toml was changed meanwhile"):
         api.apply_prepared(prepared, tree=kernel)
