@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Unpack
 from vfiomgr.executor import change
 from vfiomgr.executor.applied import reversion
 from vfiomgr.executor.change import Options, Work
-from vfiomgr.executor.recovery import is_about_files
 from vfiomgr.executor.recovery import recover as end_runs
 from vfiomgr.executor.rights import require_rights
 from vfiomgr.executor.run import Outcome
@@ -219,7 +218,7 @@ def recover(
 
     """
     work = Work(tree, **options)
-    with change.prepared(work, only_files=not tree.is_live and is_about_files(tree)):
+    with change.prepared(work, only_files=not tree.is_live):
         return end_runs(work, allow, finish=finish)
 
 

@@ -76,9 +76,9 @@ class HostError(VfiomgrError):
 class NeedsRoot(HostError):
     """The right to change the host is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "changing devices") -> None:
         super().__init__(
-            "changing devices needs root",
+            f"{what} needs root",
             "run the same command as root, e.g. with sudo; --dry-run shows the plan without it",
         )
 

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.session import Session
     from vfiomgr.model.cdi import CdiFile
+    from vfiomgr.model.snapshot import HostSnapshot
 
 
-def present_nodes(session: Session, files: Iterable[CdiFile]) -> dict[str, bool] | None:
+def present_nodes(
+    session: Session, host: HostSnapshot, files: Iterable[CdiFile]
+) -> dict[str, bool] | None:
     """Which nodes that are not VFIO's exist; None where there is no host to look at."""
     from vfiomgr.planner.cdi.check import other_nodes  # noqa: PLC0415 - not for help
 
-    if session.snapshot is not None:
+    if session.snapshot is not None or host.pci_unlisted is not None:
         return None
     names = sorted(other_nodes(files))
     return {name: session.tree.exists(HostPath(os.path.normpath(name))) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ from vfiomgr.model.cdi import (
     DIRECTORIES,
     NAMINGS,
     NODE_FORMS,
+    OLD_DYNAMIC,
     Lifetime,
     Naming,
     NodeForm,
@@ -27,6 +29,9 @@ from vfiomgr.planner.cdi.consumers import ANY, NAMES, consumers_named
 if TYPE_CHECKING:
     from vfiomgr.model.cdi import CdiSpecification
     from vfiomgr.model.snapshot import HostSnapshot
+
+_MACHINE = "/"
+_LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
 
 
 @click.command("generate")
@@ -58,9 +63,13 @@ if TYPE_CHECKING:
     default=ANY,
     show_default=True,
     metavar="NAME",
-    help="Who reads it: for containerd or podman alone, mediated devices and /dev/iommu too.",
+    help="Who must read it; for containerd or podman, mediated devices and /dev/iommu too.",
 )
-@click.option("--output", metavar="FILE", help="Write it to FILE instead of standard output.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Write it to FILE of this machine, as > does; --write is for the host below --root.",
+)
 @click.option("--write", is_flag=True, help="Keep it where runtimes look; a second run adds none.")
 @click.option(
     "--lifetime",
@@ -90,13 +99,14 @@ def generate(
     lowest CDI version that carries it is written. Where nothing is ready it is refused: consumers
     reject a specification without devices.
 
-    With --write it is kept in /etc/cdi/vfiomgr-VENDOR-CLASS.json, put there whole. ADDRESSES come
+    With --write it is kept in /etc/cdi/vfiomgr-VENDOR_CLASS.json, put there whole. ADDRESSES come
     to those that are there; without any, the file has what is ready now and nothing else. What goes
     later (unbind, vgpu remove, …) is taken out by itself, and an empty file is removed.
 
     \b
     Examples:
-      vfiomgr cdi generate > /etc/cdi/vfiomgr.json
+      vfiomgr cdi generate
+      vfiomgr cdi generate --write
       vfiomgr cdi generate --kind nvidia.com/pgpu --name-by index --write
       vfiomgr cdi generate 0000:04:00.0 --node cdev --write --lifetime dynamic
       vfiomgr cdi generate --consumer kata-rs --output pgpu.json
@@ -104,20 +114,36 @@ def generate(
     if write and output is not None:
         message = "--write and --output contradict each other"
         raise UsageError(message, "pass one of them: --write knows where runtimes look")
+    if output is not None:
+        _refuse_of_this_machine(session, output)
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
-        raise UsageError(message, "pass --write too, or redirect the output to a file there")
+        raise UsageError(message, "pass --write too: it knows where runtimes look")
     wish = OfferWish(
         kind=kind,
         addresses=session.addresses(addresses),
         node=node,
         name_by=name_by,
         is_plain=not any(reader.is_kata for reader in consumers_named(consumer)),
+        consumer=consumer,
     )
     if write:
         _write(session, WriteCdi(wish, lifetime))
     else:
         _print(session, wish, output)
+
+
+def _refuse_of_this_machine(session: Session, output: str) -> None:
+    """Make sure that what is about another host does not come to where runtimes of this one look.
+
+    Raises:
+        UsageError: it would.
+
+    """
+    is_another = session.snapshot is not None or os.path.realpath(session.root) != _MACHINE
+    if is_another and os.path.dirname(os.path.abspath(output)) in _LOOKED_IN:
+        message = f"--output {output} is where runtimes of this machine look, not of that host"
+        raise UsageError(message, "pass --write with --root, or name a file elsewhere")
 
 
 def _write(session: Session, intent: WriteCdi) -> None:
@@ -137,7 +163,7 @@ def _print(session: Session, wish: OfferWish, output: str | None) -> None:
     host = session.host()
     made = specification_of(host, wish)
     if not made.devices:
-        raise nothing_ready()
+        raise nothing_ready(host)
     _tell_of_mediated(host, wish)
     if output is not None:
         _save(output, made, dry_run=session.dry_run)

@@ -31,11 +31,14 @@ def list_devices(session: Session) -> None:
       vfiomgr cdi list
       vfiomgr cdi list --format json
     """
-    from vfiomgr.model.cdi_document import read_quickly  # noqa: PLC0415 - not for help
-    from vfiomgr.planner.cdi.listing import entries, is_readable  # noqa: PLC0415
+    from vfiomgr.model.cdi_document import (  # noqa: PLC0415 - not for help
+        is_readable,
+        read_quickly,
+    )
+    from vfiomgr.planner.cdi.listing import entries  # noqa: PLC0415
 
-    host = session.host()
-    found = list(entries(host, present_nodes(session, host.cdi_files) or {}))
+    host = session.host_or_image()
+    found = list(entries(host, present_nodes(session, host, host.cdi_files) or {}))
     if session.format != "table":
         print_document("CdiDeviceList", {"items": found}, session.format)
     elif found:

@@ -35,7 +35,9 @@ def remove(
         message = "name devices, or pass either --all or --stale"
         raise UsageError(message, "vfiomgr cdi list shows them")
     intent = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
-    outcome = plan_or_apply(session, intent)
+    if stale and session.snapshot is None:
+        session.devices()  # where they cannot be listed, all would seem stale
+    outcome = plan_or_apply(session, intent, only_files=not stale)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
         print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])

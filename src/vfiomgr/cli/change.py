@@ -37,8 +37,18 @@ def own_program() -> str | None:
     return None if found is None else os.path.abspath(found)
 
 
-def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
-    """Print the plan of an intent with --dry-run (and return None); apply it otherwise."""
+def plan_or_apply(
+    session: Session, intent: Intent, *, only_files: bool = False
+) -> api.Outcome | None:
+    """Print the plan of an intent with --dry-run (and return None); apply it otherwise.
+
+    With `only_files` it needs no devices, so that an image will do.
+    """
+    if session.dry_run and only_files:
+        session.tell_of_cut_off_runs()
+        host = session.host_or_image()
+        print_plan(session, api.plan(host, intent), ())
+        return None
     if session.dry_run:
         session.tell_of_cut_off_runs()
         host = session.host(
@@ -49,7 +59,8 @@ def plan_or_apply(session: Session, intent: Intent) -> api.Outcome | None:
         print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return None
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
-    return api.apply(intent, tree=session.tree, **options_of(session))
+    tree = session.files if only_files else session.tree
+    return api.apply(intent, tree=tree, **options_of(session))
 
 
 def options_of(session: Session) -> api.Options:

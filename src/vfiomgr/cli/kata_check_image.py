@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.adapters.kata.read import read_settings
+from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
-from vfiomgr.host.kata import read_configuration
 from vfiomgr.host.kata_image import read_guest_file
-from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration, search_path
+from vfiomgr.model.kata import DEFAULT_HANDLER
 from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.kata.guest_image import check_guest_image
@@ -31,8 +31,8 @@ _BLOCKED = 1
 @click.option(
     "--config",
     metavar="FILE",
-    help="Kata's configuration, as a path of the host.  [default: the first that is there of "
-    "vfiomgr's handler, /etc/kata-containers and Kata's own]",
+    help="Kata's configuration, as a path of the host.  [default: the one of the handler "
+    "kata-vfio, else the first that is there in /etc/kata-containers and of Kata's own]",
 )
 @click.option("--all", "every", is_flag=True, help="Show also what is fine.")
 @session_options()
@@ -104,12 +104,11 @@ def _configuration(session: Session, config: str | None) -> KataConfigurationFil
         UsageError: there is none.
 
     """
-    own = handler_configuration(DEFAULT_HANDLER)
-    usual = (own, *search_path("rs"), *search_path("go"))
-    places = usual if config is None else (HostPath(config),)
-    for place in places:
-        file = read_configuration(session.tree, place)
-        if file is not None:
-            return file
-    message = f"cannot read a configuration of Kata: {', '.join(places)}"
+    if config is None:
+        facts = gather.configuration_of(session, DEFAULT_HANDLER)
+    else:
+        facts = gather.read_settings_of(session.tree, (HostPath(config),))
+    if facts.file is not None:
+        return facts.file
+    message = f"cannot read a configuration of Kata: {', '.join(facts.looked_for)}"
     raise UsageError(message, "name one: --config FILE; or install Kata Containers")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -18,22 +17,23 @@ from vfiomgr.cli.kata_bases import (
     tell_of_drop_ins,
     tell_of_taken_in,
 )
+from vfiomgr.cli.kata_output import make_parent, output_path
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.parameters import mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
-from vfiomgr.errors import HostError, Refusal, UsageError
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.kata_plan import DROP_IN, POD_RESOURCES, KataSetup, KataWish
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.guards import bridge, refuse_if_any
-from vfiomgr.planner.guest.units import is_uuid
 from vfiomgr.planner.kata.check import check_keys
 from vfiomgr.planner.kata.config import plan_config
+from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from vfiomgr.model.kata import KataHypervisor, RuntimeName
     from vfiomgr.model.kata_plan import KataPlan, Plug
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.readiness import Finding
     from vfiomgr.model.snapshot import HostSnapshot
 
-_MDEV = (
-    "Kata attaches no mediated device: both of its runtimes fail with one "
-    "(kata-containers/kata-containers#10681)"
-)
-_INSTEAD = (
-    "give it a virtual function that is a vGPU (vfiomgr vgpu create on a parent of the vendor's "
-    "own interface), or the vGPU to a guest of libvirt's: vfiomgr libvirt hostdev"
-)
 _FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")
 _KUBELETS = (
     POD_RESOURCES,
@@ -82,7 +74,11 @@ _KUBELETS = (
     metavar="FILE",
     help="The configuration that a drop-in is for.  [default: the one that Kata finds]",
 )
-@click.option("--output", metavar="FILE", help="Write it there, whole or not at all.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Write it there, whole or not at all; with --root, below that root.",
+)
 @click.option("--memory", metavar="SIZE", help="default_memory, e.g. 16G.  [default: 8G for GPUs]")
 @click.option("--firmware", metavar="FILE", help="OVMF of this Kata, where BARs are large.")
 @click.option(
@@ -139,8 +135,10 @@ def config(
     """
     if whole is not None and beside is not None:
         forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
+    target = None if output is None else output_path(session, output)
     host = session.host()
-    _refuse_mediated(addresses)
+    for text in addresses:
+        refuse_mediated(host, text)
     named = [host.device(host.parse_address(text)) for text in addresses]
     refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
     functions = {d.address: d for device in named for d in host.slot(device)}
@@ -171,18 +169,11 @@ def config(
         tell_of_taken_in(base)
     elif base is not None:
         _tell_of_configured(base, plan, session)
-    path = _path(output, base, is_whole=whole is not None)
-    _deliver(session, plan, text, path, output)
+    path = target or _path(base, is_whole=whole is not None)
+    _deliver(session, plan, text, path, target)
     for line in plan.notes:
         note(line)
     _tell_of_devices(host, functions, bound, is_all=not addresses)
-
-
-def _refuse_mediated(names: Sequence[str]) -> None:
-    for name in names:
-        if is_uuid(name):
-            message = f"{name.lower()}: {_MDEV}"
-            raise Refusal(message, _INSTEAD)
 
 
 def _absolute(option: str, path: str | None) -> str | None:
@@ -264,10 +255,8 @@ def _tell_of_findings(source: str, findings: Iterable[Finding], session: Session
                 note(f"{source}: {each.title}")
 
 
-def _path(output: str | None, base: Base | None, *, is_whole: bool) -> str:
+def _path(base: Base | None, *, is_whole: bool) -> str:
     """Where the text belongs, as far as that is known."""
-    if output is not None:
-        return os.path.abspath(output)
     if is_whole:
         return ""
     return base.file.drop_in_directory / DROP_IN if base is not None else f"config.d/{DROP_IN}"
@@ -321,19 +310,10 @@ def _read(path: str) -> str | None:
 
 
 def _write(path: str, text: str) -> None:
-    """Exchange the file as a whole; its directory is made where there is none.
-
-    Raises:
-        HostError: it cannot be written.
-
-    """
+    """Exchange the file as a whole; its directory is made where there is none."""
     from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - printing needs none
 
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        raise HostError(message, "run as root, or name another file") from error
+    make_parent(path)
     rewrite(path, None, text.encode())
 
 
@@ -351,7 +331,10 @@ def _tell_of_devices(
 ) -> None:
     """What of the devices no guest can take yet, and what never can."""
     if is_all and not bound:
-        note("nothing is bound yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create")
+        note(
+            "this is for no device yet, since nothing is bound: vfiomgr bind ADDRESS, or vfiomgr "
+            "vgpu create, and then again"
+        )
     tell_how_to_bind(host, [d for d in functions.values() if d.address not in bound])
     if any(vgpu.uuid is not None for vgpu in host.vgpus):
         note(

@@ -14,7 +14,7 @@ from vfiomgr.model.path import HostPath
 if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
     from vfiomgr.model.kata import RuntimeName
-    from vfiomgr.model.kata_installation import KataInstallation
+    from vfiomgr.model.kata_installation import KataConfigurationFile, KataInstallation
 
 _DEFAULTS = HostPath("/opt/kata/share/defaults/kata-containers")
 _WITH_GPUS: dict[RuntimeName, HostPath] = {
@@ -25,7 +25,10 @@ _WITH_GPUS: dict[RuntimeName, HostPath] = {
 
 
 def configuration_of(session: Session, handler: str, told: str | None) -> HostPath:
-    """Kata's configuration for a handler: the one that is told, its own, or Kata's for GPUs.
+    """Kata's configuration for a handler: the one that is told, its own, or one that plugs devices.
+
+    Of those the first is what Kata finds by itself, where somebody set it up so, with a drop-in
+    perhaps; then those for GPUs that Kata ships.
 
     Raises:
         Refusal: it is not there.
@@ -39,7 +42,15 @@ def configuration_of(session: Session, handler: str, told: str | None) -> HostPa
         return path
     if session.files.exists(own):
         return own
-    default = _default_runtime(kata.read_installation(session.files))
+    installed = kata.read_installation(session.files)
+    default = _default_runtime(installed)
+    found = installed.configuration(search_path(default))
+    if found is not None and _plugs_devices(found, default):
+        note(
+            f"the handler has no {own}: it reads {found.path}, which Kata finds by itself and "
+            "which plugs devices, with all that lies in its config.d"
+        )
+        return found.path
     for runtime in sorted(_WITH_GPUS, key=lambda name: name != default):
         shipped = _WITH_GPUS[runtime]
         if session.files.exists(shipped):
@@ -51,13 +62,25 @@ def configuration_of(session: Session, handler: str, told: str | None) -> HostPa
     raise _lacking(session, own)
 
 
+def _plugs_devices(file: KataConfigurationFile, runtime: RuntimeName) -> bool:
+    """Whether devices have a port by it and its drop-ins; not where that cannot be read."""
+    drop_ins = [(HostPath(part.path), part.text) for part in file.drop_ins]
+    try:
+        settings = read_settings(file.resolved, file.text, drop_ins)
+    except InvalidDocument:
+        return False
+    ports = {settings.cold_plug} if runtime == "rs" else {settings.cold_plug, settings.hot_plug}
+    return ports != {"no-port"}
+
+
 def _lacking(session: Session, path: HostPath, otherwise: str = "") -> Refusal:
     """The refusal, with the command that makes the file."""
     installed = kata.read_installation(session.files)
     base = installed.configuration(search_path(_default_runtime(installed)))
     named = "BASE" if base is None else base.path
     message = f"there is no {path}, which the handler's shim would read"
-    hint = f"make it: vfiomgr kata config --whole {named} --output {path}{otherwise}"
+    root = f" --root {session.root}" if session.root.strip("/") else ""
+    hint = f"make it: vfiomgr kata config{root} --whole {named} --output {path}{otherwise}"
     return Refusal(message, hint)
 
 

@@ -9,10 +9,11 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.kata_handler import configuration_of, shim_of
+from vfiomgr.cli.output import note
 from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import UsageError
-from vfiomgr.model.kata import DEFAULT_HANDLER
+from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
 from vfiomgr.model.runtime import Wish
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def uninstall(
 ) -> None:
     """Take back what `kata install` wrote, and nothing else; what was edited since is refused.
 
-    Where nothing else was changed since, the files are as they were to the byte.
+    Where nothing else was changed since, the files are as they were to the byte. A configuration
+    that `kata config --output` wrote for the handler stays, and is named.
 
     \b
     Examples:
@@ -114,6 +116,15 @@ def uninstall(
     place = place_of(session, program, runtime_config, containerd_version)
     command = _uninstalling(handler) + at_place(session, program, runtime_config)
     carry_out(session, lambda: api.prepare_removal(session.files, place, handler, command))
+    _tell_of_configuration(session, handler)
+
+
+def _tell_of_configuration(session: Session, handler: str) -> None:
+    """What `kata config --output` wrote is its user's, who may have edited it since."""
+    path = handler_configuration(handler)
+    if session.files.exists(path):
+        here = session.files.locate(path)
+        note(f"{path}, the configuration of {handler}, stays: remove it with: rm {here}")
 
 
 def _uninstalling(handler: str) -> str:

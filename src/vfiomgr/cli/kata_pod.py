@@ -135,7 +135,7 @@ def pod(
     offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
     wishes = pods_for(offered, options, together=together)
     print_objects([render.workload(wish) for wish in wishes], session.format)
-    _tell(host, units, wishes)
+    _tell(host, offered, wishes)
 
 
 def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[Unit, ...]:
@@ -154,14 +154,22 @@ def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[Unit, ...]:
     return units_of(host, named)
 
 
-def _tell(host: HostSnapshot, units: tuple[Unit, ...], wishes: tuple[PodWish, ...]) -> None:
+def _tell(
+    host: HostSnapshot, offered: dict[str, tuple[Unit, ...]], wishes: tuple[PodWish, ...]
+) -> None:
     """What is still missing for the pods to start."""
+    units = [unit for found in offered.values() for unit in found]
     if not units:
         note("nothing is ready for a guest yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create")
     lead = [unit.lead for unit in units]
     tell_how_to_bind(host, [d for d in lead if not host.is_ready_for_guests(d)])
-    names = dict.fromkeys(item.name for wish in wishes for item in wish.resources)
-    for name in names:
+    asked = {item.name: item.count for wish in wishes for item in wish.resources}
+    for name, count in asked.items():
+        if count > len(offered[name]) > 0:
+            note(
+                f"a pod asks for {count} of {name}, and on this host there is "
+                f"{len(offered[name])}: it waits for a node with more"
+            )
         note(
             f"the pods wait until a device plugin offers {name}; a CDI specification of that kind "
             f"comes from: vfiomgr cdi generate --kind {name}"

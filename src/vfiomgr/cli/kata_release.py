@@ -53,5 +53,14 @@ def kata_release(
     found = told or NEWEST
     release = KataRelease(found, runtime or installation.default_runtime(found))
     if told is None:
-        note(f"no Kata was found here: this is for {release}; --kata-version tells another")
+        note(f"{_why_unknown(installation)}: this is for {release}; --kata-version tells another")
     return release
+
+
+def _why_unknown(installation: KataInstallation) -> str:
+    """Why nobody knows which Kata it is."""
+    if installation.version_source:
+        return f"{installation.version_source} cannot be read as a version"
+    if installation.shims:
+        return f"{installation.shims[0].path} is there, and nothing tells its version"
+    return "no Kata was found here"

@@ -12,6 +12,7 @@ import click
 from vfiomgr.adapters.kata.read import read_settings
 from vfiomgr.adapters.kata.run_command import DOCKER_FILE, RunWish, Tool, run_command
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
+from vfiomgr.cli.kata_situation import installed_handler
 from vfiomgr.cli.oci_inject import tell_who_comes_along
 from vfiomgr.cli.output import note, print_document
 from vfiomgr.cli.readying import tell_how_to_bind
@@ -29,11 +30,15 @@ from vfiomgr.model.kata_settings import NO_PORT
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner import container_nodes
 from vfiomgr.planner.guest.units import units_of
+from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vfiomgr.adapters.kata.run_command import RunCommand
+    from vfiomgr.model.handler import HandlerEntry
+    from vfiomgr.model.kata_installation import KataInstallation
+    from vfiomgr.model.kata_settings import KataSettings
     from vfiomgr.model.oci import NodeForm
     from vfiomgr.planner.guest.units import Unit
 
@@ -103,10 +108,14 @@ def command(
     installation = read_installation(session)
     is_known = bool(kata_version or installation.version)
     release = kata_release(installation, kata_version, runtime) if is_known else None
-    config = config or _handler_configuration(session)
+    entry = None if config or runtime else installed_handler(session, DEFAULT_HANDLER)
+    config = config or _handler_configuration(session, entry)
+    wanted = release.runtime if release is not None else runtime
+    settings = _configuration(session, wanted, config)
     host = session.devices()
     units = units_of(host, [DeviceWish(name, is_alone=only) for name in devices])
-    container_nodes.refuse_mediated(units)
+    for unit in units:
+        refuse_mediated(host, unit.name)
     container_nodes.refuse_noiommu(host, units)
     waiting = container_nodes.waiting(host, units)
     if node == "cdev" and waiting:
@@ -122,10 +131,11 @@ def command(
             config=config,
             docker_runtime=_docker_runtime(session) if tool == "docker" else None,
             release=release,
+            shim=_shim(installation, entry, runtime or _runtime_of(settings) or wanted),
         )
     )
     _print(session, found, [unit.name for unit in units])
-    _tell_of_ports(session, release.runtime if release is not None else runtime, config)
+    _tell_of_ports(wanted, config, settings)
     if node == "group":
         tell_who_comes_along(host, units)
     if waiting:
@@ -151,22 +161,52 @@ def _print(session: Session, found: RunCommand, devices: Sequence[str]) -> None:
     print_document("KataRunCommand", body, session.format)
 
 
-def _tell_of_ports(session: Session, runtime: RuntimeName | None, config: str | None) -> None:
-    """A guest has the device only where Kata's configuration has a port for it."""
-    keys = "cold_plug_vfio" if runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
-    needed = f"a port for the device ({keys}): vfiomgr kata config prints that"
+def _configuration(
+    session: Session, runtime: RuntimeName | None, config: str | None
+) -> KataSettings | None:
+    """What Kata's configuration says; None where there is none to read.
+
+    Raises:
+        InvalidDocument: it is no TOML.
+
+    """
     usual = search_path(runtime) if runtime else (*search_path("rs"), *search_path("go"))
     places = usual if config is None else (HostPath(config),)
     known = (None if session.snapshot else read_configuration(session.tree, p) for p in places)
     file = next((file for file in known if file is not None), None)
     if file is None:
+        return None
+    drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
+    return read_settings(file.path, file.text, drop_ins)
+
+
+def _tell_of_ports(
+    runtime: RuntimeName | None, config: str | None, settings: KataSettings | None
+) -> None:
+    """A guest has the device only where Kata's configuration has a port for it."""
+    keys = "cold_plug_vfio" if runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
+    needed = f"a port for the device ({keys}): vfiomgr kata config prints that"
+    if settings is None:
         note(f"{config or 'the configuration that Kata finds by itself'} needs {needed}")
         return
-    drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
-    settings = read_settings(file.path, file.text, drop_ins)
     ports = {settings.cold_plug} | (set() if runtime == "rs" else {settings.hot_plug})
     if ports == {NO_PORT}:
-        note(f"{file.path} lacks {needed}")
+        note(f"{settings.path} lacks {needed}")
+
+
+def _runtime_of(settings: KataSettings | None) -> RuntimeName | None:
+    """The runtime that a configuration shows to be for; None where it does not say."""
+    return settings.runtime if settings is not None and "runtime" in settings.document else None
+
+
+def _shim(
+    installation: KataInstallation, entry: HandlerEntry | None, runtime: RuntimeName | None
+) -> str | None:
+    """The shim of a runtime; where none is told that of the handler, or the first that is there."""
+    if entry is not None and entry.runtime_path:
+        return entry.runtime_path
+    shims = [shim for shim in installation.shims if runtime in (None, shim.runtime)]
+    return next((shim.path for shim in (*shims, *installation.shims)), None)
 
 
 def _words(program: str | None) -> tuple[str, ...]:
@@ -191,8 +231,10 @@ def _usual_image(units: Sequence[Unit]) -> str:
     return _CUDA_SAMPLE if _NVIDIA_DISPLAY in kinds else _PLAIN
 
 
-def _handler_configuration(session: Session) -> str | None:
-    """The configuration that vfiomgr made for its handler, where it did."""
+def _handler_configuration(session: Session, entry: HandlerEntry | None) -> str | None:
+    """The configuration of vfiomgr's handler: what is installed names it, or it is there."""
+    if entry is not None and entry.config_path:
+        return entry.config_path
     path = handler_configuration(DEFAULT_HANDLER)
     is_there = session.snapshot is None and session.tree.exists(path)
     return str(path) if is_there else None

@@ -95,9 +95,16 @@ def configuration_of(session: Session, handler: str) -> ConfigurationFacts:
     """The configuration of a handler, as the container runtime or vfiomgr's own place has it."""
     if session.snapshot is not None:
         return ConfigurationFacts((), problem="a snapshot does not hold the configuration")
-    entry = read_handlers(session.tree, None).handler(handler)
-    paths = configuration_paths(entry, None, handler, "rs")
-    return read_settings_of(session.tree, (*paths, *search_path("go")))
+    return read_settings_of(session.tree, _paths_of(handler, installed_handler(session, handler)))
+
+
+def installed_handler(session: Session, handler: str) -> HandlerEntry | None:
+    """What the container runtime of the host knows of a handler."""
+    return None if session.snapshot else read_handlers(session.tree, None).handler(handler)
+
+
+def _paths_of(handler: str, entry: HandlerEntry | None) -> tuple[HostPath, ...]:
+    return (*configuration_paths(entry, None, handler, "rs"), *search_path("go"))
 
 
 def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> ConfigurationFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING
 
 import click
@@ -10,16 +11,20 @@ from vfiomgr.cli.oci_files import conclude, read_bundle
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
+from vfiomgr.host.cdi import read_cdi_files
 from vfiomgr.host.device_node import read_node
 from vfiomgr.model.hostdev import DeviceWish
 from vfiomgr.model.oci import Injection
+from vfiomgr.model.path import HostPath
 from vfiomgr.planner import container_nodes
 from vfiomgr.planner.cdi.grammar import is_device_name, is_kind
 from vfiomgr.planner.guest.units import units_of
+from vfiomgr.planner.kata.mediated import refuse_mediated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.model.oci import ContainerRuntime, NodeForm
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.guest.units import Unit
@@ -89,8 +94,39 @@ def inject(
     _refuse(session, host, [unit for unit, _ in units], runtime)
     injections = [_injection(session, unit, node, runtime, cdi) for unit, cdi in units]
     conclude(session, edit.inject(document, injections))
+    _tell_of_nodes(session.tree, (path for one in injections for path in one.device.nodes))
+    _tell_of_names(session.tree, (name for one in injections for name in one.cdi))
     if node == "group":
         tell_who_comes_along(host, [unit for unit, _ in units])
+
+
+def _tell_of_nodes(tree: HostTree, paths: Iterable[str]) -> None:
+    """Those that a tree does not have, as recordings: sysfs alone told of them."""
+    if tree.is_live and not tree.is_machine:
+        return
+    for path in dict.fromkeys(paths):
+        status = tree.status(HostPath(path))
+        if status is None or not stat.S_ISCHR(status.st_mode):
+            what = "not there" if status is None else "no device node"
+            note(
+                f"not checked: {path} is {what} below {tree.root}: its numbers are those of sysfs, "
+                "its mode and owner need not be those of the host"
+            )
+
+
+def _tell_of_names(tree: HostTree, names: Iterable[str]) -> None:
+    """Those that no specification of CDI has."""
+    from vfiomgr.model.cdi_document import read_quickly  # noqa: PLC0415 - not for help
+
+    asked = dict.fromkeys(names)
+    made = map(read_quickly, read_cdi_files(tree)) if asked else ()
+    known = {f"{each.kind}={device.name}" for each in made for device in each.devices}
+    for name in (name for name in asked if name not in known):
+        kind = name.partition("=")[0]
+        note(
+            f"no CDI specification of this host has {name}, and who looks for it fails: vfiomgr "
+            f"cdi list shows those there are, vfiomgr cdi generate --kind {kind} --write makes one"
+        )
 
 
 def tell_who_comes_along(host: HostSnapshot, units: Sequence[Unit]) -> None:
@@ -143,7 +179,8 @@ def _refuse(
     """
     if runtime != "runc":
         lifted = "" if runtime else "; --runtime runc is for containers on this kernel, which can"
-        container_nodes.refuse_mediated(units, remedy=f"{container_nodes.MDEV_REMEDY}{lifted}")
+        for unit in units:
+            refuse_mediated(host, unit.name, lifted)
     container_nodes.refuse_noiommu(host, units)
     if container_nodes.waiting(host, units):
         container_nodes.refuse_unready(session.host(), units)

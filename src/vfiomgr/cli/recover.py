@@ -54,7 +54,8 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowanc
         try:
             runs = tuple(cut_off_runs(session.files, session.files.read(BOOT_ID)))
         except PermissionError:
-            raise NeedsRoot from None  # the journal is root's alone
+            message = "reading the journal"
+            raise NeedsRoot(message) from None
         _print_runs(session, runs, "left")
         return
     ended = api.recover(

@@ -82,7 +82,7 @@ def at_place(session: Session, program: str | None, runtime_config: str | None) 
 def _parsed(text: str) -> Version:
     from vfiomgr.model.version import Version  # noqa: PLC0415 - few commands ask
 
-    return Version.parse(text)
+    return Version.parse(text, "2.1")
 
 
 def _only(session: Session) -> ProgramName:

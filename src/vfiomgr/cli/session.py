@@ -54,6 +54,10 @@ class Session:
         if "root" in self._typed and "snapshot" not in self._typed:
             self.snapshot = None
 
+    @property
+    def _has_sys(self) -> bool:
+        return os.path.isdir(os.path.join(self.root, "sys"))
+
     @functools.cached_property
     def tree(self) -> HostTree:
         """The tree to read and change.
@@ -62,7 +66,7 @@ class Session:
             UsageError: there is no host below the root.
 
         """
-        if not os.path.isdir(os.path.join(self.root, "sys")):
+        if not self._has_sys:
             message = f"{self.root!r} holds no host: there is no directory sys in it"
             raise UsageError(message, "--root takes a directory that looks like the root of a host")
         return HostTree(self.root)
@@ -109,6 +113,13 @@ class Session:
             serials_of=serials_of,
         )
         return self._required(host)
+
+    def host_or_image(self) -> HostSnapshot:
+        """As `host`, for those who are about files: of an image the devices are not known."""
+        from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
+
+        is_image = self.snapshot is None and self.root != _MACHINE and not self._has_sys
+        return scan(self.files, self.machine) if is_image else self.host()
 
     def with_vgpu_users(
         self, host: HostSnapshot, functions: tuple[PciDevice, ...] = ()
@@ -200,9 +211,9 @@ class Session:
 
         if self.snapshot is not None:
             return
-        boot_id = self.tree.read(BOOT_ID)
+        boot_id = self.files.read(BOOT_ID)
         with suppress(PermissionError):
-            for run in cut_off_runs(self.tree, boot_id):
+            for run in cut_off_runs(self.files, boot_id):
                 note(f"left half done: {run.summary}, in: {run.step}; vfiomgr recover ends it")
 
     def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:

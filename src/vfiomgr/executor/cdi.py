@@ -8,6 +8,7 @@ from vfiomgr.errors import VfiomgrError
 from vfiomgr.executor.change import apply
 from vfiomgr.host.cdi import read_cdi_files
 from vfiomgr.model.intent import RemoveCdi
+from vfiomgr.planner.cdi.following import GOES
 
 if TYPE_CHECKING:
     from vfiomgr.executor.change import Work
@@ -25,4 +26,4 @@ def follow_devices(work: Work) -> None:
         )
         return
     for note in outcome.plan.notes:
-        work.on_note(f"{note} from its CDI specification")
+        work.on_note(f"{note} from its CDI specification" if note.endswith(GOES) else note)

@@ -21,7 +21,7 @@ from vfiomgr.executor.run import DEADLINE, Outcome
 from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.scanning import scan_for
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import ChangeFiles, RevertLayout
+from vfiomgr.model.intent import ChangeFiles, RevertLayout, is_about_files
 from vfiomgr.model.path import BOOT_ID
 from vfiomgr.model.pci import UNKNOWN_CALL
 from vfiomgr.model.plan import Plan
@@ -75,10 +75,14 @@ class Work:
         """Seconds that each step may take."""
         return self.deadline or DEADLINE
 
+    def needs_kernel(self, intent: Intent) -> bool:
+        """Whether an intent takes a running host; of images and recordings there are files."""
+        return self.tree.is_live or not is_about_files(intent)
+
     def scan(self, intent: Intent | None = None) -> HostSnapshot:
         """The host with all that a change must know."""
         host = scan_for(intent, self.tree, self.machine)
-        if host.users is None:
+        if host.users is None and (intent is None or self.needs_kernel(intent)):
             message = "who holds devices cannot be seen: /proc hides the files of some process"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
         return host
@@ -98,7 +102,8 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
 
 def carry_out(intent: Intent, work: Work) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks."""
-    with prepared(work, only_files=isinstance(intent, ChangeFiles)):
+    only_files = isinstance(intent, ChangeFiles) or not work.needs_kernel(intent)
+    with prepared(work, only_files=only_files):
         return apply(intent, work)
 
 

@@ -9,8 +9,9 @@ from vfiomgr.errors import Refusal
 from vfiomgr.executor.change import apply
 from vfiomgr.executor.journal import Journal, cut_off_runs, read_unfinished, supersede
 from vfiomgr.executor.lock import hold
+from vfiomgr.executor.rights import without_kernel
 from vfiomgr.executor.run import undo as undo_steps
-from vfiomgr.model.intent import ApplyLayout, ChangeFiles
+from vfiomgr.model.intent import ApplyLayout
 from vfiomgr.model.path import BOOT_ID
 from vfiomgr.model.step import subject
 from vfiomgr.planner.recovery import plan_undo, refuse_other_devices, refuse_what_is_kept
@@ -18,23 +19,16 @@ from vfiomgr.planner.recovery import plan_undo, refuse_other_devices, refuse_wha
 if TYPE_CHECKING:
     from vfiomgr.executor.change import Work
     from vfiomgr.executor.journal import CutOff, Unfinished
-    from vfiomgr.host.tree import HostTree
     from vfiomgr.model.intent import Allowance
     from vfiomgr.planner.recovery import Undoing
-
-
-def is_about_files(tree: HostTree) -> bool:
-    """Whether devices have no part in any of the runs that were left half done."""
-    runs = cut_off_runs(tree, tree.read(BOOT_ID))
-    intents = (read_unfinished(tree, run.name).intent for run in runs)
-    return bool(runs) and all(isinstance(intent, ChangeFiles) for intent in intents)
 
 
 def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[CutOff, ...]:
     """End all that can be ended: undo them, the latest first, or `finish` them.
 
     Raises:
-        Refusal: the kernel has still not returned, or a guard speaks against one of them.
+        Refusal: the kernel has still not returned, a guard speaks against one of them, or it takes
+            a kernel that the tree does not have.
 
     """
     ended: list[CutOff] = []
@@ -42,6 +36,7 @@ def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[C
     runs = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
     for run in runs if finish else reversed(runs):
         try:
+            _require_kernel(run, work)
             if finish:
                 _finish(run, work)
             else:
@@ -55,6 +50,20 @@ def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[C
             work.on_note(f"{'finished' if finish else 'undone'}: {run.summary}")
         raise refused[0]
     return tuple(ended)
+
+
+def _require_kernel(run: CutOff, work: Work) -> None:
+    """Make sure that the tree can end a run.
+
+    Raises:
+        Refusal: it is about devices, and the tree is no running host.
+
+    """
+    if work.tree.is_live:
+        return
+    if work.needs_kernel(read_unfinished(work.tree, run.name).intent):
+        message = f"{run.summary}: {without_kernel(work.tree)}"
+        raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
 
 
 def _undo(run: CutOff, work: Work, allow: frozenset[Allowance]) -> None:

@@ -20,7 +20,13 @@ def require_file_rights(tree: HostTree) -> None:
 
     """
     if tree.is_machine and os.geteuid() != 0:
-        raise NeedsRoot
+        message = "changing files of the host's configuration"
+        raise NeedsRoot(message)
+
+
+def without_kernel(tree: HostTree) -> str:
+    """Why devices cannot be changed in a tree that is not live."""
+    return f"{tree.root} is no running host: no kernel acts on what is written there"
 
 
 def require_rights(tree: HostTree) -> None:
@@ -33,8 +39,7 @@ def require_rights(tree: HostTree) -> None:
 
     """
     if not tree.is_live:
-        message = f"{tree.root} is a recorded host: no kernel acts on what is written there"
-        raise UsageError(message, "pass --dry-run to see the plan")
+        raise UsageError(without_kernel(tree), "pass --dry-run to see the plan")
     if os.access(tree.locate(PCI_DRIVERS_PROBE), os.W_OK):
         return
     if os.geteuid() != 0:

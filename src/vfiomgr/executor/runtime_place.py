@@ -68,6 +68,7 @@ def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) ->
         _with(own, texts),
         tuple(file for file in imported if file.text is not None),
         beside(tree, place),
+        is_dockers=place.program == "containerd" and "docker" in runtimes.present(tree),
         was_ours=was_ours,
     )
 

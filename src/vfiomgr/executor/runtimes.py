@@ -16,6 +16,7 @@ from vfiomgr.adapters.runtimes import (
     containerd,
     crio,
     docker,
+    presence,
     removal,
     template,
     text,
@@ -62,6 +63,8 @@ _DEFAULTS: tuple[Key, ...] = (
 )
 _READING = "runtimes-read"
 """Held from the first look at files until they are written, around the locks of the plan."""
+_COPY = ".vfiomgr-"
+"""Between the name of a file and when it was copied."""
 _DECISIONS = {
     "containerd": containerd.decide,
     "crio": crio.decide,
@@ -82,6 +85,8 @@ class Prepared:
     backups: tuple[str, ...] = ()
     foreseen: dict[str, Any] | None = None
     """What the runtime will read; None where it could not be asked."""
+    directories: tuple[HostPath, ...] = ()
+    """Those that were made for files that go, and go with them where nothing else is in them."""
 
 
 def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
@@ -98,7 +103,8 @@ def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
 def _text_of_record(tree: HostTree) -> str | None:
     told = tree.read_text(RECORD)
     if told is None and tree.exists(RECORD):
-        raise NeedsRoot
+        message = f"reading {RECORD}"
+        raise NeedsRoot(message)
     return told
 
 
@@ -142,7 +148,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
         return Prepared(
             place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
         )
-    kept = _with_backups(made, record)
+    kept = _with_backups(tree, made, record)
     entry = InstalledRuntime(wish.program, place.main, wish.name, kept)
     backups = tuple(_backups(tree, kept, record, seen))
     changes = (
@@ -198,13 +204,14 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
 
     Raises:
         InvalidDocument: a file cannot be read.
-        Refusal: what was written was changed since.
+        Refusal: what was written was changed since, or what is known of it is gone.
 
     """
     told = _text_of_record(tree)
     record = parse_record(told)
     mine = _entry(record, place, name)
     if mine is None:
+        _refuse_unknown(tree, place, name)
         why = f"{place} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
         return Prepared(place, _nothing(place, name, why), ())
     rest = tuple(one for one in record if one is not mine)
@@ -221,8 +228,59 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
         *_changes(tree, seen, {RECORD: left}),
     )
     summary = f"take the entry {name} from {place}"
-    intent = ChangeFiles(summary, changes, _locks(place, name), taken.notes)
-    return Prepared(place, intent, unchecked, foreseen=foreseen)
+    notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
+    intent = ChangeFiles(summary, changes, _locks(place, name), notes)
+    made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
+    directories = tuple(HostPath(path).parent for path in made)
+    return Prepared(place, intent, unchecked, foreseen=foreseen, directories=directories)
+
+
+def _refuse_unknown(tree: HostTree, place: Place, name: str) -> None:
+    """Make sure that vfiomgr wrote no entry of the name that it knows nothing of any more.
+
+    Raises:
+        Refusal: there is one, in vfiomgr's own file or beside a copy that vfiomgr made.
+
+    """
+    facts = read_facts(tree, place, {}, was_ours=False)
+    own = facts.drop_in.path if facts.drop_in.path != facts.main.path else None
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        copies = _copies(tree, file.path)
+        if (file.path != own and not copies) or not presence.has_entry(file, place.program, name):
+            continue
+        message = (
+            f"an entry {name} is there, in {file.path}, but its record is gone: {RECORD} says "
+            "nothing of it"
+        )
+        kept = f" ({copies[-1]} is a copy from before vfiomgr changed it)" if copies else ""
+        hint = f"put {RECORD} back from a backup, or take the entry out of {file.path} by hand"
+        raise Refusal(message, f"{hint}{kept}")
+
+
+def _copies(tree: HostTree, path: str) -> list[str]:
+    """The copies of a file that vfiomgr made, the latest last."""
+    place = HostPath(path)
+    names = sorted(tree.children(place.parent))
+    return [place.parent / name for name in names if name.startswith(f"{place.name}{_COPY}")]
+
+
+def _staying(
+    tree: HostTree,
+    mine: InstalledRuntime,
+    others: Iterable[InstalledRuntime],
+    changes: Iterable[FileChange],
+) -> Iterator[str]:
+    """Copies that nothing here needs any more, where the file is not what it was."""
+    needed = {file.backup for entry in others for file in entry.files}
+    going = {change.path for change in changes}
+    for file in mine.files:
+        copy = file.backup
+        if copy is None or copy in needed or copy in going or not tree.exists(HostPath(copy)):
+            continue
+        yield (
+            f"{copy}, the copy from before, stays: {file.path} is not as it was then, since "
+            "somebody else changed it too"
+        )
 
 
 def _refuse_default(tree: HostTree, place: Place, texts: Texts, name: str, command: str) -> None:
@@ -296,10 +354,11 @@ def apply_prepared(prepared: Prepared, work: Work) -> Outcome:
 
     """
     outcome = carry_out(prepared.intent, work)
-    if not outcome.is_changed or prepared.foreseen is None:
-        return outcome
-    why = _surprise(work.tree, prepared)
+    has_answer = outcome.is_changed and prepared.foreseen is not None
+    why = _surprise(work.tree, prepared) if has_answer else None
     if why is None:
+        for directory in prepared.directories:
+            work.tree.remove_empty_directory(directory)
         return outcome
     try:
         carry_out(prepared.intent.inverse(), work)
@@ -357,9 +416,9 @@ def _mode(tree: HostTree, path: str) -> int:
 
 
 def _with_backups(
-    made: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
+    tree: HostTree, made: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
 ) -> tuple[OwnedFile, ...]:
-    """The files with where they are kept as they are: those that are not vfiomgr's own."""
+    """The files with where they are kept as they are, where they are not vfiomgr's own."""
     stamp = _stamp()
     known = [file for entry in record for file in entry.files]
     kept: list[OwnedFile] = []
@@ -368,8 +427,10 @@ def _with_backups(
         backup = next((other.backup for other in earlier if other.backup is not None), None)
         is_own = any(other.before is None for other in earlier)
         if file.before is not None and not is_own and backup is None:
-            backup = f"{file.path}.vfiomgr-{stamp}"
-        kept.append(replace(file, backup=backup))
+            backup = f"{file.path}{_COPY}{stamp}"
+        is_first = file.before is None and not tree.exists(HostPath(file.path).parent)
+        made_directory = is_first or any(other.made_directory for other in earlier)
+        kept.append(replace(file, backup=backup, made_directory=made_directory))
     return tuple(kept)
 
 

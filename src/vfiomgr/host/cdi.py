@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
+from vfiomgr.host.kata import followed
 from vfiomgr.model.cdi import DYNAMIC, OLD_DYNAMIC, STATIC, CdiFile
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath
 
 
 def _read(tree: HostTree, path: HostPath) -> CdiFile:
-    data = tree.read_whole(path)
+    place = followed(tree, path) if tree.link(path) is not None else path
+    data = None if place is None else tree.read_whole(place)
     if data is None:
         return CdiFile(path, None, "it cannot be opened")
     try:

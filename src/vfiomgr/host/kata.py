@@ -77,15 +77,16 @@ def _read_version(tree: HostTree, shims: tuple[Shim, ...]) -> tuple[Version | No
         version = _parsed(tree.read(path))
         if version is not None:
             return version, path
+    damaged = next((path for path in VERSION_FILES if tree.exists(path)), "")
     if not tree.runs_programs:
-        return None, ""
+        return None, damaged
     for program in (*_RUNTIMES, *(shim.path for shim in shims)):
         if not tree.exists(program):
             continue
         told = _TOLD.search(tree.run((program, "--version"), _SECONDS) or "")
         if told is not None:
             return _parsed(told[1]), f"{program} --version"
-    return None, ""
+    return None, damaged
 
 
 def _parsed(text: str | None) -> Version | None:

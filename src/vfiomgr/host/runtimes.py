@@ -111,7 +111,7 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
         InvalidDocument: it is there, and cannot be read as text.
 
     """
-    place = _followed(tree, path)
+    place = followed(tree, path)
     data = tree.read_whole(place)
     if data is None:
         if tree.exists(place):
@@ -127,7 +127,7 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
     return ConfigFile(place, text, 0o644 if access is None else access.st_mode & 0o7777)
 
 
-def _followed(tree: HostTree, path: HostPath) -> HostPath:
+def followed(tree: HostTree, path: HostPath) -> HostPath:
     """Where a link of a file leads, however many there are."""
     for _ in range(_MOST_LINKS):
         target = tree.link(path)

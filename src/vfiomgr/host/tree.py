@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from errno import ENOTSUP
+from errno import ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
@@ -274,13 +274,21 @@ class HostTree:
             sync_directory(directory)
 
     def remove(self, path: HostPath) -> None:
-        """Remove a file durably; nothing where it is gone already."""
+        """Remove a file durably; nothing where it is gone already, or never could be there."""
         target = self.locate(path)
         try:
             os.unlink(target)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (ENOENT, ENOTDIR, ENAMETOOLONG):
+                raise
             return
         sync_directory(os.path.dirname(target))
+
+    def remove_empty_directory(self, path: HostPath) -> None:
+        """Remove a directory; it stays where anything is in it, or it cannot be."""
+        with suppress(OSError):
+            os.rmdir(self.locate(path))
+        self._directories.clear()
 
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
         """Make a directory of vfiomgr's own, with its parents; only root may write in it."""

@@ -22,11 +22,15 @@ OddityKind = Literal[
     "document-second",
     "key-twice",
     "key-unknown",
+    "key-merged",
     "key-case",
     "key-missing",
     "type-wrong",
 ]
-"""`key-case`: only its case is wrong, which encoding/json of Go does not mind."""
+"""`key-case`: only its case is wrong, which encoding/json of Go does not mind.
+
+`key-merged`: `<<`, which serde_yaml takes for a key as any other.
+"""
 
 
 STATIC = HostPath("/etc/cdi")
@@ -58,6 +62,8 @@ class OfferWish:
     name_by: Naming = "address"
     is_plain: bool = False
     """For containers without a guest of their own: whoever is inside opens VFIO by itself."""
+    consumer: str = "any"
+    """Who must be able to read it: one, or a family; `any` asks nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,11 @@ class CdiFile:
 
 
 def own_file(directory: HostPath, kind: str) -> HostPath:
-    """Where vfiomgr keeps its devices of a kind."""
-    return directory / f"{OWN_PREFIX}{kind.replace('/', '-')}.json"
+    """Where vfiomgr keeps its devices of a kind; no two kinds have one file.
+
+    The slash is one `_`, and each `_` two: neither a vendor ends with one, nor does a class begin.
+    """
+    return directory / f"{OWN_PREFIX}{kind.replace('_', '__').replace('/', '_')}.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import InvalidDocument
@@ -21,6 +22,7 @@ from vfiomgr.model.cdi import (
     shown_path,
 )
 from vfiomgr.model.cdi_keys import KEYS, TOP, Key
+from vfiomgr.model.cdi_scalars import Family, scalar_of, text_of
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -56,12 +58,17 @@ def read_specification(text: str, file: HostPath | None = None) -> CdiSpecificat
     return read
 
 
-def read_file(file: CdiFile) -> CdiSpecification:
-    """What a file of the host says; of one that cannot be read, why, as its only oddity."""
+def read_file(file: CdiFile, family: Family = "go") -> CdiSpecification:
+    """What a file says to a library; of one that cannot be read, why, as its only oddity."""
     if file.text is not None:
-        return parse_specification(file.text, HostPath(file.path))
+        return parse_specification(file.text, HostPath(file.path), family)
     why = CdiOddity("unreadable", (), 1, file.why or "it cannot be read", "make it readable text")
     return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
+
+
+def is_readable(specification: CdiSpecification) -> bool:
+    """Whether a file is a document at all."""
+    return bool(specification.lines)
 
 
 def read_quickly(file: CdiFile) -> CdiSpecification:
@@ -75,7 +82,7 @@ def read_quickly(file: CdiFile) -> CdiSpecification:
         document = json.loads(file.text or "")
     except (ValueError, RecursionError):
         return read_file(file)
-    return _specification(_Reader(), _unplaced(document), HostPath(file.path))
+    return _specification(_Reader("go"), _unplaced(document), HostPath(file.path))
 
 
 def _unplaced(value: object) -> Located:
@@ -89,33 +96,54 @@ def _unplaced(value: object) -> Located:
         case list():
             return Located(place, items=tuple(_unplaced(item) for item in value))
         case bool():
-            return Located(place, value, str(value).lower())
+            return Located(place, value, str(value).lower(), is_plain=True)
+        case int() | float():
+            return Located(place, value, repr(value), is_plain=True)
     return Located(place, value, "" if value is None else str(value))
 
 
-def parse_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
+def parse_specification(
+    text: str, file: HostPath | None = None, family: Family = "go"
+) -> CdiSpecification:
     """As `read_specification`; of what is no document, why, as its only oddity."""
-    from vfiomgr.model.located import Unreadable, Wording, read_located  # noqa: PLC0415 - slow
+    from vfiomgr.model.located import Unreadable  # noqa: PLC0415 - slow
 
+    try:
+        document, flaws = _document(text)
+    except Unreadable as error:
+        flaw = error.flaw
+        why = CdiOddity("unreadable", (), flaw.place.line, flaw.what, flaw.remedy)
+        return CdiSpecification("", "", file=file, oddities=(why,))
+    reader = _Reader(family)
+    for flaw in flaws:
+        reader.add_flaw(flaw)
+    return _specification(reader, document, file)
+
+
+@lru_cache(maxsize=64)
+def _document(text: str) -> tuple[Located, list[Flaw]]:
+    """A text with its places, which several consumers and commands ask for.
+
+    Raises:
+        Unreadable: it is no document.
+
+    """
+    from vfiomgr.model.json_located import read_json  # noqa: PLC0415 - slow
+    from vfiomgr.model.located import Wording, read_located  # noqa: PLC0415 - slow
+
+    if (found := read_json(text)) is not None:
+        return found, []
     wording = Wording(
         "a specification",
         "specifications",
         'a specification begins with: cdiVersion: "0.5.0"',
         "write each into a file of its own",
         reads_first=True,
+        merges="told",
     )
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented so, and has no other tabs
-    try:
-        document, flaws = read_located(text, shown_path, wording)
-    except Unreadable as error:
-        flaw = error.flaw
-        why = CdiOddity("unreadable", (), flaw.place.line, flaw.what, flaw.remedy)
-        return CdiSpecification("", "", file=file, oddities=(why,))
-    reader = _Reader()
-    for flaw in flaws:
-        reader.add_flaw(flaw)
-    return _specification(reader, document, file)
+    return read_located(text, shown_path, wording)
 
 
 def _specification(reader: _Reader, document: Located, file: HostPath | None) -> CdiSpecification:
@@ -136,6 +164,7 @@ def _specification(reader: _Reader, document: Located, file: HostPath | None) ->
 class _Reader:
     """Takes from a document what fits the keys, and gathers what does not."""
 
+    family: Family
     oddities: list[CdiOddity] = field(default_factory=list)
     lines: dict[Path, int] = field(default_factory=dict)
 
@@ -147,6 +176,9 @@ class _Reader:
         what = f"{flaw.where}: {flaw.what}" if flaw.where else flaw.what
         if flaw.what.startswith("a second document"):
             self.add("document-second", (), flaw.place.line, what, flaw.remedy)
+        elif flaw.what.startswith("<<"):
+            if self.family == "rust":
+                self.add("key-merged", (), flaw.place.line, what, flaw.remedy)
         elif not flaw.what.startswith("the tag"):
             kind: OddityKind = "key-twice" if flaw.what.endswith("twice") else "unreadable"
             self.add(kind, (), flaw.place.line, what, flaw.remedy)
@@ -165,8 +197,9 @@ class _Reader:
             self.lines[here] = line
             if name is not None and not value.is_empty:
                 found[name] = self._value(value, keys[name], here)
+        there = {written.lower() for written in part.members}
         for name, key in keys.items():
-            if key.needed and not any(name.lower() == written.lower() for written in part.members):
+            if key.needed and name.lower() not in there:
                 what = f"{shown_path(path) or 'the specification'} has no {name}"
                 self.add("key-missing", (*path, name), part.place.line, what, f"add {name}")
         return found
@@ -219,13 +252,18 @@ class _Reader:
         return tuple((key, self._text(item, (*path, key))) for key, item in members)
 
     def _text(self, value: Located, path: Path) -> str:
-        """Libraries take a number or a truth for a text, as it is written."""
+        """Libraries take a number or a truth for a text; in Go it is written anew."""
         if value.items is not None or value.members is not None:
             self._wrong(value, path, "text")
-        return value.text
+        return text_of(value.text, self.family) if value.is_plain else value.text
+
+    def _scalar(self, value: Located) -> object:
+        return scalar_of(value.text, self.family) if value.is_plain else value.scalar
 
     def _number(self, value: Located, path: Path, key: Key) -> int | None:
-        number = value.scalar
+        number = self._scalar(value)
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)  # only Go has any: it writes it as JSON, and reads that
         if isinstance(number, int) and not isinstance(number, bool):
             low, high = (0, 2**32) if key.is_natural else (-(2**63), 2**63)
             if low <= number < high:
@@ -234,8 +272,9 @@ class _Reader:
         return None
 
     def _truth(self, value: Located, path: Path) -> bool | None:
-        if isinstance(value.scalar, bool):
-            return value.scalar
+        truth = self._scalar(value)
+        if isinstance(truth, bool):
+            return truth
         self._wrong(value, path, "truth")
         return None
 

@@ -450,6 +450,11 @@ def named_functions(intent: Intent) -> tuple[PciAddress, ...]:
             return ()
 
 
+def is_about_files(intent: Intent) -> bool:
+    """Whether an intent is carried out in files alone, so that a tree without a kernel will do."""
+    return isinstance(intent, ChangeFiles | WriteCdi | RemoveCdi)
+
+
 def wants_resets(intent: Intent) -> bool:
     """Whether it may have to be told why a function cannot be reset in some way."""
     return isinstance(intent, Reset | ApplyLayout | InstallLayout) or (

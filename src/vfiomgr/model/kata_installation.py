@@ -51,7 +51,7 @@ class KataInstallation:
 
     version: Version | None = None
     version_source: str = ""
-    """The file or program that told."""
+    """The file or program that told; without a version, the file that should have."""
     shims: tuple[Shim, ...] = ()
     configurations: tuple[KataConfigurationFile, ...] = ()
     """In the order in which the runtimes look for theirs, and after them others that lie there."""

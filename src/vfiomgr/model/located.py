@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -17,6 +17,8 @@ _MOST_NODES = 100_000
 """Aliases can make a short text mean more than any host could need."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
+MERGES = "<< merges mappings in YAML 1.1 alone"
+"""What is told of it."""
 Path = tuple[str | int, ...]
 """The keys and numbers that lead to a part of a document."""
 
@@ -58,6 +60,8 @@ class Wording:
     """The remedy for a second document."""
     reads_first: bool = False
     """Whether a second document is a flaw, and the first is read all the same."""
+    merges: Literal["refused", "told", "taken"] = "refused"
+    """What becomes of `<<`: a flaw; a flaw, and carried out all the same; carried out."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
@@ -81,6 +85,8 @@ class Located:
     members: dict[str, Located] | None = None
     keys: dict[str, Place] = field(default_factory=dict)
     """Where the keys of the members are."""
+    is_plain: bool = False
+    """Of a scalar: whether it has no quotes, so that readers may take it for different things."""
 
     @property
     def is_empty(self) -> bool:
@@ -251,7 +257,8 @@ class _Locator:
 
     def _read(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
         if isinstance(node, ScalarNode):
-            return Located(_place(node), self._scalar(node, path), str(node.value))
+            meant = self._scalar(node, path)
+            return Located(_place(node), meant, str(node.value), is_plain=not node.style)
         if not str(node.tag).startswith(_TAG):
             self._add(node, path, f"the tag {node.tag}", self._no_tags)
         if isinstance(node, SequenceNode):
@@ -263,11 +270,16 @@ class _Locator:
     def _mapping(self, node: MappingNode, path: Path) -> Located:
         members: dict[str, Located] = {}
         keys: dict[str, Place] = {}
+        merged: list[Located] = []
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
                 self._add(key, path, "a list or mapping as a key", "a key is a text")
             elif key.value == _MERGE:
-                self._add(key, path, "<< merges mappings in YAML 1.1 alone", "write the keys out")
+                if self._wording.merges != "taken":
+                    self._add(key, path, MERGES, "write the keys out")
+                if self._wording.merges != "refused":
+                    found = self.located(value, path)
+                    merged += found.items if found.items is not None else [found]
             elif key.value in keys:
                 first = keys[key.value].line
                 remedy = f"it stands in line {first} already: keep one"
@@ -275,6 +287,10 @@ class _Locator:
             else:
                 keys[key.value] = _place(key)
                 members[key.value] = self.located(value, (*path, str(key.value)))
+        for part in merged:
+            for name, member in (part.members or {}).items():
+                members.setdefault(name, member)
+                keys.setdefault(name, part.keys[name])
         return Located(_place(node), members=members, keys=keys)
 
     def _scalar(self, node: ScalarNode, path: Path) -> object:

@@ -23,6 +23,7 @@ _WORDING = Wording(
     "objects",
     "write a Pod, a Deployment or another object with pods: vfiomgr kata pod prints one",
     "",
+    merges="taken",
 )
 _HINT = (
     "kubectl apply --dry-run=server -f FILE checks all of it; vfiomgr kata pod prints a right one"

@@ -72,6 +72,8 @@ class RuntimeFacts:
     """Other files where drop-ins are, brought in or not."""
     effective: dict[str, Any] | None = None
     """What the runtime itself makes of it all; None where it cannot be asked."""
+    is_dockers: bool = False
+    """Whether Docker is there too, whose containerd serves no pods."""
     was_ours: bool = False
     """Whether an entry of the name was written by vfiomgr before, and is left out of all this."""
 
@@ -107,6 +109,8 @@ class OwnedFile:
     after: str
     keys: tuple[OwnedKey, ...] = ()
     backup: str | None = None
+    made_directory: bool = False
+    """Whether the directory around it was made for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ class Version:
     micro: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `9.0`, `v9.0.0` or `9.0.0-4+deb12u2`.
+    def parse(cls, text: str, example: str = "9.0.0") -> Self:
+        """Read `9.0`, `v9.0.0` or `9.0.0-4+deb12u2`; who wrote it otherwise is shown an example.
 
         Raises:
             UsageError: it does not begin so.
@@ -31,7 +31,7 @@ class Version:
         match = _NUMBERS.match(text)
         if match is None:
             message = f"{text!r} is not a version"
-            raise UsageError(message, "write it as 9.0.0")
+            raise UsageError(message, f"write it as {example}")
         return cls(*(int(part or 0) for part in match.groups()))
 
     @classmethod

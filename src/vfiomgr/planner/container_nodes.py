@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.vgpu import Vgpu
     from vfiomgr.planner.guest.units import Unit
 
-MDEV_REMEDY = (
-    "give Kata a virtual function that is a vGPU (vfiomgr vgpu types shows which GPUs have them), "
-    "or give the vGPU to a VM of libvirt: vfiomgr libvirt hostdev"
-)
-
 
 def device_nodes(unit: Unit, form: NodeForm) -> tuple[str, ...]:
     """The nodes that are a unit's own: those of its groups, or the cdevs of its functions.
@@ -58,21 +53,6 @@ def container_device(
     """
     shared = [CONTROL] if form == "group" else [IOMMU][: runtime != "kata"]
     return ContainerDevice(unit.name, unit.function_names, (*shared, *device_nodes(unit, form)))
-
-
-def refuse_mediated(units: Iterable[Unit], *, remedy: str = MDEV_REMEDY) -> None:
-    """Kata attaches no mediated device: both of its runtimes take it for its parent, or for none.
-
-    https://github.com/kata-containers/kata-containers/issues/10681
-
-    Raises:
-        Refusal: one of them is.
-
-    """
-    for unit in units:
-        if not unit.functions:
-            message = f"{unit.name} is a mediated device, and Kata cannot attach those"
-            raise Refusal(message, remedy)
 
 
 def waiting(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:

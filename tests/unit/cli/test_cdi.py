@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Matches, Run
 
 GPU, OTHER = "0000:01:00.0", "0000:02:00.0"
-OWN = HostPath("/etc/cdi/vfiomgr-nvidia.com-pgpu.json")
+OWN = HostPath("/etc/cdi/vfiomgr-nvidia.com_pgpu.json")
 PGPU = ("--kind", "nvidia.com/pgpu")
 
 
@@ -43,7 +44,7 @@ def test_nothing_ready_is_refused_with_what_makes_it_so(
     answer = run("cdi", "generate", *more)
     assert (answer.status, answer.stdout) == (4, "")
     assert "no device is ready for a guest" in answer.stderr
-    assert "vfiomgr bind" in answer.stderr
+    assert f"vfiomgr bind {GPU}" in answer.stderr
     assert not kernel.exists(OWN.parent)
 
 
@@ -93,7 +94,7 @@ def test_it_is_written_once_and_follows_the_devices(run: Run, kernel: FakeKernel
 def test_dynamic_ones_are_in_var_run(run: Run, kernel: FakeKernel) -> None:
     run("bind", GPU)
     run("cdi", "generate", GPU, "--write", "--lifetime", "dynamic")
-    assert names(kernel.read_text(HostPath("/run/cdi/vfiomgr-vfiomgr.io-vfio.json"))) == [GPU]
+    assert names(kernel.read_text(HostPath("/run/cdi/vfiomgr-vfiomgr.io_vfio.json"))) == [GPU]
     (entry,) = json.loads(run("cdi", "list", "--format", "json").stdout)["items"]
     assert (entry["file"].rpartition("/")[0], entry["state"]) == ("/run/cdi", "ready")
 
@@ -200,3 +201,57 @@ def test_an_empty_directory_is_fine(run: Run) -> None:
     answer = run("cdi", "check")
     assert (answer.status, answer.stdout) == (0, "")
     assert "there is no CDI specification" in answer.stderr
+
+
+def test_output_about_another_host_does_not_come_to_where_this_machine_looks(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "recorded/sys").mkdir(parents=True)
+    line = ("cdi", "generate", "--root", str(tmp_path / "recorded"), "--dry-run")
+    answer = run(*line, "--output", "/etc/cdi/x.json")
+    assert answer.status == 2
+    assert "pass --write with --root" in answer.stderr
+
+
+# ---- below another root
+
+
+def test_in_a_recorded_host_its_own_specification_is_written_and_removed(
+    kernel: FakeKernel, run: Run, tmp_path: Path
+) -> None:
+    run("bind", GPU)
+    root = tmp_path / "recorded"
+    shutil.copytree(kernel.root, root, symlinks=True)
+    own = root / OWN.lstrip("/")
+    answer = run("cdi", "generate", "--write", *PGPU, "--root", str(root))
+    assert answer.status == 0, answer.stderr
+    assert names(own.read_text()) == [GPU]
+    assert not kernel.exists(OWN)
+    assert run("cdi", "remove", "--stale", "--root", str(root)).status == 0
+    assert names(own.read_text()) == [GPU]
+    shutil.rmtree(root / "sys" / "bus")
+    answer = run("cdi", "remove", "--stale", "--root", str(root))
+    assert (answer.status, own.exists()) == (2, True)
+    answer = run("cdi", "remove", GPU, "--root", str(root))
+    assert answer.status == 0, answer.stderr
+    assert not own.exists()
+
+
+def test_files_of_an_image_are_listed_checked_and_removed_without_devices(
+    kernel: FakeKernel, run: Run, tmp_path: Path
+) -> None:
+    run("bind", GPU)
+    run("cdi", "generate", "--write", *PGPU)
+    own = tmp_path / "image" / OWN.lstrip("/")
+    own.parent.mkdir(parents=True)
+    own.write_text(kernel.read_text(OWN) or "")
+    below = ("--root", str(tmp_path / "image"))
+    listed = run("cdi", "list", *below)
+    assert (listed.status, listed.stderr) == (0, "")
+    assert f"nvidia.com/pgpu={GPU}  unknown" in listed.stdout
+    checked = run("cdi", "check", *below)
+    assert checked.status == 0, checked.stdout
+    assert "not checked: what devices are there" in checked.stderr
+    assert run("cdi", "remove", "--all", *below).status == 0
+    assert not own.exists()
+    assert run("cdi", "remove", "--stale", *below).status == 2

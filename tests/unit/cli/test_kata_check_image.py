@@ -99,3 +99,18 @@ def test_what_cannot_be_read_is_told(
 def test_a_link_that_leads_to_itself_is_no_file(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.link_absolute("/k.toml", "/k.toml")
     assert run("kata", "check-image", "--config", "/k.toml").status == 2
+
+
+def test_the_configuration_that_the_installed_handler_names_is_looked_at(
+    run: Run, kata: FakeKernel
+) -> None:
+    named = "/etc/kata-containers/named.toml"
+    kata.sysfs.put_bytes(named, b'[hypervisor.clh]\nkernel = "/nix"\n')
+    entry = f"""version = 3
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata-vfio]
+runtime_type = "io.containerd.kata-vfio.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata-vfio.options]
+ConfigPath = "{named}"
+"""
+    kata.sysfs.put_bytes("/etc/containerd/config.toml", entry.encode())
+    assert f"{named}: kernel = /nix" in run("kata", "check-image").stdout

@@ -257,7 +257,6 @@ def test_mediated_devices_are_refused_with_what_works(run: Run) -> None:
     answer = run("kata", "config", "F715F63C-0d00-4007-9c5a-b07b0c6c05de")
     assert answer.status == 4
     assert "Kata attaches no mediated device" in answer.stderr
-    assert "vfiomgr vgpu create" in answer.stderr
     assert "vfiomgr libvirt hostdev" in answer.stderr
 
 
@@ -287,3 +286,62 @@ def test_the_kubelets_socket_is_where_its_directory_is(run: Run, kernel: FakeKer
     found = document(run("kata", "config", "--kata-version", "4.1"))
     socket = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
     assert found["runtime"]["pod_resource_api_sock"] == socket
+
+
+def below(tmp_path: Path) -> tuple[str, ...]:
+    """A recorded host with Kata, as --root names it."""
+    root = tmp_path / "recorded"
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    (root / "opt/kata/share").mkdir(parents=True)
+    (root / "opt/kata/VERSION").write_text("4.1.0\n")
+    return ("kata", "config", "--root", str(root))
+
+
+def test_output_is_a_file_of_the_host_that_is_meant(run: Run, tmp_path: Path) -> None:
+    """Never one of the machine that vfiomgr runs on, which has the same paths."""
+    root = tmp_path / "recorded"
+    inner = root / "etc/kata-containers/gpu/x.toml"
+    line = (*below(tmp_path), "--output", str(inner)[len(str(root)) :])
+    assert "pcie_root_port" in run(*line, "--dry-run").stdout
+    assert not inner.exists()
+    assert run(*line).stdout == f"{inner}: written\n"
+    assert run(*line).stdout == f"{inner}: nothing to do\n"
+    assert run(*line[:-1], str(inner)).stdout == f"{inner}: nothing to do\n"
+
+
+def test_output_does_not_leave_the_root(run: Run, tmp_path: Path) -> None:
+    line = (*below(tmp_path), "--output")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "recorded/out").symlink_to("../other")
+    (tmp_path / "recorded/abroad").symlink_to(tmp_path / "other")
+    (tmp_path / "recorded/link").symlink_to("/etc/kata.toml")
+    for name in ("/out/x.toml", "/abroad/x.toml"):
+        run(*line, name)
+    assert not list((tmp_path / "other").iterdir())
+    assert run(*line, "/link").stdout == f"{tmp_path}/recorded/etc/kata.toml: written\n"
+    relative = run(*line, "x.toml")
+    assert relative.status == 2
+    assert "no file of the host below --root" in relative.stderr
+
+
+def test_a_snapshot_has_no_file_to_write(run: Run, tmp_path: Path) -> None:
+    snapshot = tmp_path / "host.json"
+    snapshot.write_text(run("snapshot").stdout)
+    target = tmp_path / "x.toml"
+    answer = run("kata", "config", "--snapshot", str(snapshot), "--output", str(target))
+    assert (answer.status, target.exists()) == (2, False)
+    assert "redirect what is printed" in answer.stderr
+
+
+def test_a_version_that_cannot_be_read_is_told(run: Run, kernel: FakeKernel) -> None:
+    install(kernel, version="junk")
+    told = run("kata", "config").stderr
+    assert "/opt/kata/VERSION cannot be read as a version: this is for Kata 4.1.0" in told
+    (Path(kernel.root) / "opt/kata/VERSION").unlink()
+    assert "containerd-shim-kata-v2 is there, and nothing" in run("kata", "config").stderr
+
+
+def test_what_is_for_no_device_says_so(run: Run) -> None:
+    answer = run("kata", "config")
+    assert answer.status == 0
+    assert "this is for no device yet, since nothing is bound" in answer.stderr

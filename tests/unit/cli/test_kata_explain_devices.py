@@ -532,4 +532,4 @@ def test_a_mediated_device_is_refused_with_what_works_instead(
     (found,) = breaks(document(answer))
     assert "is a mediated device of" in found["what"]
     assert found["issue"] == "kata-containers/kata-containers#10681"
-    assert "a vGPU of a virtual function" in found["remedy"]
+    assert "vfiomgr vgpu remove" in found["remedy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,6 +118,35 @@ def test_the_configuration_that_kata_ships_for_gpus_serves(node: FakeKernel, run
     assert answer.status == 0
     assert f"reads {shipped}" in answer.stderr
     assert shipped in (text(node, DROP_IN) or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "serves"),
+    [
+        ("cold_plug_vfio", "3.20.0", True),
+        ("hot_plug_vfio", "3.20.0", True),
+        ("cold_plug_vfio", "4.1.0", True),
+        ("hot_plug_vfio", "4.1.0", False),
+    ],
+)
+def test_what_kata_finds_by_itself_serves_where_a_drop_in_plugs_devices(
+    node: FakeKernel, run: Run, key: str, version: str, *, serves: bool
+) -> None:
+    shim = RS_SHIM if version == "4.1.0" else SHIM
+    node.remove(HostPath(SHIM))
+    put(node, shim, "")
+    put(node, "/opt/kata/VERSION", f"{version}\n")
+    below = "/opt/kata/share/defaults/kata-containers"
+    directory = f"{below}/runtime-rs" if shim == RS_SHIM else below
+    table = '[runtime]\nhypervisor_name = "qemu"\n' if shim == RS_SHIM else "[runtime]\n"
+    put(node, f"{directory}/configuration.toml", f"{table}[hypervisor.qemu]\n")
+    assert run("kata", "install", "--handler", "other").status == 4
+    put(node, f"{directory}/config.d/50.toml", f'[hypervisor.qemu]\n{key} = "root-port"\n')
+    answer = run("kata", "install", "--handler", "other")
+    assert answer.status == (0 if serves else 4), answer.stderr
+    if serves:
+        assert f"reads {directory}/configuration.toml" in answer.stderr
+        assert f"{directory}/configuration.toml" in (text(node, DROP_IN) or "")
 
 
 @pytest.mark.parametrize(
@@ -300,9 +330,92 @@ def test_a_run_that_was_cut_off_in_an_image_can_be_recovered(
     assert not (root / RECORD.lstrip("/")).exists()
 
 
+@pytest.mark.usefixtures("kernel")
+def test_in_an_image_without_runs_there_is_nothing_to_recover(tmp_path: Path, run: Run) -> None:
+    answer = run("recover", "--root", str(image(tmp_path, **{MAIN: V2})))
+    assert (answer.status, answer.stderr) == (0, "")
+    assert "nothing to do" in answer.stdout
+
+
+def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refused(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vfiomgr import api  # noqa: PLC0415
+    from vfiomgr.host.tree import HostTree  # noqa: PLC0415
+    from vfiomgr.model.intent import Bind  # noqa: PLC0415
+    from vfiomgr.model.pci import PciAddress  # noqa: PLC0415
+
+    def die(_path: str, _text: str) -> None:
+        raise SystemExit(137)
+
+    kernel.before_write = die
+    with pytest.raises(SystemExit):
+        api.apply(Bind((PciAddress.parse("0000:01:00.0"),)), tree=kernel)
+    kernel.before_write = None
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V2)
+    root = tmp_path / "copied"
+    shutil.copytree(kernel.root, root, symlinks=True)
+    replace = HostTree.replace
+
+    def cut(
+        self: HostTree, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
+    ) -> None:
+        replace(self, path, data, mode, durable=durable)
+        if path == RECORD:
+            raise SystemExit(137)
+
+    monkeypatch.setattr(HostTree, "replace", cut)
+    words = ("--for", "containerd", "--containerd-version", "1.7", "--root", str(root))
+    assert run("kata", "install", *words).status == 137
+    monkeypatch.setattr(HostTree, "replace", replace)
+    answer = run("recover", "--root", str(root))
+    assert answer.status == 4
+    assert "is no running host" in answer.stderr
+    assert "undone: give containerd 1.7.0 the handler kata-vfio" in answer.stderr
+    assert not (root / RECORD.lstrip("/")).exists()
+
+
 def test_a_snapshot_has_no_files(run: Run, tmp_path: Path) -> None:
     place = tmp_path / "host.json"
     place.write_text(run("snapshot").stdout)
     answer = run("kata", "install", "--snapshot", str(place))
     assert answer.status == 2
     assert "--root DIR" in answer.stderr
+
+
+def test_the_command_that_makes_the_configuration_is_about_the_same_root(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "image").mkdir()
+    line = ("kata", "install", "--root", str(tmp_path / "image"), "--for", "containerd")
+    assert f"vfiomgr kata config --root {tmp_path}/image --whole" in run(*line).stderr
+
+
+def test_the_configuration_that_stays_is_named(node: FakeKernel, run: Run) -> None:
+    run("kata", "install")
+    answer = run("kata", "uninstall")
+    assert f"{CONFIGURATION}, the configuration of kata-vfio, stays" in answer.stderr
+    assert f"rm {node.locate(CONFIGURATION)}" in answer.stderr
+    assert node.exists(CONFIGURATION)
+    node.remove(CONFIGURATION)
+    assert "stays" not in run("kata", "uninstall").stderr
+
+
+def test_a_version_of_containerd_is_asked_for_as_containerds_are(
+    node: FakeKernel, run: Run
+) -> None:
+    answer = run("kata", "install", "--containerd-version", "foo")
+    assert (answer.status, text(node, DROP_IN)) == (2, None)
+    assert "write it as 2.1" in answer.stderr
+
+
+def test_without_rights_it_is_said_what_needs_them(
+    node: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.executor.rights.os.geteuid", lambda: 1000)
+    monkeypatch.setattr(type(node), "is_machine", property(lambda _: True))
+    answer = run("kata", "install")
+    assert answer.status == 1
+    assert "changing files of the host's configuration needs root" in answer.stderr

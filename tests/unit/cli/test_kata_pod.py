@@ -161,7 +161,11 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
     assert (answer.status, answer.stdout) == (4, "")
     assert "is a mediated device of 0000:06:00.0, and Kata cannot attach one" in answer.stderr
     assert f"vfiomgr libvirt hostdev {uuid}" in answer.stderr
-    assert "vfiomgr sriov set" in answer.stderr
+    steps = f"vfiomgr vgpu remove {uuid}, vfiomgr bind 0000:06:00.0"
+    for command in ("kata pod", "kata config", "kata explain", "kata run-command"):
+        told = run(*command.split(), uuid).stderr
+        assert f"the whole GPU 0000:06:00.0: {steps}" in told, command
+        assert "a vGPU that is a virtual function" not in told, "this host makes none"
 
 
 @pytest.mark.parametrize(
@@ -192,3 +196,24 @@ def test_what_cannot_be_is_refused_before_anything_is_printed(
     assert (answer.status, answer.stdout) == (status, "")
     assert words in answer.stderr
     assert "remedy: " in answer.stderr
+
+
+def test_more_than_this_host_has_is_told(run: Run) -> None:
+    run("bind", "0000:01:00.0")
+    answer = run("kata", "pod", "--count", "2")
+    assert answer.status == 0
+    assert "a pod asks for 2 of " in answer.stderr
+    assert "on this host there is 1: it waits for a node with more" in answer.stderr
+    assert "a pod asks for" not in run("kata", "pod").stderr
+
+
+@pytest.mark.parametrize("line", ["pod", "config", "run-command", "pod --format json"])
+def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) -> None:
+    """What is used at once is refused: bind, cdi generate, oci inject."""
+    answer = run("kata", *line.split(), "0000:01:00.0")
+    assert (answer.status, bool(answer.stdout)) == (0, True)
+    assert "a guest can have it after: vfiomgr bind 0000:01:00.0" in answer.stderr
+    refused = run("kata", *line.split(), "0000:00:02.0")
+    assert (refused.status, bool(refused.stdout)) == (0, True)
+    assert "vfiomgr bind refuses it" in refused.stderr
+    assert run("cdi", "generate", "0000:01:00.0").status == 4

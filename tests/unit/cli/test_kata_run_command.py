@@ -148,3 +148,44 @@ def test_a_snapshot_answers_as_its_host(run: Run, tmp_path: Path) -> None:
     (tmp_path / "host.json").write_text(run("snapshot").stdout)
     there = run("--snapshot", str(tmp_path / "host.json"), "kata", "run-command", GPU)
     assert there == run("kata", "run-command", GPU)
+
+
+RS_SHIM = "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2"
+
+
+def test_a_shim_outside_of_path_is_named_by_its_path(run: Run, kernel: FakeKernel) -> None:
+    run("bind", GPU)
+    kernel.sysfs.put_bytes("/usr/bin/containerd-shim-kata-v2", b"")
+    assert "--runtime io.containerd.kata.v2" in run("kata", "run-command", GPU).stdout
+    kernel.sysfs.put_bytes(RS_SHIM, b"")
+    for tool in ("ctr", "nerdctl"):
+        answer = run("kata", "run-command", GPU, "--with", tool, "--runtime", "rs")
+        assert f"--runtime {RS_SHIM} " in answer.stdout
+        assert "since 1.6" in answer.stderr
+    docker = run("kata", "run-command", GPU, "--with", "docker", "--runtime", "rs").stderr
+    assert f'"runtimeType": "{RS_SHIM}"' in docker
+    assert "vfiomgr kata install --for docker" in docker
+
+
+def test_what_the_installed_handler_names_is_taken(run: Run, kernel: FakeKernel) -> None:
+    run("bind", GPU)
+    kernel.sysfs.put_bytes("/etc/kata-containers/named.toml", b"")
+    entry = f"""version = 3
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata-vfio]
+runtime_type = "io.containerd.kata-vfio.v2"
+runtime_path = "{RS_SHIM}"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata-vfio.options]
+ConfigPath = "/etc/kata-containers/named.toml"
+"""
+    kernel.sysfs.put_bytes("/etc/containerd/config.toml", entry.encode())
+    told = run("kata", "run-command", GPU).stdout
+    assert f"--runtime {RS_SHIM} --runtime-config-path /etc/kata-containers/named.toml" in told
+    other = run("kata", "run-command", GPU, "--config", "/k.toml").stdout
+    assert "--runtime io.containerd.kata.v2 --runtime-config-path /k.toml" in other
+
+
+def test_nothing_is_printed_for_a_configuration_that_is_none(run: Run, kernel: FakeKernel) -> None:
+    run("bind", GPU)
+    kernel.sysfs.put_bytes("/k.toml", b"[hypervisor\n")
+    answer = run("kata", "run-command", GPU, "--config", "/k.toml")
+    assert (answer.status, answer.stdout) == (65, "")

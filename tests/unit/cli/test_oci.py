@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.unit.adapters.oci_texts import TEXTS
+from vfiomgr.model.access import NodeAccess
+from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +125,7 @@ def test_a_mediated_device_is_not_for_kata(run: Run, kernel: FakeKernel, bundle:
     for runtime, lifted in (((), True), (("--runtime", "kata"), False)):
         refused = run("oci", "inject", str(bundle), uuid, *runtime)
         assert refused.status == 4
-        assert "Kata cannot attach those" in refused.stderr
+        assert "Kata cannot attach one" in refused.stderr
         assert "vfiomgr libvirt hostdev" in refused.stderr
         assert ("--runtime runc" in refused.stderr) is lifted
     assert run("oci", "inject", str(bundle), uuid, "--runtime", "runc").status == 0
@@ -218,3 +221,51 @@ def test_a_host_that_tells_no_numbers_is_no_guess(
     assert answer.status == 1
     assert "does not tell its numbers" in answer.stderr
     assert (bundle / "config.json").read_text() == TEXTS["runc spec"]
+
+
+def test_mode_and_owner_of_a_node_are_brought_up_to_date(
+    run: Run, kernel: FakeKernel, bundle: Path
+) -> None:
+    run("bind", GPU[0])
+    run("oci", "inject", str(bundle), GPU[0])
+    kernel.change_access(HostPath("/dev/vfio/10"), NodeAccess(0, 0, 0o644))
+    kernel.change_access(HostPath("/dev/vfio/vfio"), NodeAccess(0, 0, 0o640))
+    again = run("oci", "inject", str(bundle), GPU[0])
+    assert again.stdout.startswith(f"added {GPU[0]}: ")
+    found = devices(bundle)
+    assert [found[p]["fileMode"] for p in ("/dev/vfio/10", "/dev/vfio/vfio")] == [0o644, 0o640]
+    assert "is unchanged" in run("oci", "inject", str(bundle), GPU[0]).stdout
+    run("oci", "eject", str(bundle))
+    assert (bundle / "config.json").read_text() == TEXTS["runc spec"]
+
+
+def test_a_node_that_two_devices_share_is_brought_up_to_date(
+    run: Run, kernel: FakeKernel, bundle: Path
+) -> None:
+    run("bind", GPU[0], TWIN[0])
+    run("oci", "inject", str(bundle), GPU[0], TWIN[0])
+    kernel.change_access(HostPath("/dev/vfio/vfio"), NodeAccess(0, 0, 0o640))
+    run("oci", "inject", str(bundle), GPU[0])
+    assert devices(bundle)["/dev/vfio/vfio"]["fileMode"] == 0o640
+    assert "is unchanged" in run("oci", "inject", str(bundle), GPU[0], TWIN[0]).stdout
+
+
+def test_nodes_that_a_recording_does_not_have_are_told(
+    run: Run, kernel: FakeKernel, bundle: Path, tmp_path: Path
+) -> None:
+    run("bind", GPU[0])
+    recorded = tmp_path / "recorded"
+    shutil.copytree(kernel.root, recorded, symlinks=True)
+    line = ("oci", "inject", str(bundle), GPU[0], "--root", str(recorded), "--dry-run")
+    told = run(*line).stderr
+    assert f"not checked: /dev/vfio/10 is no device node below {recorded}" in told
+    (recorded / "dev/vfio/10").unlink()
+    assert f"not checked: /dev/vfio/10 is not there below {recorded}" in run(*line).stderr
+
+
+def test_a_name_that_no_specification_has_is_told(run: Run, bundle: Path) -> None:
+    run("bind", GPU[0])
+    line = ("oci", "inject", str(bundle), GPU[0], "--cdi", f"nvidia.com/pgpu={GPU[0]}")
+    assert f"no CDI specification of this host has nvidia.com/pgpu={GPU[0]}" in run(*line).stderr
+    run("cdi", "generate", "--kind", "nvidia.com/pgpu", "--write")
+    assert run(*line).stderr == ""

@@ -267,7 +267,7 @@ def test_without_an_iommu_nothing_is_written(tmp_path: Path) -> None:
 
 def test_a_recording_is_not_written_to(tmp_path: Path) -> None:
     kernel = workstation(tmp_path)
-    with pytest.raises(UsageError, match="is a recorded host") as caught:
+    with pytest.raises(UsageError, match="is no running host") as caught:
         api.apply(Bind((GPU,)), tree=api.HostTree(kernel.root))
     assert "--dry-run" in caught.value.hint
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fakes.hosts import dual_adapter, workstation
 from tests.fakes.vgpu_hosts import l40s_host
 from tests.unit.executor.faults import EveryFault, told
 from vfiomgr import api
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.model.cdi import OfferWish
-from vfiomgr.model.intent import Bind, CreateVgpu, RemoveCdi, RemoveVgpu, Unbind, WriteCdi
-from vfiomgr.model.path import HostPath
+from vfiomgr.model.intent import (
+    Bind,
+    ChangeFiles,
+    CreateVgpu,
+    FileChange,
+    Intent,
+    RemoveCdi,
+    RemoveVgpu,
+    Unbind,
+    WriteCdi,
+)
+from vfiomgr.model.path import BOOT_ID, HostPath
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
@@ -19,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
 
-OWN = HostPath("/etc/cdi/vfiomgr-vfiomgr.io-vfio.json")
+OWN = HostPath("/etc/cdi/vfiomgr-vfiomgr.io_vfio.json")
 FIRST, SECOND = (PciAddress.parse(text) for text in ("0000:01:00.0", "0000:02:00.0"))
 BIND, BIND_BOTH = Bind((FIRST,)), Bind((FIRST, SECOND))
 WRITE = WriteCdi(OfferWish())
@@ -93,6 +107,32 @@ def test_a_vgpu_that_is_removed_goes_from_the_file(tmp_path: Path) -> None:
     removed = api.apply(RemoveVgpu((parent,)), tree=kernel)
     assert any("is put right afterwards" in note for note in removed.plan.notes)
     assert names(kernel, file) is None
+
+
+def test_a_file_that_nobody_can_read_is_told_after_a_change(tmp_path: Path) -> None:
+    kernel = bound(tmp_path)
+    api.apply(WRITE, tree=kernel)
+    kernel.replace(OWN, b"{broken")
+    notes: list[str] = []
+    api.apply(Unbind((FIRST,)), tree=kernel, on_note=notes.append)
+    assert f"{OWN} is no specification any more" in notes[0]
+    assert kernel.read_text(OWN) == "{broken"
+
+
+@pytest.mark.parametrize("way", ["file", "name"])
+def test_what_could_not_be_made_needs_no_undoing(tmp_path: Path, way: str) -> None:
+    """A directory that is a file, and a name that no file system takes."""
+    kernel = bound_ports(tmp_path)
+    if way == "file":
+        kernel.make_directory(HostPath("/etc"))
+        kernel.replace(HostPath("/etc/cdi"), b"")
+    intent: Intent = WRITE
+    if way == "name":
+        intent = ChangeFiles("try", (FileChange(f"/etc/{'a' * 300}", None, "text"),), ())
+    with pytest.raises((OSError, VfiomgrError)):
+        api.apply(intent, tree=kernel)
+    api.recover(tree=kernel)
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

@@ -298,6 +298,104 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
     assert configuration(kernel) == before
 
 
+# ---- what is left, and what is not known any more
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_directory_that_was_made_for_the_drop_in_goes_with_the_last_entry(
+    tmp_path: Path, *, is_ours: bool
+) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    directory = HostPath(DROP_IN).parent
+    if not is_ours:
+        kernel.make_directory(directory)
+    install(kernel)
+    install(kernel, kata(name="other"))
+    uninstall(kernel)
+    assert kernel.exists(DROP_IN)
+    uninstall(kernel, "other")
+    assert kernel.exists(directory) != is_ours
+
+
+def test_a_directory_in_which_somebody_put_a_file_stays(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    install(kernel)
+    put(kernel, f"{DROP_IN.parent}/other.conf", "")
+    uninstall(kernel)
+    assert kernel.exists(HostPath(f"{DROP_IN.parent}/other.conf"))
+
+
+def test_a_copy_that_stays_is_named(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "1.7.28", V2)
+    install(kernel)
+    put(kernel, MAIN, f"{text(kernel, MAIN)}# somebody else's line\n")
+    prepared = uninstall(kernel)
+    copy = f"{MAIN}.vfiomgr-20261121T120000Z"
+    assert any(copy in note and "stays" in note for note in prepared.intent.notes)
+    assert text(kernel, copy) == V2
+
+
+@pytest.mark.parametrize(("version", "main"), [("1.7.28", V2), ("2.1.9", V3)])
+def test_an_entry_whose_record_is_gone_is_told_with_what_to_do(
+    tmp_path: Path, version: str, main: str
+) -> None:
+    kernel, _ = host(tmp_path, version, main)
+    install(kernel)
+    kernel.remove(RECORD)
+    before = configuration(kernel)
+    with pytest.raises(Refusal, match=r"an entry kata-vfio is there, .*its record is gone") as told:
+        uninstall(kernel)
+    assert "by hand" in told.value.hint
+    assert "vfiomgr-20261121T120000Z" in told.value.hint or version == "2.1.9"
+    assert configuration(kernel) == before
+
+
+def test_an_entry_of_somebody_else_is_nothing_to_take_back(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "1.7.28", V2.replace("runtimes.runc", "runtimes.kata-vfio"))
+    assert "no entry kata-vfio of vfiomgr's" in uninstall(kernel).intent.summary
+
+
+# ---- files of several versions, and releases that nobody tried
+
+_IMPORTING = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
+_NVIDIA_V3 = f"version = 3\n[plugins.'{RUNTIME}'.containerd.runtimes.nvidia]\n"
+_NVIDIA_V2 = f"version = 2\n[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
+_NO_VERSION = f"[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "main", "other", "words"),
+    [
+        ("1.7.28", V2, _NVIDIA_V3, "containerd 1.7.28 does not start with them"),
+        ("2.0.11", V2, _NVIDIA_V3, "drops without a word what was said of CRI before it"),
+        ("2.1.9", V2, _NVIDIA_V3, "drops without a word what was said of CRI before it"),
+        ("2.3.4", V2, _NVIDIA_V3, "containerd 2.3.4 does not start with them"),
+        ("2.1.9", V3, _NVIDIA_V2, "containerd 2.1.9 takes nothing of it"),
+        ("2.3.4", V3, _NVIDIA_V2, None),
+        ("2.1.9", V3, _NVIDIA_V3, None),
+        ("1.7.28", V2, _NVIDIA_V2, None),
+        ("2.1.9", V2, _NO_VERSION, "begin it with version = 2"),
+    ],
+)
+def test_a_file_of_another_version_is_told_with_what_this_release_makes_of_it(
+    tmp_path: Path, version: str, main: str, other: str, words: str | None
+) -> None:
+    kernel, _ = host(tmp_path, None, f"{_IMPORTING}{main}", **{"99-nvidia": other})
+    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    notes = api.prepare_entry(kernel, place, kata(), "").intent.notes
+    told = [note for note in notes if "99-nvidia.toml" in note and "is written there" not in note]
+    assert len(told) == (words is not None)
+    assert all(words in note for note in told if words)
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("1.5", 1), ("3.0", 1), ("2.3.9", 0)])
+def test_a_release_that_was_not_tried_is_told(tmp_path: Path, version: str, is_told: int) -> None:
+    kernel, _ = host(tmp_path, None, V2.replace('"nydus"', '"overlayfs"'))
+    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    notes = api.prepare_entry(kernel, place, kata(), "").intent.notes
+    assert sum("was not tried" in note for note in notes) == is_told
+
+
 # ---- refusals
 
 
@@ -324,6 +422,34 @@ def test_what_could_not_work_is_refused_with_what_lifts_it(
         api.prepare_entry(kernel, place, kata(), "")
     assert words in refusal.value.message
     assert remedy in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "main", ['disabled_plugins = ["cri"]\n', f'disabled_plugins = ["cri"]\n{V2}']
+)
+@pytest.mark.parametrize("has_docker", [True, False])
+def test_where_containerd_serves_docker_alone_docker_is_named(
+    tmp_path: Path, main: str, *, has_docker: bool
+) -> None:
+    kernel, _ = host(tmp_path, None, main)
+    put(kernel, "/etc/docker/daemon.json", "{}\n" if has_docker else None)
+    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7, 28))
+    with pytest.raises(Refusal) as refusal:
+        api.prepare_entry(kernel, place, kata(), "")
+    assert ("--for docker" in refusal.value.hint) == has_docker
+
+
+@pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])
+def test_lines_end_as_those_of_the_file_do(tmp_path: Path, version: str) -> None:
+    main = V2.replace("\n", "\r\n")
+    kernel, _ = host(tmp_path, version, main)
+    install(kernel)
+    written = (kernel.read_whole(MAIN) or b"").decode()
+    assert written != main
+    assert written.count("\n") == written.count("\r\n")
+    put(kernel, MAIN, f"{written}# another line\r\n")
+    uninstall(kernel)
+    assert (kernel.read_whole(MAIN) or b"").decode() == f"{main}# another line\r\n"
 
 
 def test_a_foreign_handler_in_a_drop_in_is_refused(tmp_path: Path) -> None:

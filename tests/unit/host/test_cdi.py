@@ -58,5 +58,17 @@ def test_what_cannot_be_read_is_told_with_why(tmp_path: Path) -> None:
     }
 
 
+def test_links_are_followed_within_the_tree(tmp_path: Path) -> None:
+    tree = host(tmp_path, usr__share__cdi__a_1json=b"{}", etc__cdi__real_1json=b"[]")
+    for name, target in (("a", "../../usr/share/cdi/a.json"), ("b", "/usr/share/cdi/a.json")):
+        (tmp_path / "etc" / "cdi" / f"{name}.json").symlink_to(target)
+    told = {file.path: file.text for file in read_cdi_files(tree)}
+    assert told == {
+        "/etc/cdi/a.json": "{}",
+        "/etc/cdi/b.json": "{}",
+        "/etc/cdi/real.json": "[]",
+    }
+
+
 def test_a_host_without_any_has_none(tmp_path: Path) -> None:
     assert read_cdi_files(HostTree(tmp_path)) == ()

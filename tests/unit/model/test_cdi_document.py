@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,15 +19,25 @@ from vfiomgr.model.cdi import (
     shown_path,
 )
 from vfiomgr.model.cdi_document import (
+    parse_specification,
     read_file,
     read_quickly,
     read_specification,
     render_specification,
 )
 from vfiomgr.model.cdi_keys import KEYS, key_at
+from vfiomgr.model.json_located import read_json
+from vfiomgr.model.located import read_located
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.version import Version
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.model.cdi_scalars import Family
+    from vfiomgr.model.located import Located
+
+FAMILIES: tuple[Family, ...] = ("go", "rust")
 _EVERYTHING = CdiSpecification(
     version="1.1.0",
     kind="example.com/all",
@@ -174,7 +184,7 @@ def _keys(value: Any) -> set[str]:
     return set()
 
 
-def test_yaml_is_read_as_consumers_do_and_numbers_are_texts_as_they_are_written() -> None:
+def test_yaml_is_read_as_consumers_do() -> None:
     read = read_specification(
         "cdiVersion: 0.5.0\n"
         "kind: nvidia.com/pgpu\n"
@@ -186,12 +196,98 @@ def test_yaml_is_read_as_consumers_do_and_numbers_are_texts_as_they_are_written(
         "- name: 023\n"
         "  containerEdits: {env: [A=1]}\n"
     )
-    assert [device.name for device in read.devices] == ["0000:41:00.0", "023"]
+    assert [device.name for device in read.devices] == ["0000:41:00.0", "19"]
     assert (read.version, read.vendor, read.device_class) == ("0.5.0", "nvidia.com", "pgpu")
-    assert read.qualified(read.devices[1]) == "nvidia.com/pgpu=023"
+    assert read.qualified(read.devices[1]) == "nvidia.com/pgpu=19"
     assert read.oddities == ()
     assert read.line(("devices", 0, "containerEdits", "deviceNodes", 0, "path")) == 7
     assert read.line(("devices", 1, "containerEdits", "mounts")) == 9
+
+
+@pytest.mark.parametrize(
+    ("written", "go", "rust"),
+    [
+        ("010", "8", "010"),
+        ("08", "8", "08"),
+        ("0x28", "40", "0x28"),
+        ("0b11", "3", "0b11"),
+        ("0o10", "8", "0o10"),
+        ("1_000", "1000", "1_000"),
+        ("-012", "-10", "-012"),
+        ("1e3", "1000", "1e3"),
+        ("1e6", "1e+06", "1e6"),
+        ("1.50", "1.5", "1.50"),
+        ("0.00001", "1e-05", "0.00001"),
+        ("18446744073709551616", "1.8446744073709552e+19", "18446744073709551616"),
+        ("yes", "true", "yes"),
+        ("Off", "false", "Off"),
+        ("TRUE", "true", "TRUE"),
+        ("a_b", "a_b", "a_b"),
+        ("0.5.0", "0.5.0", "0.5.0"),
+        ("2026-01-01", "2026-01-01", "2026-01-01"),
+        ("'010'", "010", "010"),
+        ('"yes"', "yes", "yes"),
+    ],
+)
+def test_a_text_without_quotes_is_another_to_each_library(written: str, go: str, rust: str) -> None:
+    text = f"devices: [{{name: {written}}}]\n"
+    told = [parse_specification(text, None, family).devices[0].name for family in FAMILIES]
+    assert told == [go, rust]
+
+
+@pytest.mark.parametrize(
+    ("written", "go", "rust"),
+    [
+        ("0660", 0o660, None),
+        ("0o660", 0o660, 0o660),
+        ("0x1b0", 0x1B0, 0x1B0),
+        ("432", 432, 432),
+        ("1e2", 100, None),
+        ("1.5", None, None),
+        ("'432'", None, None),
+    ],
+)
+def test_so_is_a_number(written: str, go: int | None, rust: int | None) -> None:
+    text = f"containerEdits: {{deviceNodes: [{{path: /dev/a, fileMode: {written}}}]}}\n"
+    told = [parse_specification(text, None, family) for family in FAMILIES]
+    assert [read.edits.device_nodes[0].file_mode for read in told] == [go, rust]
+    wrong = [any(oddity.kind == "type-wrong" for oddity in read.oddities) for read in told]
+    assert wrong == [go is None, rust is None]
+
+
+def test_go_merges_mappings_and_what_is_written_beside_counts() -> None:
+    text = (
+        "devices:\n"
+        "- name: a\n"
+        "  containerEdits: &edits {env: [A=1], deviceNodes: [{path: /dev/a}]}\n"
+        "- name: b\n"
+        "  containerEdits:\n"
+        "    <<: *edits\n"
+        "    env: [B=1]\n"
+    )
+    go, rust = (parse_specification(text, None, family) for family in FAMILIES)
+    assert go.devices[1].edits == CdiEdits(("B=1",), (CdiDeviceNode("/dev/a"),))
+    assert not any(oddity.kind == "key-merged" for oddity in go.oddities)
+    assert [o.line for o in rust.oddities if o.kind == "key-merged"] == [6]
+
+
+def test_json_has_its_lines_as_yaml_has_them() -> None:
+    text = json.dumps(_EVERYTHING_WRITTEN, indent=2).replace("one", '\\u0061 \\" {,}[:]')
+    fast = read_json(text)
+    assert fast is not None
+    slow, _ = read_located(text, shown_path)
+    assert list(_told(fast)) == list(_told(slow))
+
+
+def _told(part: Located) -> Iterator[tuple[object, ...]]:
+    yield part.place, part.scalar, part.text, part.keys
+    for below in (*(part.items or ()), *(part.members or {}).values()):
+        yield from _told(below)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "{a: 1}", "", "{", "[1,]", "[" * 5000])
+def test_what_is_no_json_is_left_to_yaml(text: str) -> None:
+    assert read_json(text) is None
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def test_a_pod_is_read_with_its_lines() -> None:
     assert found.overhead_bytes == 10 << 30
 
 
+def test_mappings_are_merged_as_kubectl_merges_them() -> None:
+    text = POD.replace("limits: {a.io/x: 1}", "limits: &more {a.io/x: 1}")
+    text = text.replace("limits: {nvidia.com/pgpu", "limits: {<<: *more, nvidia.com/pgpu")
+    (pod,) = read_objects(text, "p.yaml").pods
+    assert pod.containers[1].limit("a.io/x") == "1"
+
+
 SPEC = {"runtimeClassName": "k", "containers": [{"name": "c", "image": "i"}]}
 TEMPLATE = {"metadata": {"annotations": {"a": "b"}}, "spec": SPEC}
 

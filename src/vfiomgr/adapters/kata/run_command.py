@@ -23,6 +23,8 @@ SHIM = "io.containerd.kata.v2"
 """containerd looks for containerd-shim-kata-v2 in its PATH by this name."""
 SHIM_PATH = "/opt/kata/bin/containerd-shim-kata-v2"
 """Where Kata's own packages put it."""
+_OPT = "/opt/"
+"""Below it no PATH of a service leads."""
 CONFIG_ANNOTATION = "io.katacontainers.config_path"
 """Goes before what containerd and the environment say (loadRuntimeConfig in create.go)."""
 DOCKER_FILE = "/etc/docker/daemon.json"
@@ -44,6 +46,8 @@ class RunWish:
     """What daemon.json calls Kata; None where it does not have it."""
     release: KataRelease | None = None
     """None where nobody knows it."""
+    shim: str | None = None
+    """The installed shim; None where none was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,14 @@ def _ctr(wish: RunWish) -> RunCommand:
     config = ("--runtime-config-path", wish.config) if wish.config else ()
     return RunCommand(
         (
-            *("ctr", "run", "--rm", "--tty", "--runtime", SHIM, *config),
+            *("ctr", "run", "--rm", "--tty", "--runtime", _shim(wish), *config),
             *(*_devices(wish), wish.image, wish.name, *wish.command),
         ),
         before=(("ctr", "image", "pull", wish.image),),
-        notes=("ctr gives the container no network; --cni does, where CNI is set up",),
+        notes=(
+            "ctr gives the container no network; --cni does, where CNI is set up",
+            *_shim_notes(wish),
+        ),
     )
 
 
@@ -97,10 +104,24 @@ def _nerdctl(wish: RunWish) -> RunCommand:
     return RunCommand(
         (
             *("nerdctl", "run", "--rm", "--interactive", "--tty", "--name", wish.name),
-            *("--runtime", SHIM, *config, *_devices(wish), wish.image, *wish.command),
+            *("--runtime", _shim(wish), *config, *_devices(wish), wish.image, *wish.command),
         ),
-        notes=needs,
+        notes=(*needs, *_shim_notes(wish)),
     )
+
+
+def _shim(wish: RunWish) -> str:
+    """By name where containerd finds it in its PATH, or where nothing is known of it."""
+    return wish.shim if wish.shim is not None and wish.shim.startswith(_OPT) else SHIM
+
+
+def _shim_notes(wish: RunWish) -> Iterator[str]:
+    """https://github.com/containerd/containerd/pull/6206."""
+    if _shim(wish) != SHIM:
+        yield (
+            f"the shim is named by its path, as containerd takes it since 1.6: it would look for "
+            f"{SHIM} in its PATH, where {wish.shim} is not"
+        )
 
 
 def _docker(wish: RunWish) -> RunCommand:
@@ -117,8 +138,9 @@ def _docker(wish: RunWish) -> RunCommand:
 def _docker_notes(wish: RunWish) -> Iterator[str]:
     if wish.docker_runtime is None:
         options = {"options": {"ConfigPath": wish.config}} if wish.config else {}
-        entry = {"runtimes": {"kata": {"runtimeType": SHIM_PATH, **options}}}
+        entry = {"runtimes": {"kata": {"runtimeType": wish.shim or SHIM_PATH, **options}}}
         yield f"Docker 23 or later, with this in {DOCKER_FILE}: {json.dumps(entry)}"
+        yield "vfiomgr kata install --for docker writes such an entry, with the name kata-vfio"
     elif wish.config:
         yield f"{DOCKER_FILE} says which configuration {wish.docker_runtime} has, not the command"
     if wish.release is None:

@@ -113,6 +113,7 @@ class _Editor:
         return known == _recorded(injection) and all(
             node.path in entries
             and _number(entries[node.path]) == node.number
+            and (node.path not in self.record.nodes or _access(entries[node.path]) == _own(node))
             and _is_allowed(self._values(_RULES), node.number)
             for node in injection.nodes
         )
@@ -131,9 +132,23 @@ class _Editor:
         for entry in self._values(_DEVICES):
             if entry["path"] == node.path:
                 _refuse_other(self.document.source, entry, node)
+                if node.path in self.record.nodes:
+                    self._give_access(node)
                 return
         self._append(_DEVICES, _entry(node))
         self._remember(nodes={**self.record.nodes, node.path: node.number})
+
+    def _give_access(self, node: DeviceNode) -> None:
+        """Mode and owner of the host's node to the entry that was made of it."""
+        for key, value in _own(node).items():
+            entries = self.document.root.at(_DEVICES)
+            found = entries.items if entries is not None else ()
+            entry = next(item for item in found if item.value["path"] == node.path)
+            member = entry.members.get(key)
+            if member is None:
+                self.document = self.document.with_parts(entry, {key: value})
+            elif member.value != value:
+                self.document = self.document.with_value(member, value)
 
     def take_out(self, name: str) -> None:
         """Take out what of a device no other one needs; nothing of one that is not in."""
@@ -274,10 +289,18 @@ def _entry(node: DeviceNode) -> dict[str, object]:
         "type": "c",
         "major": node.major,
         "minor": node.minor,
-        "fileMode": node.access.mode,
-        "uid": node.access.uid,
-        "gid": node.access.gid,
+        **_own(node),
     }
+
+
+def _own(node: DeviceNode) -> dict[str, int]:
+    """Mode and owner, as `linux.devices` has them."""
+    access = node.access
+    return {"fileMode": access.mode, "uid": access.uid, "gid": access.gid}
+
+
+def _access(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry.get(key) for key in ("fileMode", "uid", "gid")}
 
 
 def _rule(number: Number) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import text, values
 from vfiomgr.adapters.runtimes.edit import HEAD, Decision, Edit
+from vfiomgr.adapters.runtimes.mixture import mixed_versions
 from vfiomgr.errors import Refusal
 from vfiomgr.model.runtime import RuntimeFacts, Setting, covers
 from vfiomgr.model.version import Version
@@ -33,6 +34,8 @@ _MERGES = Version(2, 0)
 """Since when tables of imported files are merged."""
 _KNOWS_CDI = Version(1, 7)
 _MISREADS_SNAPSHOTTER = Version(2, 3)
+_TRIED = (Version(1, 6), Version(2, 4))
+"""From one release on, and before another."""
 _CONFIG_VERSION = ("version",)
 _IMPORTS = ("imports",)
 
@@ -143,7 +146,7 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
             raise Refusal(
                 message,
                 f"make it one of version 2 or later (containerd 2: containerd config migrate)"
-                f"{disabled}; then run the command again",
+                f"{disabled}; then run the command again{_for_docker(facts) if disabled else ''}",
             )
         if schema > _V2 and version is not None and version < _MERGES:
             message = (
@@ -168,7 +171,13 @@ def _refuse_disabled(files: _Files) -> None:
     for file in files.all():
         if _is_disabled(files.data(file)):
             message = f"{file.path} disables CRI (disabled_plugins): no pod would find the entry"
-            raise Refusal(message, "take it out of disabled_plugins, and run the command again")
+            hint = "take it out of disabled_plugins, and run the command again"
+            raise Refusal(message, f"{hint}{_for_docker(files.facts)}")
+
+
+def _for_docker(facts: RuntimeFacts) -> str:
+    """What else may have been meant where containerd serves no pods."""
+    return "; or, for containers of Docker's, pass --for docker" if facts.is_dockers else ""
 
 
 def _refuse_foreign(files: _Files, wish: Wish) -> None:
@@ -311,6 +320,9 @@ def _notes(  # noqa: PLR0913 - all that was decided
             f"{target.path}, which {facts.main.path} imports, holds the table of CRI, and before "
             "containerd 2.0 that hides the one of the main file: the entry is written there"
         )
+    others = (file for file in facts.imported if file.path != facts.drop_in.path)
+    yield from mixed_versions(facts.main, others, facts.version)
+    yield from _untried(facts.version)
     is_new = facts.version is not None and facts.version >= _MISREADS_SNAPSHOTTER
     if schema == _V2 and is_new:
         named = values.found(
@@ -321,3 +333,13 @@ def _notes(  # noqa: PLR0913 - all that was decided
                 f"containerd {facts.version} takes overlayfs for the snapshotter {named} of a "
                 f"configuration of version 2, with or without this entry: containerd config migrate"
             )
+
+
+def _untried(version: Version | None) -> Iterator[str]:
+    """Whether nobody has seen what this containerd makes of its files."""
+    start, end = _TRIED
+    if version is not None and not start <= version < end:
+        yield (
+            f"containerd {version} was not tried with vfiomgr, releases from 1.6 to 2.3 were: look "
+            "at containerd config dump before and after"
+        )

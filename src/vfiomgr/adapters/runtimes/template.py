@@ -46,7 +46,7 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     runtimes = ("plugins", plugin, "containerd", "runtimes")
     there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
     is_made = values.found(there, (*runtimes, wish.name)) is not values.ABSENT
-    if _names(template.text or "", wish.name):
+    if names(template.text or "", wish.name):
         raise foreign(wish, f"{wish.program}, in {template.path}")
     if is_made and not facts.was_ours:
         raise foreign(wish, f"{wish.program}, in {rendered.path}")
@@ -70,7 +70,7 @@ def _begin(name: str) -> str:
     return f"# vfiomgr: {name}\n"
 
 
-def _names(template: str, name: str) -> bool:
+def names(template: str, name: str) -> bool:
     """Whether a template has a table for a runtime of this name."""
     quoted = "|".join(re.escape(form) for form in (shown((name,)), f'"{name}"', f"'{name}'"))
     return (
@@ -90,7 +90,7 @@ def without_block(current: str, file: OwnedFile, name: str, command: str) -> str
     left = text.reverted(current, BASE if file.before is None else file.before, file.after)
     if left is not None:
         return None if file.before is None and left.strip() == BASE.strip() else left
-    if _begin(name) not in current and not _names(current, name):
+    if _begin(name) not in current and not names(current, name):
         return current
     message = f"the entry {name} in {file.path} was changed since vfiomgr wrote it"
     hint = f"take it out by hand, its lines `{_begin(name).strip()}` too; then run {command} again"

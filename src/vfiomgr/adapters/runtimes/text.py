@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import values
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _BY_HAND = "write it by hand: vfiomgr … --dry-run shows the keys; and please report the file"
 _MARK = "\ufeff"
+_LINE_END = re.compile(r"(?<!\r)\n")
 
 
 def parse(text: str, place: str) -> values.Data:
@@ -80,14 +82,20 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
         message = f"{place} has a value where a table or a list belongs: {error}"
         raise Refusal(message, _BY_HAND) from error
     if is_json(place):
-        return _set_json(text, wanted)
+        return _with_ends(_set_json(text, wanted), text)
     changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
     for write in (_set_toml, _add_to_toml):
         made = _attempt(write, text, settings)
         if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
-            return made
+            return _with_ends(made, text)
     message = f"{place} is written in a way that vfiomgr cannot edit without harm"
     raise Refusal(message, _BY_HAND)
+
+
+def _with_ends(made: str, text: str) -> str:
+    """A text whose lines end as those of another one do, where those end all alike."""
+    ends = text.count("\r\n")
+    return _LINE_END.sub("\r\n", made) if ends and ends == text.count("\n") else made
 
 
 def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
@@ -186,6 +194,7 @@ def _item(value: Any) -> Any:  # noqa: ANN401 - tomlkit's own
 
 def _set_json(text: str, wanted: values.Data) -> str:
     """The document in the style of the text, as far as that has one."""
+    text = text.replace("\r\n", "\n")
     for indent in (4, 2, "\t", None, 3, 8):
         for ascii_only in (False, True):
             same = json.dumps(json.loads(text or "{}"), indent=indent, ensure_ascii=ascii_only)
@@ -242,7 +251,7 @@ def _candidates(
             current, file.before or "", with_settings(file.before or "", settings, file.path)
         )
     if is_json(file.path):
-        yield _set_json(current, wanted)
+        yield _with_ends(_set_json(current, wanted), current)
     else:
         yield _attempt(_taken_out_of_toml, current, keys, old)
 

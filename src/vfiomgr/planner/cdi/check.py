@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.model.cdi import CdiDevice, CdiSpecification
+    from vfiomgr.model.cdi_scalars import Family
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.cdi.consumers import Consumer
 
@@ -87,21 +88,45 @@ def check(
 
     `nodes` says which nodes other than VFIO's exist; those that it does not name are not judged.
     """
-    pairs = [(file, read_file(file)) for file in files]
     found = _Findings(consumers)
-    accepted = {consumer.name: found.judge(consumer, pairs) for consumer in consumers}
-    for file, specification in pairs:
-        using = tuple(c for c in consumers if (file, specification) in accepted[c.name])
+    for file in files:
         if not any(reads(consumer, file) for consumer in consumers):
             found.add_unread(file)
-        if using:
+    for alike, pairs in _readings(files, consumers):
+        accepted = {consumer.name: found.judge(consumer, pairs) for consumer in alike}
+        taken = {name: {file.path for file, _ in theirs} for name, theirs in accepted.items()}
+        used = [(f, s) for f, s in pairs if any(f.path in paths for paths in taken.values())]
+        for file, specification in used:
+            using = tuple(c for c in alike if file.path in taken[c.name])
             found.add_shadows(file, specification, using, accepted)
-        if using and host is not None:
-            found.add_host_facts(file, specification, using, host, nodes or {})
-    if host is not None:
-        found.add_twice_published(host, [pair for pair in pairs if _is_used(pair, accepted)])
+            if host is not None:
+                found.add_host_facts(file, specification, using, host, nodes or {})
+        if host is not None:
+            found.add_twice_published(host, used, alike)
     unseen = ("whether device nodes exist that are not VFIO's",) if nodes is None and host else ()
     return found.report([file.path for file in files], unseen)
+
+
+def _readings(
+    files: Sequence[CdiFile], consumers: Sequence[Consumer]
+) -> Iterator[tuple[tuple[Consumer, ...], list[_Pair]]]:
+    """What files say, with those to whom they say it: libraries differ in what they understand."""
+    by_family: dict[Family, list[_Pair]] = {
+        consumer.family: [(file, read_file(file, consumer.family)) for file in files]
+        for consumer in {consumer.family: consumer for consumer in consumers}.values()
+    }
+    if len(by_family) > 1 and _are_same(*by_family.values()):
+        yield tuple(consumers), next(iter(by_family.values()))
+        return
+    for family, pairs in by_family.items():
+        yield tuple(consumer for consumer in consumers if consumer.family == family), pairs
+
+
+def _are_same(some: Sequence[_Pair], others: Sequence[_Pair]) -> bool:
+    return all(
+        one == other and one.oddities == other.oddities
+        for (_, one), (_, other) in zip(some, others, strict=True)
+    )
 
 
 def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
@@ -113,13 +138,6 @@ def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
 
 def _is_vfio(path: str) -> bool:
     return path.startswith("/dev/vfio/") and path != "/dev/vfio/vfio"
-
-
-def _is_used(
-    pair: _Pair,
-    accepted: Mapping[str, list[_Pair]],
-) -> bool:
-    return any(pair in pairs for pairs in accepted.values())
 
 
 class _Findings:
@@ -230,7 +248,9 @@ class _Findings:
                         self._add(file.path, fault, [consumer], "error")
                         self._spoil_partly(file.path, [consumer])
 
-    def add_twice_published(self, host: HostSnapshot, pairs: Sequence[_Pair]) -> None:
+    def add_twice_published(
+        self, host: HostSnapshot, pairs: Sequence[_Pair], consumers: Iterable[Consumer]
+    ) -> None:
         """One device under two names: it can be given away twice, and the second start fails."""
         first: dict[int, tuple[str, str, str]] = {}
         for file, specification in pairs:
@@ -250,13 +270,13 @@ class _Findings:
                         fault = Fault(
                             "twice-published", specification.line(path), what, "keep one of them"
                         )
-                        self._add(file.path, fault, self._consumers, "warning")
+                        self._add(file.path, fault, consumers, "warning")
 
     def report(self, files: Sequence[str], not_checked: tuple[str, ...]) -> CdiReport:
         order = {file: number for number, file in enumerate(files)}
         found = sorted(self._found, key=lambda key: (order[key[0]], key[1].line, key[1].rule))
         findings = tuple(
-            _finding(file, fault, severity, self._found[file, fault, severity])
+            _finding(file, fault, severity, self._in_order(self._found[file, fault, severity]))
             for file, fault, severity in found
         )
         verdicts = tuple(
@@ -265,6 +285,10 @@ class _Findings:
             for consumer in self._consumers
         )
         return CdiReport(findings, verdicts, not_checked)
+
+    def _in_order(self, concerned: Iterable[Consumer]) -> list[Consumer]:
+        names = {consumer.name for consumer in concerned}
+        return [consumer for consumer in self._consumers if consumer.name in names]
 
 
 _WHOLE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "mediated"})

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.model.version import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.model.cdi_scalars import Family
 
 ANY = "any"
 
@@ -28,6 +32,11 @@ class Consumer:
     Go: WithCDI of Kata's src/runtime returns the error of Refresh, which others only log; Rust: so
     does handle_cdi_devices of pod-resources-rs, whose cache stops at the first such file besides.
     """
+
+    @property
+    def family(self) -> Family:
+        """Whose library it is."""
+        return "rust" if self.is_rust else "go"
 
     @property
     def prefers_static(self) -> bool:

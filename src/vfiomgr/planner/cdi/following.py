@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.vgpu import Vgpu
 
+GOES = " goes"
+"""What a note ends with that tells of a device that is taken out."""
+
 
 def following_notes(host: HostSnapshot, going: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
     """Which of vfiomgr's own files name functions or vGPUs that are about to go."""

@@ -16,7 +16,7 @@ from vfiomgr.planner.cdi.nodes import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from vfiomgr.model.cdi import CdiDevice, CdiFile, CdiSpecification
+    from vfiomgr.model.cdi import CdiDevice, CdiFile
     from vfiomgr.model.snapshot import HostSnapshot
 
 EntryState = Literal["ready", "stale", "missing", "conflict", "shadowed", "unread", "unknown"]
@@ -91,6 +91,9 @@ def entries(host: HostSnapshot, present: Mapping[str, bool]) -> Iterator[CdiEntr
 def _nodes(host: HostSnapshot, device: CdiDevice, present: Mapping[str, bool]) -> Iterator[CdiNode]:
     for node in device.edits.device_nodes:
         target = resolve(host, node.on_host)
+        if host.pci_unlisted is not None:  # of an image nobody knows what it leads to
+            yield CdiNode(target.path, None, (), (), None)
+            continue
         problem = target.problem
         if problem is None and present.get(target.path) is False:
             problem = "it is not there"
@@ -128,8 +131,3 @@ def _state(
 
 def _is_read(file: CdiFile) -> bool:
     return any(reads(consumer, file) for consumer in CONSUMERS)
-
-
-def is_readable(specification: CdiSpecification) -> bool:
-    """Whether a file is a document at all."""
-    return bool(specification.lines)

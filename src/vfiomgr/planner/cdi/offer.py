@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.cdi import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
+from vfiomgr.model.cdi_document import parse_specification, render_specification
 from vfiomgr.model.path import VFIO_CDEVS
 from vfiomgr.model.pci import PciDevice
 from vfiomgr.model.version import Version
 from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.planner.cdi.consumers import ANY, consumers_named
 from vfiomgr.planner.cdi.grammar import is_kind, needed_version
 from vfiomgr.planner.cdi.nodes import CONTROL, IOMMU
+from vfiomgr.planner.cdi.rules import Fault, faults
 from vfiomgr.planner.guards import Objection, refuse_if_any
 from vfiomgr.planner.readying import objections_to_bind
 
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 
 LOWEST = Version(0, 5)
 """Every consumer reads it, and most names begin with a digit, which needs it."""
+_MOST_OF_CLASS = 63
+"""The name of a resource of Kubernetes has no more characters."""
+
+_MOST_TRIED = 8
+"""GPUs for which a bind is planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +86,11 @@ def specification_of(host: HostSnapshot, wish: OfferWish) -> CdiSpecification:
 
     Raises:
         UsageError: the kind is none.
-        Refusal: a device that was named is not ready, or has no node of the wished form.
+        Refusal: a device that was named is not ready, or has no node of the wished form; or whoever
+            is to read it cannot.
 
     """
-    if not is_kind(wish.kind):
-        message = f"{wish.kind!r} is no CDI kind"
-        raise UsageError(message, "write it as vendor/class, e.g. nvidia.com/pgpu")
+    _refuse_kind(wish.kind)
     every = list(offers(host, with_mediated=wish.is_plain))
     chosen = _chosen(host, every, wish)
     forms = [_form(host, offer, wish) for offer in chosen]
@@ -94,20 +101,62 @@ def specification_of(host: HostSnapshot, wish: OfferWish) -> CdiSpecification:
     )
     built = CdiSpecification("", wish.kind, devices, _common(forms, wish))
     version = max(LOWEST, needed_version(built))
-    return CdiSpecification(str(version), wish.kind, devices, built.edits)
+    made = CdiSpecification(str(version), wish.kind, devices, built.edits)
+    refuse_unread(made, wish)
+    return made
 
 
-def nothing_ready() -> Refusal:
+def _refuse_kind(kind: str) -> None:
+    if not is_kind(kind):
+        message = f"{kind!r} is no CDI kind"
+        raise UsageError(message, "write it as vendor/class, e.g. nvidia.com/pgpu")
+    length = len(kind.partition("/")[2])
+    if length > _MOST_OF_CLASS:
+        message = f"the class of the CDI kind has {length} characters"
+        raise UsageError(message, f"take {_MOST_OF_CLASS} at most, as resources of Kubernetes have")
+
+
+def refuse_unread(made: CdiSpecification, wish: OfferWish) -> None:
+    """Whoever was named as its reader must be able to read a specification.
+
+    Raises:
+        Refusal: their library refuses it.
+
+    """
+    if wish.consumer == ANY or not made.devices:
+        return
+    written = parse_specification(render_specification(made))
+    told: dict[Fault, list[str]] = {}
+    for consumer in consumers_named(wish.consumer):
+        for fault in faults(written, consumer):
+            told.setdefault(fault, []).append(consumer.name)
+    against = [
+        Objection(f"{', '.join(names)} cannot read it: {fault.what}", fault.remedy)
+        for fault, names in told.items()
+    ]
+    refuse_if_any(against, frozenset())
+
+
+def nothing_ready(host: HostSnapshot) -> Refusal:
     """That there is nothing to offer, and what changes that."""
     message = (
         "no device is ready for a guest, and container runtimes reject a specification "
         "without devices"
     )
     remedy = (
-        "bind one first, e.g. vfiomgr bind 0000:04:00.0, or make a vGPU of a virtual function "
-        "of the vendor's own interface; then generate again"
+        f"bind one first: {_bind_of_some(host)}; or make a vGPU of a virtual function of the "
+        "vendor's own interface; then generate again"
     )
     return Refusal(message, remedy)
+
+
+def _bind_of_some(host: HostSnapshot) -> str:
+    """For a GPU of this host that can be bound, where there is one."""
+    gpus = [d for d in host.devices if d.is_graphics_or_accelerator and not d.physical_function]
+    for gpu in gpus[:_MOST_TRIED]:
+        if not objections_to_bind(host, [gpu]):
+            return f"vfiomgr bind {gpu.address}"
+    return "vfiomgr bind ADDRESS (vfiomgr list shows them)"
 
 
 def _chosen(host: HostSnapshot, every: list[Offer], wish: OfferWish) -> list[Offer]:

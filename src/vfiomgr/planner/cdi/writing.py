@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.cdi import DIRECTORIES, CdiEdits, own_file
-from vfiomgr.model.cdi_document import read_quickly, render_specification
+from vfiomgr.model.cdi import DIRECTORIES, STATIC, CdiEdits, own_file
+from vfiomgr.model.cdi_document import is_readable, read_quickly, render_specification
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.plan import Plan
 from vfiomgr.planner.cdi.consumers import CONSUMERS
+from vfiomgr.planner.cdi.following import GOES
 from vfiomgr.planner.cdi.grammar import needed_version, version_of
 from vfiomgr.planner.cdi.nodes import resolve
-from vfiomgr.planner.cdi.offer import LOWEST, nothing_ready, specification_of
+from vfiomgr.planner.cdi.offer import LOWEST, nothing_ready, refuse_unread, specification_of
 from vfiomgr.planner.guards import Objection, refuse_if_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.model.cdi import CdiDevice, CdiSpecification
+    from vfiomgr.model.cdi import CdiDevice, CdiFile, CdiSpecification
     from vfiomgr.model.intent import RemoveCdi, WriteCdi
     from vfiomgr.model.path import HostPath
     from vfiomgr.model.pci import PciAddress
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
     from vfiomgr.planner.cdi.nodes import Target
 
 LOCK = "cdi"
+_LONGEST_NAME = 240
+"""A file system takes 255 bytes; the file is made under a longer name, and then renamed."""
 
 
 def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     """Have one file with what is ready; with addresses, these besides what it has.
 
     Raises:
-        Refusal: nothing is ready, or another file says something else of the same devices.
+        Refusal: nothing is ready, another file says something else of the same devices, or what is
+            in the place of the file is not what vfiomgr wrote there.
         UsageError: the kind is none.
 
     """
@@ -40,17 +44,21 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     path = own_file(DIRECTORIES[intent.lifetime], intent.wish.kind)
     there = next((file for file in host.cdi_files if file.path == path), None)
     before = None if there is None else read_quickly(there)
+    refuse_if_any(_against_file(path, before, intent.wish.kind), frozenset())
     after = wished
     if intent.wish.addresses and before is not None:
-        after = _joined(host, before, wished)
+        after = _joined(host, before, wished, by_index=intent.wish.name_by == "index")
+        refuse_unread(after, intent.wish)
     if not after.devices and there is None:
-        raise nothing_ready()
+        raise nothing_ready(host)
     refuse_if_any(_objections(host, after, path), frozenset())
     text = render_specification(after) if after.devices else None
     summary = f"write {path}" if after.devices else f"remove {path}"
-    notes = [] if before is None else list(_change_notes(before, after))
+    notes = list(_twice_notes(host, after, path))
     if there is not None and there.text == text:
-        return Plan(summary, (), already=(f"{path} says so already",))
+        return Plan(summary, (), already=(f"{path} says so already",), notes=tuple(notes))
+    if before is not None:
+        notes += [*_change_notes(before, after), *_lost_notes(before, after)]
     if text is None:
         notes.append("nothing is ready for a guest, and a file without devices breaks consumers")
     return Plan(
@@ -69,22 +77,89 @@ def _change_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator
             yield f"{before.qualified(device)} {what}"
 
 
+def _against_file(
+    path: HostPath, before: CdiSpecification | None, kind: str
+) -> Iterator[Objection]:
+    """What speaks against writing there: the name itself, or what the file holds."""
+    if len(path.name) > _LONGEST_NAME:
+        yield Objection(
+            f"the file of {kind[:40]}… would have a name of {len(path.name)} characters",
+            "take a shorter kind, or keep it elsewhere with --output",
+        )
+    if before is None:
+        return
+    remedy = f"look at it, then: vfiomgr cdi remove --all --kind {kind}"
+    if not is_readable(before):
+        what = "; ".join(oddity.what for oddity in before.oddities[:1])
+        yield Objection(f"{path} is no specification any more ({what})", remedy)
+    elif before.kind != kind:
+        reason = f"{path} holds {before.kind or 'no kind'}, and not {kind}"
+        yield Objection(reason, f"move it away: vfiomgr keeps {kind} there")
+
+
+def _lost_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator[str]:
+    """What was put into a file of vfiomgr by hand, and is not in the next one."""
+    for oddity in before.oddities:
+        yield f"{before.file}: {oddity.what}: it was put there by hand, and goes"
+    if before.annotations and before.annotations != after.annotations:
+        yield f"{before.file}: its annotations were put there by hand, and go"
+    if replace(before.edits, device_nodes=()) != replace(after.edits, device_nodes=()):
+        yield f"{before.file}: containerEdits was changed by hand, and is written anew"
+    written = {device.name: device for device in after.devices}
+    for device in before.devices:
+        by_hand = device.annotations or replace(device.edits, device_nodes=()) != CdiEdits()
+        if by_hand and written.get(device.name, device) != device:
+            yield f"{before.file}: {device.name} was changed by hand, and is written anew"
+
+
+def _indexed(
+    host: HostSnapshot,
+    kept: Iterable[CdiDevice],
+    published: Iterable[CdiDevice],
+    wished: Iterable[CdiDevice],
+) -> Iterator[CdiDevice]:
+    """Devices under numbers: those that they have been published under, else such as are free."""
+    numbers = {
+        target.group: device.name
+        for device in published
+        if device.name.isdecimal()
+        for target in _targets(host, device)
+    }
+    wished = list(wished)
+    known = [next((numbers.get(t.group) for t in _targets(host, d)), None) for d in wished]
+    taken = {device.name for device in kept} | {name for name in known if name is not None}
+    for device, name in zip(wished, known, strict=True):
+        free = (number for number in (device.name, *map(str, range(len(taken) + 1))))
+        chosen = name or next(number for number in free if number not in taken)
+        taken.add(chosen)
+        yield replace(device, name=chosen)
+
+
 def _joined(
-    host: HostSnapshot, before: CdiSpecification, wished: CdiSpecification
+    host: HostSnapshot, before: CdiSpecification, wished: CdiSpecification, *, by_index: bool
 ) -> CdiSpecification:
     """What a file has and is still there, and what is to be in it besides."""
-    names = {device.name for device in wished.devices}
     groups = {t.group for device in wished.devices for t in _targets(host, device)}
     kept = [
         device
         for device in before.devices
-        if device.name not in names
-        and not is_stale(host, device)
+        if not is_stale(host, device)
         and not groups.intersection(t.group for t in _targets(host, device))
     ]
+    added = list(wished.devices)
+    if by_index:
+        published = [device for device in before.devices if not is_stale(host, device)]
+        added = list(_indexed(host, kept, published, added))
+    names = {device.name for device in added}
+    kept = [device for device in kept if device.name not in names]
     nodes = dict.fromkeys((*before.edits.device_nodes, *wished.edits.device_nodes))
-    both = sorted((*kept, *wished.devices), key=lambda device: _place(host, device))
-    return _of_devices(replace(wished, edits=CdiEdits(device_nodes=tuple(nodes))), tuple(both))
+    both = sorted((*kept, *added), key=lambda device: _place(host, device))
+    made = replace(
+        wished,
+        edits=replace(before.edits, device_nodes=tuple(nodes)),
+        annotations=before.annotations,
+    )
+    return _of_devices(made, tuple(both))
 
 
 def _place(host: HostSnapshot, device: CdiDevice) -> tuple[bool, list[PciAddress], str]:
@@ -145,6 +220,22 @@ def _objections(
                     yield Objection(reason, f"{remedy}, or pass --node {target.kind}")
 
 
+def _twice_notes(host: HostSnapshot, written: CdiSpecification, path: HostPath) -> Iterator[str]:
+    """Which groups another file offers in the same form: two kinds may be meant, and may not."""
+    names = {t.group: written.qualified(d) for d in written.devices for t in _targets(host, d)}
+    for file in host.cdi_files:
+        if file.path == path:
+            continue
+        other = read_quickly(file)
+        for device in other.devices:
+            found = {t.group for t in _targets(host, device) if t.group in names}
+            for group in sorted(group for group in found if group is not None):
+                yield (
+                    f"{names[group]} is IOMMU group {group}, which is {other.qualified(device)} in "
+                    f"{file.path} too: it can be given away twice, and the second start fails"
+                )
+
+
 def _version_notes(specification: CdiSpecification) -> Iterator[str]:
     version = version_of(specification.version)
     older = [c.title for c in CONSUMERS if version is not None and c.library < version]
@@ -162,10 +253,20 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
     """
     steps: list[ReplaceFile] = []
     gone: list[str] = []
+    lost: list[str] = []
+    unread: list[str] = []
     for file in host.cdi_files:
         if not file.is_own:
             continue
         specification = read_quickly(file)
+        if not is_readable(specification):
+            if intent.of_kind is not None and not _is_file_of(file, intent.of_kind):
+                continue
+            if intent.every and file.text is not None:
+                steps.append(ReplaceFile(file.path, file.text, None))
+            else:
+                unread.append(unread_note(file, specification))
+            continue
         if intent.of_kind not in (None, specification.kind):
             continue
         going = [d for d in specification.devices if _goes(host, specification, d, intent)]
@@ -173,8 +274,9 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
         if intent.every or (going and not left):
             steps.append(ReplaceFile(file.path, file.text, None))
         elif going:
-            text = render_specification(_of_devices(specification, left))
-            steps.append(ReplaceFile(file.path, file.text, text))
+            rest = _of_devices(specification, left)
+            lost += _lost_notes(specification, rest)
+            steps.append(ReplaceFile(file.path, file.text, render_specification(rest)))
         gone += [specification.qualified(device) for device in going]
     lacking = [n for n in intent.names if not any(_is_called(g, n) for g in gone)]
     refuse_if_any(_of_others(host, lacking, intent), frozenset())
@@ -182,9 +284,21 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
         summary=f"take {', '.join(gone) or 'nothing'} out of CDI specifications",
         steps=tuple(steps),
         locks=(LOCK,) if steps else (),
-        notes=tuple(f"{name} goes" for name in gone),
+        notes=(*(f"{name}{GOES}" for name in gone), *lost, *unread),
         already=_already(intent, lacking, steps),
     )
+
+
+def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
+    """That nobody knows what a file of vfiomgr offers."""
+    why = "; ".join(oddity.what for oddity in specification.oddities[:1])
+    remedy = f"rm {file.path}" if file.text is None else "vfiomgr cdi remove --all removes it"
+    return f"{file.path} is no specification any more ({why}), and is left as it is: {remedy}"
+
+
+def _is_file_of(file: CdiFile, kind: str) -> bool:
+    """Whether vfiomgr keeps a kind in a file, going by its name."""
+    return file.path.rpartition("/")[2] == own_file(STATIC, kind).name
 
 
 def _already(

@@ -104,7 +104,8 @@ def _behind(
         found = tuple(d for d in host.group_members(group) if not d.is_bridge)
         vgpus = [v for v in host.vgpus if v.uuid is not None and v.iommu_group == group]
         problems = list(_of_group(situation, node))
-    problems = [ChainBreak(why_not(v), instead_of(v), issue=ISSUE) for v in vgpus] or problems
+    mediated = [ChainBreak(why_not(v), instead_of(host, v), issue=ISSUE) for v in vgpus]
+    problems = mediated or problems
     if not found and not problems:
         remedy = (
             "vfiomgr groups shows those there are; vfiomgr cdi generate --write names them anew"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
-from vfiomgr.model.kata import NEWEST, OLDEST
+from vfiomgr.model.kata import MAX_PORTS, NEWEST, OLDEST
 from vfiomgr.model.kata_plan import KataPlan, KataSetup, KeyEntry
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import DEFAULT_WINDOW
@@ -174,9 +174,21 @@ class _Planner:
         if self.wish.hypervisor != "qemu":
             return
         addresses = ", ".join(str(function.address) for function in self.wish.functions)
-        count = max(len(self.wish.functions), 1)
-        self._write("hypervisor", "pcie_root_port", count, addresses)
+        comment = addresses or "for no device yet"
+        self._write("hypervisor", "pcie_root_port", self._root_ports(), comment)
         self._take_switch_ports_out()
+
+    def _root_ports(self) -> int:
+        """One for each function; those that are configured stay, up to what Kata takes."""
+        needed = max(len(self.wish.functions), 1)
+        configured = 0 if self.base is None else self.base.root_ports
+        if self.base is None or not needed < configured <= MAX_PORTS:
+            return needed
+        self.notes.append(
+            f"pcie_root_port stays {configured}, as {self.base.path} has it: what is given needs "
+            f"{needed}"
+        )
+        return configured
 
     def _take_switch_ports_out(self) -> None:
         """runtime-rs refuses them beside root ports."""

@@ -191,4 +191,19 @@ BAD = (
     Case("yml", spec(), file="x.yml", unread=ALL),
 )  # fmt: skip
 
-CASES = GOOD + BAD
+_TWO = """\
+cdiVersion: 0.5.0
+kind: example.com/gpu
+devices:
+- {name: 010, containerEdits: &edits {env: [A=1]}}
+- name: 8
+  containerEdits: %s
+"""
+DIFFERENT = (
+    Case("one-name-to-go", _TWO % "{env: [A=1]}", GO, frozenset({"device-twice"}), 5, "x.yaml"),
+    Case("octal-mode", _TWO.replace("8", "9") % "{deviceNodes: [{path: /dev/a, fileMode: 0660}]}",
+         RUST, frozenset({"type-wrong"}), 6, "x.yaml"),
+    Case("merge", _TWO.replace("8", "9") % "{<<: *edits}", RUST, frozenset({"key-merged"}), 6,
+         "x.yaml"),
+)  # fmt: skip
+CASES = (*GOOD, *BAD, *DIFFERENT)

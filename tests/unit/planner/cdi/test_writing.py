@@ -9,7 +9,7 @@ import pytest
 from tests.unit.devices import host_of
 from tests.unit.planner.cdi.cases import spec
 from tests.unit.planner.cdi.test_offer import AUDIO, GPU, ON_HOST, at, with_nodes
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.model.cdi import STATIC as ETC
 from vfiomgr.model.cdi import CdiFile, OfferWish, own_file
 from vfiomgr.model.host_step import ReplaceFile
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
 
 PGPU = OfferWish("nvidia.com/pgpu")
-OWN = "/etc/cdi/vfiomgr-nvidia.com-pgpu.json"
+OWN = "/etc/cdi/vfiomgr-nvidia.com_pgpu.json"
 OTHER = at(GPU, 5)
 
 
@@ -155,6 +155,97 @@ def test_one_device_is_never_published_as_group_and_as_cdev() -> None:
 def test_consumers_that_do_not_read_a_dotted_class_are_told() -> None:
     made = plan(HOST, WriteCdi(OfferWish("nvidia.com/gpu.vfio")))
     assert "containerd 1.7 and Podman 4.3 do not read it" in made.notes[0]
+
+
+# ---- what is in the place of the file
+
+
+def test_no_two_kinds_have_one_file() -> None:
+    kinds = ("nvidia.com/a-bb", "nvidia.com-a/bb", "nvidia.com_a/bb", "nvidia.com/a_bb")
+    assert len({own_file(ETC, kind) for kind in kinds}) == len(kinds)
+
+
+def test_a_file_of_another_kind_is_not_replaced() -> None:
+    host = replace(HOST, cdi_files=(CdiFile(OWN, spec(kind="example.com/gpu")),))
+    with pytest.raises(Refusal, match=r"holds example\.com/gpu, and not nvidia\.com/pgpu"):
+        plan(host, WriteCdi(PGPU))
+
+
+def test_kinds_that_are_too_long_are_refused_before_anything_is_done() -> None:
+    with pytest.raises(UsageError, match="the class of the CDI kind has 300 characters"):
+        plan(HOST, WriteCdi(OfferWish(f"nvidia.com/{'a' * 300}")))
+    with pytest.raises(Refusal, match="would have a name of") as caught:
+        plan(HOST, WriteCdi(OfferWish(f"{'a' * 240}/gpu")))
+    assert "--output" in caught.value.hint
+
+
+def test_a_file_that_is_none_any_more_is_told_and_never_replaced() -> None:
+    host = replace(HOST, cdi_files=(CdiFile(OWN, "{broken"),))
+    with pytest.raises(Refusal, match="is no specification any more") as caught:
+        plan(host, WriteCdi(replace(PGPU, addresses=(GPU.address,))))
+    assert f"vfiomgr cdi remove --all --kind {PGPU.kind}" in caught.value.hint
+    stale = plan(host, RemoveCdi(stale=True))
+    assert stale.is_empty
+    assert f"{OWN} is no specification any more" in stale.notes[0]
+    removed = plan(host, RemoveCdi(every=True, of_kind=PGPU.kind))
+    assert of(removed) == [f"remove {OWN}"]
+    assert plan(host, RemoveCdi(every=True, of_kind="example.com/gpu")).is_empty
+    binary = replace(HOST, cdi_files=(CdiFile(OWN, None, "no UTF-8 text in line 1"),))
+    assert f"rm {OWN}" in plan(binary, RemoveCdi(every=True)).notes[0]
+
+
+def test_what_was_put_into_a_file_by_hand_is_told_before_it_goes() -> None:
+    host = written(HOST, PGPU)
+    document = json.loads(host.cdi_files[0].text or "")
+    document["comment"] = "ours"
+    document["containerEdits"]["env"] = ["A=1"]
+    document["devices"][0]["containerEdits"]["env"] = ["B=1"]
+    host = replace(host, cdi_files=(CdiFile(OWN, json.dumps(document)),))
+    told = plan(host, WriteCdi(PGPU)).notes
+    assert any("comment is no key of CDI: it was put there by hand, and goes" in n for n in told)
+    assert any("containerEdits was changed by hand" in note for note in told)
+    assert any("0000:04:00.0 was changed by hand" in note for note in told)
+    wish = RemoveCdi(("0000:05:00.0",))
+    assert any("comment is no key" in note for note in plan(host, wish).notes)
+    (file,) = done(host, wish).cdi_files
+    assert json.loads(file.text or "")["containerEdits"]["env"] == ["A=1"]
+    (file,) = done(host, WriteCdi(replace(PGPU, addresses=(OTHER.address,)))).cdi_files
+    assert json.loads(file.text or "")["containerEdits"]["env"] == ["A=1"]
+    assert plan(written(HOST, PGPU), RemoveCdi(("0000:05:00.0",))).notes == (
+        "nvidia.com/pgpu=0000:05:00.0 goes",
+    )
+
+
+def test_numbers_that_are_published_stay_and_others_take_free_ones() -> None:
+    first = at(GPU, 1)
+    wish = replace(PGPU, name_by="index")
+    host = moved(written(HOST, wish), with_nodes(host_of(first, GPU, AUDIO, OTHER)))
+    host = written(host, replace(wish, addresses=(first.address, OTHER.address)))
+    (file,) = host.cdi_files
+    groups = {
+        device["name"]: device["containerEdits"]["deviceNodes"][0]["path"]
+        for device in json.loads(file.text or "")["devices"]
+    }
+    assert groups == {"0": "/dev/vfio/4", "1": "/dev/vfio/5", "2": "/dev/vfio/1"}
+
+
+def test_one_group_under_two_kinds_is_told() -> None:
+    made = plan(written(HOST, PGPU), WriteCdi(OfferWish("example.com/gpu")))
+    assert f"which is nvidia.com/pgpu=0000:04:00.0 in {OWN} too" in made.notes[0]
+    assert len(made.notes) == 2
+    again = plan(written(HOST, PGPU, OfferWish("example.com/gpu")), WriteCdi(PGPU))
+    assert again.is_empty
+    assert len(again.notes) == 2
+
+
+def test_whoever_is_to_read_it_must_be_able_to() -> None:
+    wish = OfferWish("nvidia.com/gpu.vfio", consumer="containerd-1.7")
+    with pytest.raises(Refusal, match=r"containerd-1\.7 cannot read it: .*0\.6") as caught:
+        plan(HOST, WriteCdi(wish))
+    assert caught.value.hint
+    assert plan(HOST, WriteCdi(replace(wish, consumer="kata"))).steps
+    with pytest.raises(Refusal, match=r"podman-4\.3 cannot"):
+        plan(HOST, WriteCdi(replace(wish, consumer="podman")))
 
 
 # ---- taking out

@@ -312,3 +312,19 @@ def test_no_key_is_ever_written_that_the_release_does_not_know(
     whole = render_whole(base or "", MAIN, [], done)
     assert render_whole(whole, MAIN, [], done) == whole, "a second run changes nothing"
     assert read_settings(MAIN, whole).root_ports == (done.value("pcie_root_port") or 0)
+
+
+def test_more_root_ports_that_are_configured_stay() -> None:
+    def ports(configured: int, **more: Any) -> tuple[object, bool]:
+        done = plan(base=f"[hypervisor.qemu]\npcie_root_port = {configured}\n", **more)
+        told = any(f"pcie_root_port stays {configured}" in note for note in done.notes)
+        return done.value("pcie_root_port"), told
+
+    assert ports(8) == (8, True)
+    assert ports(1) == (1, False)
+    assert ports(0) == (1, False)
+    assert ports(17) == (1, False), "Kata refuses more than 16"
+
+
+def test_ports_for_no_device_say_so() -> None:
+    assert "pcie_root_port = 1 # for no device yet" in render_drop_in(plan(functions=()))
