@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,9 +32,10 @@ from tests.unit.runtimes import (
 )
 from vfiomgr import api
 from vfiomgr.adapters.runtimes.values import without_zeros
-from vfiomgr.errors import InvalidDocument, Refusal, RolledBack
+from vfiomgr.errors import HostError, InvalidDocument, Refusal, RolledBack
 from vfiomgr.executor import runtime_check
 from vfiomgr.executor.journal import cut_off_runs
+from vfiomgr.executor.lock import hold
 from vfiomgr.model.intent import ChangeFiles
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import RECORD, Wish
@@ -794,22 +793,20 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
     assert text(kernel, DROP_IN) is None
 
 
-def test_entries_that_are_given_at_the_same_time_all_come(tmp_path: Path) -> None:
-    kernel, containerd = host(tmp_path, "2.1.9", V3)
-    names = [f"k{number}" for number in range(4)]
+def test_while_files_are_looked_at_no_other_run_begins(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
 
-    def give(name: str) -> None:
-        def make() -> Prepared:
-            ready = prepare(kernel, kata(name=name))
-            time.sleep(0.05)
-            return ready
+    def make() -> Prepared:
+        ready = prepare(kernel)
+        with (
+            pytest.raises(HostError, match="is being changed"),
+            hold(kernel, ("runtimes-read",), lambda _: None, wait=False),
+        ):
+            pass
+        return ready
 
-        api.change_runtime(make, tree=kernel)
-
-    with ThreadPoolExecutor(len(names)) as threads:
-        list(threads.map(give, names))
-    given = dump(kernel, containerd)["plugins"][RUNTIME]["containerd"]["runtimes"]
-    assert set(given) == {"runc", *names}
+    _, outcome = api.change_runtime(make, tree=kernel)
+    assert outcome.is_changed
 
 
 def test_what_is_handed_on_twice_does_not_become_part_of_a_template(tmp_path: Path) -> None:
