@@ -57,6 +57,7 @@ __all__ = [
     "apply",
     "apply_each",
     "apply_prepared",
+    "change_runtime",
     "check",
     "has_unit",
     "layout_intent",
@@ -382,3 +383,17 @@ def apply_prepared(prepared: Prepared, *, tree: HostTree, **options: Unpack[Opti
     from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
 
     return runtimes.apply_prepared(prepared, Work(tree, **options))
+
+
+def change_runtime(
+    make: Callable[[], Prepared], *, tree: HostTree, **options: Unpack[Options]
+) -> tuple[Prepared, Outcome]:
+    """Make a change of a container runtime ready and carry it out; no other vfiomgr comes between.
+
+    Raises:
+        VfiomgrError: as `make`, and `apply_prepared`.
+
+    """
+    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.change(make, Work(tree, **options))

@@ -86,7 +86,7 @@ def install(
         enable_cdi=True,
     )
     undo = _uninstalling(handler) + at_place(session, program, runtime_config)
-    carry_out(session, api.prepare_entry(session.files, place, wish, undo), undo)
+    carry_out(session, lambda: api.prepare_entry(session.files, place, wish, undo), undo)
 
 
 @click.command("uninstall")
@@ -115,7 +115,7 @@ def uninstall(
     _require_handler(handler)
     place = place_of(session, program, runtime_config, containerd_version)
     command = _uninstalling(handler) + at_place(session, program, runtime_config)
-    carry_out(session, api.prepare_removal(session.files, place, handler, command))
+    carry_out(session, lambda: api.prepare_removal(session.files, place, handler, command))
     _tell_of_configuration(session, handler)
 
 

@@ -80,7 +80,7 @@ def configure(
         raise Refusal(message, "install it first, or name where it is with --path")
     wish = Wish(place.program, name, path, set_default=set_default, enable_cdi=enable_cdi)
     undo = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
-    carry_out(session, api.prepare_entry(session.files, place, wish, undo), undo)
+    carry_out(session, lambda: api.prepare_entry(session.files, place, wish, undo), undo)
 
 
 @runtime.command("unconfigure")
@@ -105,7 +105,7 @@ def unconfigure(
     _require_name(name)
     place = place_of(session, program, runtime_config, containerd_version)
     command = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
-    carry_out(session, api.prepare_removal(session.files, place, name, command))
+    carry_out(session, lambda: api.prepare_removal(session.files, place, name, command))
 
 
 def _require_name(name: str) -> None:

@@ -98,12 +98,12 @@ def _only(session: Session) -> ProgramName:
     raise UsageError(message, "install one; or say which is to come, e.g. --for containerd")
 
 
-def carry_out(session: Session, prepared: Prepared, undo: str = "") -> None:
+def carry_out(session: Session, make: Callable[[], Prepared], undo: str = "") -> None:
     """Print what would be done with --dry-run; do it otherwise, and say what comes next."""
     if session.dry_run:
-        _print_plan(session, prepared)
+        _print_plan(session, make())
         return
-    outcome = api.apply_prepared(prepared, tree=session.files, **options_of(session))
+    prepared, outcome = api.change_runtime(make, tree=session.files, **options_of(session))
     facts: dict[str, object] = {"not_checked": prepared.unchecked}
     if outcome.is_changed:
         facts["backups"] = prepared.backups

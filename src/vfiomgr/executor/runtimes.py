@@ -6,11 +6,22 @@ The record comes before the files: whatever cuts a run off, what is there is kno
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.runtimes import containerd, crio, docker, presence, removal, template, text
+from vfiomgr.adapters.runtimes import (
+    containerd,
+    crio,
+    docker,
+    presence,
+    removal,
+    template,
+    text,
+    values,
+)
 from vfiomgr.adapters.runtimes.edit import Decision
 from vfiomgr.errors import (
     HostError,
@@ -20,7 +31,8 @@ from vfiomgr.errors import (
     RolledBack,
     VfiomgrError,
 )
-from vfiomgr.executor.change import Work, carry_out
+from vfiomgr.executor.change import Work, carry_out, prepared
+from vfiomgr.executor.lock import hold
 from vfiomgr.executor.runtime_check import checked, dump
 from vfiomgr.executor.runtime_place import Place, beside, read_facts
 from vfiomgr.host import runtimes
@@ -32,10 +44,11 @@ from vfiomgr.model.runtime import (
     OwnedFile,
     parse_record,
     render_record,
+    shown,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from vfiomgr.executor.run import Outcome
     from vfiomgr.host.runtime_dump import Texts
@@ -43,6 +56,13 @@ if TYPE_CHECKING:
     from vfiomgr.model.runtime import Key, Wish
 
 _LOCK = "runtimes"
+_DEFAULTS: tuple[Key, ...] = (
+    *(("plugins", cri, "containerd", "default_runtime_name") for cri in containerd.CRI_NAMES),
+    ("crio", "runtime", "default_runtime"),
+    ("default-runtime",),
+)
+_READING = "runtimes-read"
+"""Held from the first look at files until they are written, around the locks of the plan."""
 _COPY = ".vfiomgr-"
 """Between the name of a file and when it was copied."""
 _DECISIONS = {
@@ -77,11 +97,15 @@ def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
         InvalidDocument: the record is damaged.
 
     """
-    text_of_record = tree.read_text(RECORD)
-    if text_of_record is None and tree.exists(RECORD):
+    return parse_record(_text_of_record(tree))
+
+
+def _text_of_record(tree: HostTree) -> str | None:
+    told = tree.read_text(RECORD)
+    if told is None and tree.exists(RECORD):
         message = f"reading {RECORD}"
         raise NeedsRoot(message)
-    return parse_record(text_of_record)
+    return told
 
 
 def _entry(record: Iterable[InstalledRuntime], place: Place, name: str) -> InstalledRuntime | None:
@@ -106,57 +130,62 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
         Refusal: the runtime would not have it, or would lose something else by it.
 
     """
-    record = read_record(tree)
+    told = _text_of_record(tree)
+    record = parse_record(told)
     mine = _entry(record, place, wish.name)
     rest = tuple(one for one in record if one is not mine)
-    cleaned, others = _without(tree, place, mine, rest, command)
+    seen: Texts = {RECORD: told, **(_texts(tree, mine) if mine is not None else {})}
+    cleaned, others = _without(mine, rest, seen, beside(tree, place), command)
     now = read_facts(tree, place, cleaned, was_ours=mine is not None)
     before = dump(tree, place, now, cleaned)
     facts = now if before is None else replace(now, effective=before.data)
     decision = _DECISIONS[wish.program](facts, wish)
     made = tuple(edit.made() for edit in decision.edits)
+    seen = {**{file.path: file.before for file in made}, **seen}
     texts: Texts = {**cleaned, **{file.path: file.after for file in made}}
     unchecked, foreseen = checked(tree, place, facts, texts, decision=decision, before=before)
-    if mine is not None and _is_so(tree, mine, made, texts):
+    if mine is not None and _is_so(mine, made, seen, texts):
         return Prepared(
             place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
         )
     kept = _with_backups(tree, made, record)
     entry = InstalledRuntime(wish.program, place.main, wish.name, kept)
+    backups = tuple(_backups(tree, kept, record, seen))
     changes = (
-        *_backups(tree, kept, record),
-        *_changes(tree, {}, cleaned),
-        *_changes(tree, {}, {RECORD: render_record((*others, entry))}),
-        *_changes(tree, cleaned, {file.path: file.after for file in made}),
+        *backups,
+        *_changes(tree, seen, cleaned),
+        *_changes(tree, seen, {RECORD: render_record((*others, entry))}),
+        *_changes(tree, {**seen, **cleaned}, {file.path: file.after for file in made}),
     )
     summary = f"give {place} {wish.subject}"
     return Prepared(
         place,
         ChangeFiles(summary, changes, _locks(place, wish.name), decision.notes),
         unchecked,
-        tuple(change.path for change in _backups(tree, kept, record)),
+        tuple(change.path for change in backups),
         foreseen,
     )
 
 
 def _without(
-    tree: HostTree,
-    place: Place,
     mine: InstalledRuntime | None,
     rest: tuple[InstalledRuntime, ...],
+    seen: Texts,
+    others: tuple[HostPath, ...],
     command: str,
 ) -> tuple[Texts, tuple[InstalledRuntime, ...]]:
     """The texts of an entry's files as they were without it."""
     if mine is None:
         return {}, rest
-    taken = removal.remove(mine, rest, _texts(tree, mine), beside(tree, place), command)
+    now = {file.path: seen[file.path] for file in mine.files}
+    taken = removal.remove(mine, rest, now, others, command)
     return taken.texts, taken.others
 
 
-def _is_so(tree: HostTree, mine: InstalledRuntime, made: Iterable[OwnedFile], texts: Texts) -> bool:
+def _is_so(mine: InstalledRuntime, made: Iterable[OwnedFile], seen: Texts, texts: Texts) -> bool:
     """Whether all files say already what they are to say, however it is written."""
     paths = {file.path for file in (*mine.files, *made)}
-    return all(_means(path, _text(tree, path), texts[path]) for path in paths)
+    return all(_means(path, seen[path], texts[path]) for path in paths)
 
 
 def _means(path: str, one: str | None, other: str | None) -> bool:
@@ -178,21 +207,25 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
         Refusal: what was written was changed since, or what is known of it is gone.
 
     """
-    record = read_record(tree)
+    told = _text_of_record(tree)
+    record = parse_record(told)
     mine = _entry(record, place, name)
     if mine is None:
         _refuse_unknown(tree, place, name)
         why = f"{place} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
         return Prepared(place, _nothing(place, name, why), ())
     rest = tuple(one for one in record if one is not mine)
-    taken = removal.remove(mine, rest, _texts(tree, mine), beside(tree, place), command)
+    seen: Texts = {RECORD: told, **_texts(tree, mine)}
+    now = {file.path: seen[file.path] for file in mine.files}
+    taken = removal.remove(mine, rest, now, beside(tree, place), command)
+    _refuse_default(tree, place, taken.texts, name, command)
     unchecked, foreseen = _checked_removal(tree, place, mine, taken.texts)
     left = render_record(taken.others) if taken.others else None
     ordered = {file.path: taken.texts[file.path] for file in reversed(mine.files)}
     changes = (
-        *_changes(tree, {}, ordered),
+        *_changes(tree, seen, ordered),
         *_changes(tree, {}, _redundant(tree, mine, ordered)),
-        *_changes(tree, {}, {RECORD: left}),
+        *_changes(tree, seen, {RECORD: left}),
     )
     summary = f"take the entry {name} from {place}"
     notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
@@ -250,6 +283,24 @@ def _staying(
         )
 
 
+def _refuse_default(tree: HostTree, place: Place, texts: Texts, name: str, command: str) -> None:
+    """Make sure that no file names an entry that goes as the default one.
+
+    Raises:
+        Refusal: one does, and what names no runtime would not start.
+
+    """
+    if place.program in ("k3s", "rke2"):
+        return
+    facts = read_facts(tree, place, texts, was_ours=True)
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        for key in _DEFAULTS:
+            if values.found(data, key) == name:
+                message = f"{shown(key)} in {file.path} names {name}, which would be gone"
+                raise Refusal(message, f"name another one there; then run {command} again")
+
+
 def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
     """Backups that hold just what is there again."""
     backups = {file.backup: file.path for file in mine.files if file.backup is not None}
@@ -260,7 +311,12 @@ def _checked_removal(
     tree: HostTree, place: Place, mine: InstalledRuntime, texts: Texts
 ) -> tuple[tuple[str, ...], dict[str, Any] | None]:
     """As for an entry; but that a runtime reads nothing at all now keeps no entry in its files."""
-    keys = tuple(key.path for file in mine.files for key in file.keys)
+    keys = tuple(
+        key.path
+        for file in mine.files
+        for key in file.keys
+        if not (key.is_shared and isinstance(json.loads(key.value), dict))  # runc stays
+    )
     ours: list[Key] = [("imports",), ("version",)]
     ours += [("plugins", cri, *key[2:]) for key in keys for cri in containerd.CRI_NAMES]
     decision = Decision((), ours=(*ours, *keys))
@@ -273,6 +329,20 @@ def _checked_removal(
 
 
 # ---- carrying it out
+
+
+def change(make: Callable[[], Prepared], work: Work) -> tuple[Prepared, Outcome]:
+    """Make a change ready and carry it out, while no other vfiomgr does so.
+
+    Raises:
+        VfiomgrError: as what makes it ready, and `apply_prepared`.
+
+    """
+    with ExitStack() as stack:
+        with prepared(work, only_files=True):
+            stack.enter_context(hold(work.tree, (_READING,), work.on_note))
+        ready = make()
+        return ready, apply_prepared(ready, work)
 
 
 def apply_prepared(prepared: Prepared, work: Work) -> Outcome:
@@ -329,7 +399,10 @@ def _texts(tree: HostTree, entry: InstalledRuntime) -> Texts:
 def _changes(
     tree: HostTree, before: Mapping[str, str | None], after: Mapping[str, str | None]
 ) -> Iterator[FileChange]:
-    """From the texts that files have by then, to others."""
+    """From the texts that files have by then, to others.
+
+    Those are the texts that the others were made from: what came since is not to be lost.
+    """
     for path, new in after.items():
         old = before[path] if path in before else _text(tree, path)
         if old != new:
@@ -367,15 +440,13 @@ def _stamp() -> str:
 
 
 def _backups(
-    tree: HostTree, kept: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
-) -> tuple[FileChange, ...]:
+    tree: HostTree, kept: Iterable[OwnedFile], record: Iterable[InstalledRuntime], seen: Texts
+) -> Iterator[FileChange]:
     """Those that are to be made."""
     known = {file.backup for entry in record for file in entry.files}
-    return tuple(
-        FileChange(file.backup, None, _text(tree, file.path), _mode(tree, file.path))
-        for file in kept
-        if file.backup is not None and file.backup not in known
-    )
+    for file in kept:
+        if file.backup is not None and file.backup not in known:
+            yield FileChange(file.backup, None, seen[file.path], _mode(tree, file.path))
 
 
 def _nothing(place: Place, name: str, why: str) -> ChangeFiles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -32,8 +32,10 @@ from tests.unit.runtimes import (
 )
 from vfiomgr import api
 from vfiomgr.adapters.runtimes.values import without_zeros
-from vfiomgr.errors import InvalidDocument, Refusal, RolledBack
+from vfiomgr.errors import HostError, InvalidDocument, Refusal, RolledBack
+from vfiomgr.executor import runtime_check
 from vfiomgr.executor.journal import cut_off_runs
+from vfiomgr.executor.lock import hold
 from vfiomgr.model.intent import ChangeFiles
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import RECORD, Wish
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.executor.faults import Courses
+    from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.intent import Intent
 
 ONE = ["1.6.20", "1.7.28"]
@@ -618,6 +621,33 @@ def test_runc_as_somebody_changed_it_since_stays(tmp_path: Path) -> None:
     assert runc["options"]["SystemdCgroup"] is True
 
 
+@pytest.mark.parametrize("version", ONE)
+def test_runc_stays_where_others_came_to_need_it(tmp_path: Path, version: str) -> None:
+    kernel, containerd = host(tmp_path, version, "version = 2\n")
+    install(kernel)
+    other = f'[plugins."{CRI}".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
+    put(kernel, MAIN, f"{text(kernel, MAIN)}\n{other}")
+    taken = uninstall(kernel)
+    assert any("runc" in note and "nvidia" in note for note in taken.intent.notes)
+    assert set(dump(kernel, containerd)["plugins"][CRI]["containerd"]["runtimes"]) == {
+        "runc",
+        "nvidia",
+    }
+
+
+@pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])
+def test_an_entry_that_a_default_names_is_not_taken_back(tmp_path: Path, version: str) -> None:
+    kernel, _ = host(tmp_path, version, V2)
+    install(kernel)
+    line = 'snapshotter = "nydus"'
+    there = (text(kernel, MAIN) or "").replace(
+        line, f'{line}\n      default_runtime_name = "kata-vfio"'
+    )
+    put(kernel, MAIN, there)
+    with pytest.raises(Refusal, match=r"default_runtime_name in .* names kata-vfio"):
+        prepare_removal(kernel)
+
+
 def test_the_record_is_roots_alone_and_one_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "2.1.9", V3)
     install(kernel)
@@ -741,6 +771,53 @@ def test_a_file_that_others_changed_meanwhile_is_left_alone(tmp_path: Path) -> N
     with pytest.raises(Refusal, match="changed meanwhile"):
         api.apply_prepared(prepared, tree=kernel)
     assert text(kernel, MAIN) == f"{V2}# somebody\n"
+
+
+@pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])
+def test_what_was_written_while_containerd_was_asked_is_not_lost(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, _ = host(tmp_path, version, V2)
+    dumped = runtime_check.dump
+
+    def meanwhile(*arguments: Any) -> Any:
+        told = dumped(*arguments)
+        put(kernel, MAIN, f"{V2}# by somebody else\n")
+        return told
+
+    monkeypatch.setattr("vfiomgr.executor.runtimes.dump", meanwhile)
+    prepared = prepare(kernel)
+    with pytest.raises(Refusal, match=r"config\.toml was changed meanwhile"):
+        api.apply_prepared(prepared, tree=kernel)
+    assert text(kernel, MAIN) == f"{V2}# by somebody else\n"
+    assert text(kernel, DROP_IN) is None
+
+
+def test_while_files_are_looked_at_no_other_run_begins(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+
+    def make() -> Prepared:
+        ready = prepare(kernel)
+        with (
+            pytest.raises(HostError, match="is being changed"),
+            hold(kernel, ("runtimes-read",), lambda _: None, wait=False),
+        ):
+            pass
+        return ready
+
+    _, outcome = api.change_runtime(make, tree=kernel)
+    assert outcome.is_changed
+
+
+def test_what_is_handed_on_twice_does_not_become_part_of_a_template(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    names = [f"k{number}" for number in range(4)]
+    for name in names:
+        install(kernel, kata(name=name))
+    for name in names:
+        uninstall(kernel, name)
+    assert text(kernel, MAIN) == V3
+    assert text(kernel, DROP_IN) is None
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def _rebased(
     def without(told: str | None) -> str | None:
         if told is None:
             return None
-        if taken:
-            return text.without_file(told, file, taken)
+        if file.keys:
+            return text.without_file(told, file, taken) if taken else told
         return template.without_block(told, file, entry.name, "")
 
     def rebased(later: OwnedFile) -> OwnedFile:
@@ -136,6 +136,11 @@ def _sorted_out(
             handed.append(key)
         elif key.is_shared and values.is_edited(data, key):
             left.append(f"{shown(key.path)} in {file.path} was changed since, and stays")
+        elif key.is_shared and (users := _needing(data, file, key)):
+            left.append(
+                f"{shown(key.path)} in {file.path} stays: without it containerd would have none "
+                f"but {', '.join(users)}"
+            )
         elif key.is_item and (users := _brought_in(key, file, beside)):
             left.append(
                 f"{shown(key.path)} in {file.path} keeps {json.loads(key.value)}, which brings in "
@@ -144,6 +149,16 @@ def _sorted_out(
         else:
             taken.append(key)
     return _Keys(tuple(taken), tuple(handed), tuple(left))
+
+
+def _needing(data: values.Data, file: OwnedFile, key: OwnedKey) -> list[str]:
+    """Runtimes of others in the map where runc was put: before 2.0 it hides containerd's own."""
+    if not isinstance(json.loads(key.value), dict):
+        return []
+    ours = {own.path for own in file.keys}
+    around = values.found(data, key.path[:-1])
+    names = around if isinstance(around, dict) else {}
+    return [name for name in names if (*key.path[:-1], name) not in ours]
 
 
 def _brought_in(key: OwnedKey, file: OwnedFile, beside: Iterable[HostPath]) -> list[str]:
