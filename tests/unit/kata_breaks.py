@@ -429,6 +429,42 @@ CASES = [
         is_silent=False,
     ),
     Case(
+        "a main file of containerd that is no TOML",
+        None,
+        lambda node: node.write(CONTAINERD, "# mine\nversion = [\n"),
+        f"/{CONTAINERD}:2: it is no TOML: Invalid value (at end of document): containerd does not",
+        "mend that place, then restart containerd",
+        is_silent=False,
+    ),
+    Case(
+        "an imported file of containerd that is no TOML",
+        None,
+        both(
+            changed(CONTAINERD, "version = 3", 'version = 3\nimports = ["conf.d/*.toml"]'),
+            lambda node: node.write("etc/containerd/conf.d/a.toml", "version = 3\n\nx =\n"),
+        ),
+        "/etc/containerd/conf.d/a.toml:3: it is no TOML",
+        "mend that place, then restart containerd",
+        is_silent=False,
+    ),
+    Case(
+        "a drop-in that only some releases of containerd read, and that is no TOML",
+        None,
+        lambda node: node.write("etc/containerd/conf.d/a.toml", "version = 3\nx =\n"),
+        "(at line 2, column 4): containerd, from 2.3.0 on, does not start with it",
+        "mend that place, then restart containerd",
+        is_silent=False,
+        is_certain=False,
+    ),
+    Case(
+        "a file of CRI-O that is no TOML",
+        None,
+        both(use_crio, lambda node: node.write("etc/crio/crio.conf.d/99-x.conf", "[crio\n")),
+        "/etc/crio/crio.conf.d/99-x.conf:1: it is no TOML",
+        "mend that place, then restart CRI-O",
+        is_silent=False,
+    ),
+    Case(
         "a drop-in of another version",
         None,
         both(

@@ -16,13 +16,14 @@ from vfiomgr.host.kata import read_configuration
 from vfiomgr.host.kata_image import read_guest_file
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.cdi_document import read_file
+from vfiomgr.model.handler import UnreadFile
 from vfiomgr.model.kata import handler_configuration, search_path
 from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts, is_vfio_node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.cli.session import Session
     from vfiomgr.model.cdi import CdiEdits, CdiSpecification
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.kata_settings import KataSettings
     from vfiomgr.model.runtime import ProgramName
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.version import Version
 
 _GUEST_FILES = ("kernel", "image", "initrd")
 _DEV = HostPath("/dev")
@@ -54,28 +54,46 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
     beside = tuple(around.texts_below(tree, around.CONTAINERD_DROP_INS, "*.toml"))
     for program in _CONTAINERDS:
         main = runtimes.main_file(program)
-        text = tree.read_text(main)
-        if text is not None:
-            version = runtimes.read_version(tree, program)
-            imported, problem = _imported(tree, main, text, version)
-            known = {path for path, _ in imported}
-            unsure = [(path, text) for path, text in beside if path not in known]
-            facts = handlers.read_containerd([(main, text), *imported], unsure)
-            return replace(facts, version=version, unreadable=(*facts.unreadable, *problem))
+        if tree.exists(main):
+            return _containerd(tree, program, main, beside)
     version = runtimes.read_version(tree, "containerd")
     return replace(handlers.read_containerd([], beside), version=version)
 
 
-def _imported(
-    tree: HostTree, main: HostPath, text: str, version: Version | None
-) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """What the main file brings in, or why that cannot be read."""
-    patterns = handlers.imports_of(text) or ()
-    try:
-        files = runtimes.read_imported(tree, main, patterns, version)
-    except InvalidDocument as error:
-        return [], (error.message,)
-    return [(file.path, file.text) for file in files if file.text is not None], ()
+def _containerd(
+    tree: HostTree, program: ProgramName, main: HostPath, beside: Iterable[tuple[str, str]]
+) -> HandlerFacts:
+    """What a main file and all that it brings in define."""
+    version = runtimes.read_version(tree, program)
+    read: list[tuple[str, str]] = []
+    unread = list(_read_into(read, tree, (main,)))
+    patterns = [pattern for _, text in read for pattern in handlers.imports_of(text) or ()]
+    paths = runtimes.imported(tree, main, patterns, version)
+    unread += _read_into(read, tree, paths)
+    unsure = [(path, text) for path, text in beside if path not in paths]
+    facts = handlers.read_containerd(read, unsure)
+    return replace(facts, version=version, unreadable=(*facts.unreadable, *unread))
+
+
+def _read_into(
+    read: list[tuple[str, str]], tree: HostTree, paths: Iterable[HostPath]
+) -> Iterator[UnreadFile]:
+    """Files that cannot be read as text; the others come to what was read."""
+    for path in paths:
+        try:
+            text = runtimes.read_config(tree, path).text
+        except InvalidDocument:
+            yield _unread(path, tree.read_text(path))
+        else:
+            read += [] if text is None else [(path, text)]
+
+
+def _unread(path: HostPath, text: str | None) -> UnreadFile:
+    """A file of which there is no text at all, or one with characters that are none."""
+    if text is None:
+        return UnreadFile(path, "it cannot be read here: run as root", is_wrong=False)
+    line = text.partition("\ufffd")[0].count("\n") + 1
+    return UnreadFile(f"{path}:{line}", "it is not UTF-8")
 
 
 def _has_crio_alone(tree: HostTree) -> bool:

@@ -141,10 +141,17 @@ def read_imported(
     tree: HostTree, main: HostPath, patterns: Iterable[str], version: Version | None
 ) -> tuple[ConfigFile, ...]:
     """The files that imports find, in the order in which containerd reads them."""
+    return tuple(read_config(tree, path) for path in imported(tree, main, patterns, version))
+
+
+def imported(
+    tree: HostTree, main: HostPath, patterns: Iterable[str], version: Version | None
+) -> tuple[HostPath, ...]:
+    """The files that imports find, in the order in which containerd reads them."""
     paths = (
         path for pattern in patterns for path in _found(tree, absolute(pattern, main, version))
     )
-    return tuple(read_config(tree, path) for path in dict.fromkeys(paths))
+    return tuple(dict.fromkeys(paths))
 
 
 def _found(tree: HostTree, pattern: str) -> Iterator[HostPath]:

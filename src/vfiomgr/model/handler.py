@@ -52,6 +52,23 @@ class HandlerEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file of a container runtime's configuration that cannot be read."""
+
+    place: str
+    """`FILE:LINE` where a place in it is wrong."""
+    why: str
+    is_wrong: bool = True
+    """Whether the runtime can read it no better; else it is we who may not."""
+    is_unsure: bool = False
+    """Whether only some releases look at it: a drop-in that nothing imports."""
+
+    def __str__(self) -> str:
+        """`/etc/containerd/config.toml:3: …`."""
+        return f"{self.place}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class HandlerFacts:
     """The configuration of a container runtime, as far as handlers are concerned."""
 
@@ -59,8 +76,8 @@ class HandlerFacts:
     files: tuple[str, ...]
     """What was read, in this order."""
     handlers: tuple[HandlerEntry, ...]
-    unreadable: tuple[str, ...] = ()
-    """Files that are no TOML, and why."""
+    unreadable: tuple[UnreadFile, ...] = ()
+    """Files that are no TOML, or that nobody here may read."""
     unsure: tuple[str, ...] = ()
     """Drop-ins that nothing imports: containerd 2.3 reads them all the same."""
     schemas: tuple[tuple[str, int], ...] = ()
@@ -75,8 +92,9 @@ class HandlerFacts:
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a configuration to read."""
-        return bool(self.files or self.unsure)
+        """Whether there was a configuration to read, and all that every release reads of it was."""
+        is_whole = all(file.is_unsure for file in self.unreadable)
+        return bool(self.files or self.unsure) and is_whole
 
     def schema(self, source: str) -> int | None:
         """The version of the configuration's format that a file says it has."""

@@ -48,7 +48,11 @@ def test_what_nothing_imports_counts_only_where_nothing_else_has_the_handler() -
     found = {entry.name: (entry.source, entry.runtime_path) for entry in facts.handlers}
     assert found == {"kata": ("main", "/a"), "new": ("y", "/c")}
     assert facts.unsure == ("x", "y")
-    assert facts.unreadable[0].startswith("z: ")
+    (unread,) = facts.unreadable
+    assert (unread.place, unread.is_wrong, unread.is_unsure) == ("z:1", True, True)
+    assert facts.is_known, "not every release reads it"
+    facts = read_containerd([("main", main), ("z", "a = 1\nversion = [\n")])
+    assert (facts.unreadable[0].place, facts.is_known) == ("z:2", False)
 
 
 def test_a_later_file_of_crio_replaces_the_whole_handler() -> None:

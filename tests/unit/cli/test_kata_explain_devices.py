@@ -339,7 +339,7 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
         ),
         ({"var/lib/rancher/rke2/agent/etc/containerd/config.toml": HANDLER}, "ok"),
         ({CONTAINERD: HANDLER.replace("cri.v1.runtime", "grpc.v1.cri")}, "ok"),
-        ({CONTAINERD: "a = \n"}, "unknown"),
+        ({CONTAINERD: "a = \n"}, "broken"),
         ({CONTAINERD: "version = 3\n"}, "broken"),
         ({"etc/crio/crio.conf": "[crio]\n"}, "broken"),
     ],
@@ -614,3 +614,21 @@ def test_a_function_of_mediated_devices_is_not_to_be_bound(
     (found,) = [found for found in breaks(item) if "mediated devices of it" in found["what"]]
     assert "now it refuses" not in found["remedy"]
     assert f"vfiomgr vgpu create --parent {vf}" in found["remedy"]
+
+
+def test_a_file_of_containerd_that_is_no_text_breaks_and_one_that_nobody_may_read_does_not(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    (node.root / CONTAINERD).write_bytes(b"version = 3\n# \xff\n")
+    answer = explain("--format", "json")
+    (found,) = breaks(document(answer))
+    assert found["what"].startswith(f"/{CONTAINERD}:2: it is not UTF-8: containerd does not start")
+    assert (answer.status, states(document(answer))["handler"]) == (1, "broken")
+    (node.root / CONTAINERD).unlink()
+    (node.root / CONTAINERD).mkdir()
+    item = document(explain("--format", "json"))
+    assert states(item)["handler"] == "unknown"
+    (step,) = [step for step in item["steps"] if step["name"] == "handler"]
+    assert step["what"].endswith("since its configuration cannot be read")

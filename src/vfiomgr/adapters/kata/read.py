@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
+from vfiomgr.adapters.toml_place import line_of
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.kata_settings import KataSettings
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _SECTIONS = ("hypervisor", "agent", "runtime", "factory")
 _NAMED = ("hypervisor", "agent")
 """Sections with a table for each name."""
-_LINE = re.compile(r"\(at line (\d+)")
 
 
 def read_settings(
@@ -51,14 +50,8 @@ def parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        message = f"{source}:{_line_of(error, text)}: it is no TOML: {error}"
+        message = f"{source}:{line_of(error, text)}: it is no TOML: {error}"
         raise InvalidDocument(message, "Kata reads it no better: correct that place") from None
-
-
-def _line_of(error: ValueError, text: str) -> int:
-    """Where it is wrong; the last line that has something, where only the end shows it."""
-    told = _LINE.search(str(error))
-    return int(told[1]) if told else max(len(text.rstrip().splitlines()), 1)
 
 
 def require_tables(document: Mapping[str, Any], source: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.model.handler import HandlerEntry, HandlerFacts
+from vfiomgr.adapters.toml_place import line_of
+from vfiomgr.model.handler import HandlerEntry, HandlerFacts, UnreadFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ _CONTAINERD = (
 )
 """Where version 3, 2 and 1 of its configuration have them."""
 _CRIO = ("crio", "runtime", "runtimes")
+_MARK = "\ufeff"
+"""A byte order mark, which containerd 1.x and CRI-O pass over."""
 
 
 def read_containerd(
@@ -31,7 +34,7 @@ def read_containerd(
     for source, document in read.found:
         for place in _CONTAINERD:
             _take(merged, _table(document, place), source)
-    later = _Documents(unsure)
+    later = _Documents(unsure, is_unsure=True)
     for source, document in later.found:
         extra: dict[str, dict[str, Any]] = {}
         for place in _CONTAINERD:
@@ -82,14 +85,15 @@ def imports_of(text: str) -> tuple[str, ...] | None:
 class _Documents:
     """Texts as TOML; what is none is remembered with its reason."""
 
-    def __init__(self, files: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, files: Iterable[tuple[str, str]], *, is_unsure: bool = False) -> None:
         self.found: list[tuple[str, dict[str, Any]]] = []
         unreadable = []
         for source, text in files:
             try:
-                self.found.append((source, tomllib.loads(text)))
+                self.found.append((source, tomllib.loads(text.removeprefix(_MARK))))
             except tomllib.TOMLDecodeError as error:
-                unreadable.append(f"{source}: {error}")
+                place = f"{source}:{line_of(error, text)}"
+                unreadable.append(UnreadFile(place, f"it is no TOML: {error}", is_unsure=is_unsure))
         self.unreadable = tuple(unreadable)
 
 

@@ -105,14 +105,12 @@ def handler(situation: Situation) -> ChainStep:
     name, facts, entry = situation.handler_name, situation.handlers, situation.entry
     program = _CRI_NAMES[situation.cri]
     breaks = tuple(_of_pod_and_shim(situation))
+    looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
     if name is None:
-        return ChainStep("handler", "unknown", "no handler is named", (), breaks)
-    if facts is None or not facts.is_known:
-        why = "files cannot be looked at" if facts is None else "it has no configuration here"
-        what = f"{name}: what {program} knows of it cannot be told, since {why}"
-        unreadable = facts.unreadable if facts is not None else ()
-        return _judged("unknown", what, unreadable, breaks)
-    looked = (*facts.files, *facts.unreadable)
+        return _judged("unknown", "no handler is named", looked, breaks)
+    if facts is None or (not facts.is_known and entry is None):
+        what = f"{name}: what {program} knows of it cannot be told, since {_why_unknown(facts)}"
+        return _judged("unknown", what, looked, breaks)
     if facts.disabling:
         what = f"{name}: containerd runs no pods, since its CRI plugin is disabled"
         return ChainStep("handler", "broken", what, looked, (_disabled(facts), *breaks))
@@ -122,11 +120,37 @@ def handler(situation: Situation) -> ChainStep:
     runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
-    if entry.source in facts.unsure and (facts.version or _NONE) < _drop_ins_since(facts):
+    since = _drop_ins_since(facts)
+    if facts.is_known and entry.source in facts.unsure and (facts.version or _NONE) < since:
         what += "; no import of the main file names that file, so containerd before "
-        what += f"{_drop_ins_since(facts)} ignores it"
+        what += f"{since} ignores it"
         return _judged("unknown", what, looked, (*_unread(facts, entry), *breaks))
     return _judged("ok", what, looked, breaks)
+
+
+def _why_unknown(facts: HandlerFacts | None) -> str:
+    if facts is None:
+        return "files cannot be looked at"
+    if not facts.unreadable:
+        return "it has no configuration here"
+    return "its configuration cannot be read"
+
+
+def _unreadable(situation: Situation) -> Iterator[ChainBreak]:
+    """Files with which no container runtime starts; a drop-in counts for those that read it."""
+    facts = situation.handlers
+    for file in () if facts is None else facts.unreadable:
+        since = _drop_ins_since(facts)
+        is_passed_over = file.is_unsure and facts.version is not None and facts.version < since
+        if not file.is_wrong or is_passed_over:
+            continue
+        program = _CRI_NAMES[facts.cri]
+        who = f"{program}, from {since} on," if file.is_unsure and not facts.version else program
+        yield ChainBreak(
+            f"{file}: {who} does not start with it (one that runs goes on until it is restarted)",
+            f"mend that place, then restart {program}",
+            is_certain=not file.is_unsure or facts.version is not None,
+        )
 
 
 def _disabled(facts: HandlerFacts) -> ChainBreak:
@@ -172,6 +196,7 @@ def _judged(
 
 
 def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
+    yield from _unreadable(situation)
     yield from _no_kata(situation)
     yield from _no_shim(situation)
     yield from _conf_file(situation)
