@@ -67,10 +67,15 @@ class PodSpec:
         return dict(self.annotations).get(name)
 
     @property
+    def cdi_annotations(self) -> tuple[tuple[str, str], ...]:
+        """Each annotation that names devices, with each of its names, as they are written."""
+        found = ((key, text) for key, text in self.annotations if key.startswith(CDI_ANNOTATION))
+        return tuple((key, name) for key, text in found for name in text.split(","))
+
+    @property
     def cdi_names(self) -> tuple[str, ...]:
         """What its annotations name, in their order."""
-        values = (text for key, text in self.annotations if key.startswith(CDI_ANNOTATION))
-        return tuple(name.strip() for text in values for name in text.split(",") if name.strip())
+        return tuple(name.strip() for _, name in self.cdi_annotations if name.strip())
 
     @property
     def resources(self) -> tuple[tuple[str, int], ...]:

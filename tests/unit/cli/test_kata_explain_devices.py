@@ -265,7 +265,10 @@ def test_annotations_name_devices_where_the_kubelet_is_not_asked(
     node.change(node.pod, f"{KIND}=41", f"{KIND}=99")
     answer = explain()
     assert answer.status == 1
-    assert f"no specification has {KIND}=99, which an annotation names" in answer.stdout
+    assert (
+        f"no specification has {KIND}=99, which the annotation cdi.k8s.io/gpu names"
+        in answer.stdout
+    )
 
 
 def test_go_and_runtime_rs_take_the_same_name_from_different_directories(

@@ -63,6 +63,12 @@ def is_device_name(text: str) -> bool:
     return _DEVICE.fullmatch(text) is not None
 
 
+def is_qualified(text: str) -> bool:
+    """Whether it is VENDOR/CLASS=NAME (ParseQualifiedName)."""
+    kind, sign, name = text.partition("=")
+    return bool(sign) and is_kind(kind) and is_device_name(name)
+
+
 def is_annotation_key(text: str) -> bool:
     """Whether it is a qualified name of Kubernetes, in any case of letters."""
     prefix, slash, name = text.lower().rpartition("/")

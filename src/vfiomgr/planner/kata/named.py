@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.cdi import DYNAMIC, STATIC
+from vfiomgr.model.cdi import DEFAULT_KIND, DYNAMIC, STATIC
 from vfiomgr.model.explanation import ChainBreak, ChainStep
 from vfiomgr.planner.cdi.check import check
+from vfiomgr.planner.cdi.grammar import is_kind, is_qualified
 from vfiomgr.planner.kata.requested import channel, requests
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def cdi(situation: Situation) -> ChainStep:
 
 
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+    yield from _annotated(situation)
     if channel(situation) in ("kubelet", "annotations", "unknown"):
         yield from _judged(situation)
         for item in requests(situation):
@@ -75,15 +77,29 @@ def _all_of(situation: Situation, item: Request) -> tuple[Published, ...]:
     return tuple(each for each in situation.published if each.kind == item.kind)
 
 
-def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
-    """Names that nothing has; of a resource that is another plugin's `requested` tells."""
-    devices = situation.devices_of(item.kind)
-    for name in item.names:
-        if name not in devices:
+def _annotated(situation: Situation) -> Iterator[ChainBreak]:
+    """Names in annotations that nothing has, or that are none: whoever reads them fails.
+
+    Names are taken as they stand between commas (ParseAnnotations in pkg/cdi/annotations.go).
+    """
+    for key, text in situation.pod.cdi_annotations:
+        kind, _, name = text.partition("=")
+        if not is_qualified(text):
             yield ChainBreak(
-                f"no specification has {item.kind}={name}, which an annotation names",
-                _named_instead(situation, item.kind),
+                f"the annotation {key} has {text!r}, which is no name of CDI (VENDOR/CLASS=NAME, "
+                "with commas and no blanks between several): the pod fails where it is read",
+                _named_instead(situation, kind if is_kind(kind) else DEFAULT_KIND),
             )
+        elif name not in situation.devices_of(kind):
+            yield ChainBreak(
+                f"no specification has {text}, which the annotation {key} names",
+                _named_instead(situation, kind),
+            )
+
+
+def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """More devices than there are; of a resource that is another plugin's `requested` tells."""
+    devices = situation.devices_of(item.kind)
     if item.names or len(devices) >= item.count:
         return
     others = any(other.kind in situation.kinds for other in requests(situation))

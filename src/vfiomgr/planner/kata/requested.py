@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.model.explanation import ChainBreak, ChainStep
 from vfiomgr.model.kata_settings import NO_PORT
+from vfiomgr.planner.cdi.grammar import is_qualified
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ def requests(situation: Situation) -> tuple[Request, ...]:
     """What is asked for, by kind, in the order of the pod."""
     found = {name: Request(name, count) for name, count in situation.pod.resources}
     if channel(situation) != "kubelet":
-        for text in situation.pod.cdi_names:
+        for text in filter(is_qualified, situation.pod.cdi_names):
             kind, _, name = text.partition("=")
             before = found.get(kind)
             names = (*(before.names if before else ()), name)
@@ -169,12 +170,14 @@ def _no_socket(situation: Situation) -> Iterator[ChainBreak]:
 
 def _overruled(situation: Situation, socket: str) -> ChainBreak:
     """Annotations are for pods without a kubelet (coldPlugDevices, create.go of the Go shim)."""
-    kinds = dict.fromkeys(name.partition("=")[0] for name in situation.pod.cdi_names)
+    names = filter(is_qualified, situation.pod.cdi_names)
+    kinds = dict.fromkeys(name.partition("=")[0] for name in names)
+    limits = ", ".join(f"{kind}: 1" for kind in kinds)
     otherwise = "" if situation.is_rs else "; annotations are read where there is no socket"
     return ChainBreak(
         f"{_SOCKET} is {socket}: where a kubelet answers there, Kata takes the devices from it "
         f"alone, and to a pod that asks for no resource it has given none{otherwise}",
-        f"ask for the resource in resources.limits ({', '.join(f'{k}: 1' for k in kinds)}), or "
+        f"ask for the resource in resources.limits{f' ({limits})' if limits else ''}, or "
         "name a handler whose configuration sets no socket: vfiomgr kata config "
         "--no-pod-resources",
         is_silent=True,
