@@ -15,8 +15,7 @@ from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import UsageError
-from vfiomgr.host.kata import SHIMS
-from vfiomgr.host.kata_surroundings import has_program, kata_conf_file
+from vfiomgr.host.kata_surroundings import has_program, kata_conf_file, runtime_of
 from vfiomgr.model.cdi import DEFAULT_KIND
 from vfiomgr.model.cdi_document import read_file
 from vfiomgr.model.kata import DEFAULT_HANDLER, NEWEST, KataRelease, handler_configuration
@@ -128,11 +127,6 @@ def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
     return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
 
 
-def _runtime_of_shim(entry: HandlerEntry | None) -> RuntimeName | None:
-    by_path = {str(path): name for name, path in SHIMS}
-    return None if entry is None else by_path.get(entry.runtime_path)
-
-
 class _Scene:
     """What does not depend on the pod."""
 
@@ -175,16 +169,21 @@ class _Scene:
         if self._is_live and name is not None and not self._lacks(entry):
             program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
             conf_file = kata_conf_file(self._session.tree, self._cri, program)
-        release, source = self._release(entry)
-        configuration = self._configuration(entry, conf_file, name, release.runtime)
+        version, source = self._version_told()
+        shim_runtime = self._runtime_of_shim(entry)
+        runtime = self._runtime or shim_runtime
+        likely = runtime or self._installed.default_runtime(version)
+        configuration = self._configuration(entry, conf_file, name, likely)
         settings, tree = configuration.settings, self._session.tree if self._is_live else None
+        if runtime is None and settings is not None and "runtime" in settings.document:
+            runtime = settings.runtime
         return explain_chain(
             Situation(
                 host=self._host,
                 pod=spec,
                 runtime_class=runtime_class,
                 handler_name=name,
-                release=release,
+                release=KataRelease(version, runtime or likely),
                 release_source=source,
                 cri=self._cri,
                 handlers=self._handlers,
@@ -192,7 +191,7 @@ class _Scene:
                 keys=key_table(),
                 conf_file=conf_file,
                 shim=self._shim(entry),
-                shim_runtime=_runtime_of_shim(entry),
+                shim_runtime=shim_runtime,
                 shims=tuple(shim.path for shim in self._installed.shims),
                 kubelet=gather.read_kubelet(tree) if tree else None,
                 absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
@@ -253,17 +252,22 @@ class _Scene:
             return "there"
         return "missing" if program.startswith("/") else "not found"
 
-    def _release(self, entry: HandlerEntry | None) -> tuple[KataRelease, str]:
+    def _version_told(self) -> tuple[Version, str]:
+        """Which version it is, and what tells."""
         version = self._version or self._installed.version or NEWEST
         source = "taken: the newest that is known"
         if self._version is not None:
             source = "--kata-version"
         elif self._installed.version is not None:
             source = self._installed.version_source
-        return KataRelease(version, self._runtime or self._runtime_of(entry, version)), source
+        return version, source
 
-    def _runtime_of(self, entry: HandlerEntry | None, version: Version) -> RuntimeName:
-        return _runtime_of_shim(entry) or self._installed.default_runtime(version)
+    def _runtime_of_shim(self, entry: HandlerEntry | None) -> RuntimeName | None:
+        """Of the handler's shim, by its path and where links of it lead."""
+        program = (entry.runtime_path or entry.shim) if entry is not None else ""
+        if not self._is_live:
+            return None
+        return runtime_of(self._session.tree, program)
 
     def _configuration(
         self,

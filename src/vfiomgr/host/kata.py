@@ -36,9 +36,17 @@ _MOST_LINKS = 40
 
 def read_installation(tree: HostTree) -> KataInstallation:
     """What is installed; programs are asked on the machine itself alone."""
-    shims = tuple(Shim(runtime, path) for runtime, path in SHIMS if tree.exists(path))
+    there = (path for _, path in SHIMS if tree.exists(path))
+    shims = tuple(Shim(name, path) for path in there if (name := runtime_at(tree, path)))
     version, source = _read_version(tree, shims)
     return KataInstallation(version, source, shims, tuple(_read_configurations(tree)))
+
+
+def runtime_at(tree: HostTree, path: HostPath) -> RuntimeName | None:
+    """Whose shim is at a place, by where its links lead; None for one that nobody knows."""
+    known = {place: name for name, place in SHIMS}
+    place = followed(tree, path)
+    return (known.get(place) if place is not None else None) or known.get(path)
 
 
 def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile | None:

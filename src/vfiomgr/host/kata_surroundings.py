@@ -6,13 +6,14 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.host.kata import followed
+from vfiomgr.host.kata import followed, runtime_at
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.kata import RuntimeName
 
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
 CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
@@ -58,6 +59,12 @@ def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str
 def has_program(tree: HostTree, program: str) -> bool:
     """Whether a program is there: where its path says, or where containerd would find its name."""
     return any(followed(tree, path) is not None for path in _places(program))
+
+
+def runtime_of(tree: HostTree, program: str) -> RuntimeName | None:
+    """Whose shim a program is; None for one that nobody knows."""
+    found = (runtime_at(tree, path) for path in _places(program))
+    return next((name for name in found if name is not None), None)
 
 
 def _places(program: str) -> list[HostPath]:

@@ -635,3 +635,55 @@ def test_a_file_of_containerd_that_is_no_text_breaks_and_one_that_nobody_may_rea
     assert states(item)["handler"] == "unknown"
     (step,) = [step for step in item["steps"] if step["name"] == "handler"]
     assert step["what"].endswith("since its configuration cannot be read")
+
+
+def test_a_shim_is_known_by_where_its_links_lead(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    node.write(SHIMS["rs"].removeprefix("/"), "\x7fELF")
+    link = node.root / "usr/local/bin/containerd-shim-kata-go-v2"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(SHIMS["go"])
+    node.change(CONTAINERD, SHIMS["go"], "/usr/local/bin/containerd-shim-kata-go-v2")
+    item = document(explain("--format", "json"))
+    assert (item["release"], breaks(item)) == ("Kata 4.1.0 (Go runtime)", [])
+    node.change(CONTAINERD, '  runtime_path = "/usr/local/bin/containerd-shim-kata-go-v2"\n', "")
+    node.change(CONTAINERD, "io.containerd.kata-vfio.v2", "io.containerd.kata-go.v2")
+    item = document(explain("--format", "json"))
+    assert (item["release"], breaks(item)) == ("Kata 4.1.0 (Go runtime)", [])
+    link.unlink()
+    link.symlink_to(SHIMS["rs"])
+    item = document(explain("--format", "json"))
+    assert item["release"] == "Kata 4.1.0 (runtime-rs)"
+    assert "is that of runtime-rs" in breaks(item)[0]["what"]
+
+
+def test_the_configuration_tells_the_runtime_of_a_shim_that_nobody_knows(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    node.write(SHIMS["rs"].removeprefix("/"), "\x7fELF")
+    node.write("srv/kata/shim", "\x7fELF")
+    node.change(CONTAINERD, SHIMS["go"], "/srv/kata/shim")
+    assert document(explain("--format", "json"))["release"] == "Kata 4.1.0 (Go runtime)"
+    node.change(CONFIGURATION, "[runtime]\n", '[runtime]\nhypervisor_name = "qemu"\n')
+    assert document(explain("--format", "json"))["release"] == "Kata 4.1.0 (runtime-rs)"
+    told = document(explain("--format", "json", "--runtime", "go"))["release"]
+    assert told == "Kata 4.1.0 (Go runtime)"
+    (node.root / CONFIGURATION).unlink()
+    assert document(explain("--format", "json"))["release"] == "Kata 4.1.0 (runtime-rs)"
+
+
+def test_a_usual_place_that_links_to_the_other_runtime_is_that_ones(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    (node.root / SHIMS["go"].removeprefix("/")).unlink()
+    node.write(SHIMS["rs"].removeprefix("/"), "\x7fELF")
+    (node.root / SHIMS["go"].removeprefix("/")).symlink_to(SHIMS["rs"])
+    item = document(explain("--format", "json"))
+    assert item["release"] == "Kata 4.1.0 (runtime-rs)"
