@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.kata.read import parse, read_settings
 from vfiomgr.adapters.runtimes import handlers
+from vfiomgr.adapters.runtimes.mixture import mixed_versions
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host import kata_surroundings as around
 from vfiomgr.host import runtimes
@@ -20,6 +21,7 @@ from vfiomgr.model.handler import UnreadFile
 from vfiomgr.model.kata import handler_configuration, search_path
 from vfiomgr.model.kata_image import GuestImage
 from vfiomgr.model.path import HostPath
+from vfiomgr.model.runtime import ConfigFile
 from vfiomgr.planner.kata.situation import ConfigurationFacts, KubeletFacts, is_vfio_node
 
 if TYPE_CHECKING:
@@ -27,12 +29,13 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.session import Session
     from vfiomgr.model.cdi import CdiEdits, CdiSpecification
-    from vfiomgr.model.handler import CriName, HandlerEntry, HandlerFacts
+    from vfiomgr.model.handler import CriName, HandlerEntry, HandlerFacts, MixedVersions
     from vfiomgr.model.kata import RuntimeName
     from vfiomgr.model.kata_installation import KataConfigurationFile
     from vfiomgr.model.kata_settings import KataSettings
     from vfiomgr.model.runtime import ProgramName
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.model.version import Version
 
 _GUEST_FILES = ("kernel", "image", "initrd")
 _DEV = HostPath("/dev")
@@ -72,7 +75,25 @@ def _containerd(
     unread += _read_into(read, tree, paths)
     unsure = [(path, text) for path, text in beside if path not in paths]
     facts = handlers.read_containerd(read, unsure)
-    return replace(facts, version=version, unreadable=(*facts.unreadable, *unread))
+    good = [ConfigFile(HostPath(path), text) for path, text in read if path in facts.files]
+    return replace(
+        facts,
+        version=version,
+        unreadable=(*facts.unreadable, *unread),
+        mixed=_mixed(main, good, version),
+    )
+
+
+def _mixed(
+    main: HostPath, files: list[ConfigFile], version: Version | None
+) -> tuple[MixedVersions, ...]:
+    """What is known of imports of another version; nothing where the main file is unread."""
+    if not files or files[0].path != main:
+        return ()
+    try:
+        return tuple(mixed_versions(files[0], files[1:], version))
+    except InvalidDocument:
+        return ()  # it has a byte order mark, of which nobody knows what becomes
 
 
 def _read_into(

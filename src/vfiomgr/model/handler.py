@@ -68,6 +68,24 @@ class UnreadFile:
         return f"{self.place}: {self.why}"
 
 
+MixtureEffect = Literal["stops", "hides", "ignored", "unknown"]
+"""`hides` what was said of CRI before that file; `unknown` where it depends, or was not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedVersions:
+    """A file of containerd's configuration that is of another version than the main one."""
+
+    file: str
+    what: str
+    remedy: str
+    effect: MixtureEffect = "unknown"
+
+    def __str__(self) -> str:
+        """Both sentences."""
+        return f"{self.what}. {self.remedy[:1].upper()}{self.remedy[1:]}"
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerFacts:
     """The configuration of a container runtime, as far as handlers are concerned."""
@@ -86,7 +104,8 @@ class HandlerFacts:
     """Of containerd, where it tells."""
     with_cri: tuple[str, ...] = ()
     """The files that have something for containerd's CRI plugin."""
-
+    mixed: tuple[MixedVersions, ...] = ()
+    """Imports of another version than the main file."""
     disabling: tuple[str, ...] = ()
     """The files that turn containerd's CRI plugin off (disabled_plugins)."""
 

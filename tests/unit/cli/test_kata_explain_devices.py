@@ -365,6 +365,23 @@ MIXED = {
     CONTAINERD: 'version = 2\nimports = ["conf.d/*"]\n',
     "etc/containerd/conf.d/a.toml": HANDLER,
 }
+CRI_V3 = "plugins.'io.containerd.cri.v1.runtime'"
+DROPPED = {
+    CONTAINERD: HANDLER.replace("version = 3", 'version = 2\nimports = ["conf.d/*"]').replace(
+        "cri.v1.runtime", "grpc.v1.cri"
+    ),
+    "etc/containerd/conf.d/a.toml": f"version = 3\n[{CRI_V3}]\na = 1\n",
+}
+IGNORED = {
+    CONTAINERD: 'version = 3\nimports = ["conf.d/*"]\n',
+    "etc/containerd/conf.d/a.toml": HANDLER.replace("version = 3", "version = 2").replace(
+        "cri.v1.runtime", "grpc.v1.cri"
+    ),
+}
+FOREIGN = {
+    CONTAINERD: HANDLER.replace("version = 3", 'version = 3\nimports = ["conf.d/*"]'),
+    "etc/containerd/conf.d/a.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\na = 1\n",
+}
 HIDDEN = {
     CONTAINERD: HANDLER.replace(
         "version = 3", 'version = 2\nimports = ["/etc/containerd/conf.d/*"]'
@@ -380,8 +397,15 @@ HIDDEN = {
         (BESIDE, "2.3.0", "ok"),
         (ALONE, "2.1.0", "broken"),
         (ALONE, "2.2.0", "ok"),
-        (MIXED, "2.1.9", "broken"),
-        (MIXED, "2.3.4", "ok"),
+        (MIXED, "1.7.28", "broken"),
+        (MIXED, "2.1.9", "ok"),
+        (MIXED, "2.3.4", "broken"),
+        (DROPPED, "2.1.9", "broken"),
+        (DROPPED, "2.3.4", "broken"),
+        (IGNORED, "1.7.28", "broken"),
+        (IGNORED, "2.1.9", "broken"),
+        (IGNORED, "2.3.4", "ok"),
+        (FOREIGN, "2.1.9", "ok"),
         (HIDDEN, "1.7.28", "broken"),
         (HIDDEN, "2.0.0", "ok"),
     ],

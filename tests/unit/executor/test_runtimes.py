@@ -373,7 +373,7 @@ _NO_VERSION = f"[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
         ("2.3.4", V3, _NVIDIA_V2, None),
         ("2.1.9", V3, _NVIDIA_V3, None),
         ("1.7.28", V2, _NVIDIA_V2, None),
-        ("2.1.9", V2, _NO_VERSION, "begin it with version = 2"),
+        ("2.1.9", V2, _NO_VERSION, "Begin it with version = 2"),
     ],
 )
 def test_a_file_of_another_version_is_told_with_what_this_release_makes_of_it(

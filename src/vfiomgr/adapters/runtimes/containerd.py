@@ -321,7 +321,7 @@ def _notes(  # noqa: PLR0913 - all that was decided
             "containerd 2.0 that hides the one of the main file: the entry is written there"
         )
     others = (file for file in facts.imported if file.path != facts.drop_in.path)
-    yield from mixed_versions(facts.main, others, facts.version)
+    yield from map(str, mixed_versions(facts.main, others, facts.version))
     yield from _untried(facts.version)
     is_new = facts.version is not None and facts.version >= _MISREADS_SNAPSHOTTER
     if schema == _V2 and is_new:

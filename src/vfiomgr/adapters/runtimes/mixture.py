@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.runtimes import text
+from vfiomgr.model.handler import MixedVersions
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.model.handler import MixtureEffect
     from vfiomgr.model.runtime import ConfigFile
 
 _V2, _V3 = 2, 3
@@ -23,7 +25,7 @@ _COMPARES = Version(2, 3)
 
 def mixed_versions(
     main: ConfigFile, imported: Iterable[ConfigFile], version: Version | None
-) -> Iterator[str]:
+) -> Iterator[MixedVersions]:
     """What a containerd makes of imported files whose version is not that of the main one.
 
     Raises:
@@ -36,49 +38,50 @@ def mixed_versions(
         other = data.get("version")
         if other == told or file.path == main.path or not data:
             continue
+        both = f"{file.path} is of version {other} and {main.path} of version {told}"
         if other is None:
-            yield (
+            yield MixedVersions(
+                file.path,
                 f"{file.path} tells no version, and what each release of containerd makes of that "
-                f"was not tried: begin it with version = {told}, if it is written so"
+                "was not tried",
+                f"begin it with version = {told}, if it is written so",
             )
         elif (told, other) == (_V2, _V3):
-            yield (
-                f"{file.path} is of version 3 and {main.path} of version 2: "
-                f"{_newer_file(version)}. Make both the same: containerd config migrate"
-            )
+            effect, how = _newer_file(version)
+            remedy = "make both the same: containerd config migrate"
+            yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         elif (told, other) == (_V3, _V2):
-            effect = _older_file(version)
-            if effect:
-                yield (
-                    f"{file.path} is of version 2 and {main.path} of version 3: {effect}. Make "
-                    f"it one of version 3: containerd --config {file.path} config migrate"
-                )
+            effect, how = _older_file(version)
+            remedy = f"make it one of version 3: containerd --config {file.path} config migrate"
+            if how:
+                yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         else:
-            yield (
-                f"{file.path} is of version {other} and {main.path} of version {told}: what "
-                "containerd makes of that was not tried. Make both the same"
+            yield MixedVersions(
+                file.path,
+                f"{both}: what containerd makes of that was not tried",
+                "make both the same",
             )
 
 
-def _newer_file(version: Version | None) -> str:
+def _newer_file(version: Version | None) -> tuple[MixtureEffect, str]:
     if version is None:
-        return (
+        return "unknown", (
             "containerd 2.0 to 2.2 drops what was said of CRI before it, this entry too; others do "
             "not start"
         )
     if _MERGES <= version < _COMPARES:
-        return (
+        return "hides", (
             f"containerd {version} drops without a word what was said of CRI before it, in the "
             "main file and in drop-ins"
         )
-    return f"containerd {version} does not start with them"
+    return "stops", f"containerd {version} does not start with them"
 
 
-def _older_file(version: Version | None) -> str:
+def _older_file(version: Version | None) -> tuple[MixtureEffect, str]:
     if version is None:
-        return "containerd 2.0 to 2.2 takes nothing of it"
+        return "unknown", "containerd 2.0 to 2.2 takes nothing of it"
     if version < _MERGES:
-        return f"containerd {version} does not start with them"
+        return "stops", f"containerd {version} does not start with them"
     if version < _COMPARES:
-        return f"containerd {version} takes nothing of it, without a word"
-    return ""
+        return "ignored", f"containerd {version} takes nothing of it, without a word"
+    return "unknown", ""

@@ -203,6 +203,7 @@ def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _sizing(situation)
     yield from _privileged(situation)
     yield from _untold(situation)
+    yield from _mixed(situation)
     yield from _merged_badly(situation)
 
 
@@ -330,23 +331,38 @@ def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
         )
 
 
+def _mixed(situation: Situation) -> Iterator[ChainBreak]:
+    """Imports of another version than the main file, as far as they touch the handler."""
+    facts, entry = situation.handlers, situation.entry
+    for mixed in () if facts is None else facts.mixed:
+        is_own = entry is not None and entry.source == mixed.file
+        is_hidden = entry is not None and _comes_before(facts, entry.source, mixed.file)
+        is_lost = {"stops": True, "ignored": is_own, "hides": is_hidden, "unknown": False}
+        if mixed.effect == "ignored" and not is_own:
+            continue
+        if mixed.effect in {"hides", "unknown"} and mixed.file not in facts.with_cri:
+            continue
+        yield ChainBreak(
+            mixed.what,
+            f"{mixed.remedy}; then restart containerd",
+            is_silent=mixed.effect != "stops",
+            is_certain=is_lost[mixed.effect],
+        )
+
+
+def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
+    return one in facts.files and facts.files.index(one) < facts.files.index(other)
+
+
 def _merged_badly(situation: Situation) -> Iterator[ChainBreak]:
     """Drop-ins that releases of containerd read otherwise than by merging tables."""
     facts, entry = situation.handlers, situation.entry
     if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
         return
     main, *drop_ins = facts.files
-    schema, own, version = facts.schema(main), facts.schema(entry.source), facts.version
-    is_mixed = entry.source != main and None not in (schema, own) and schema != own
-    if is_mixed and (version is None or _CONTAINERD_2 <= version < _READS_BY_DEFAULT):
-        yield ChainBreak(
-            f"{entry.source} is of version {own}, and {main} of version {schema}: containerd 2.0 "
-            "and 2.1 ignore the one or the other without a word",
-            f"write the drop-in in version {schema}: vfiomgr kata install --handler {entry.name}",
-            is_silent=True,
-            is_certain=version is not None,
-        )
-    others = [name for name in drop_ins if name in facts.with_cri and name != entry.source]
+    passed = {entry.source, *(mixed.file for mixed in facts.mixed)}
+    others = [name for name in drop_ins if name in facts.with_cri and name not in passed]
+    schema, version = facts.schema(main), facts.version
     is_old = (schema or 0) < _MERGES_TABLES if version is None else version < _CONTAINERD_2
     if others and is_old:
         yield ChainBreak(
