@@ -12,6 +12,7 @@ from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.kata_explained import print_explanations
 from vfiomgr.cli.kata_release import read_installation, release_options
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
+from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import UsageError
@@ -75,7 +76,7 @@ def explain(
     configuration, the resource, its CDI name, specification, node, IOMMU group, functions, root
     ports, and the index that the guest's agent is told. Nothing is started, and nothing is asked of
     a cluster. Which device of a resource the kubelet gives is not known: the way of each is told,
-    and where they differ.
+    and where they differ; of many the first ones, without -v.
 
     Exit status 1 where a link is broken.
 
@@ -100,7 +101,9 @@ def explain(
         found = [scene.explain(spec, objects, handler) for spec in objects.pods]
     else:
         found = [scene.explain_device(subject, resource, handler or DEFAULT_HANDLER)]
-    print_explanations(found, session.format)
+    for told in dict.fromkeys(filter(None, scene.beyond_known)):
+        note(f"{told}: it is judged as that one")
+    print_explanations(found, session.format, is_whole=bool(session.verbose))
     if any(explanation.is_broken for explanation in found):
         context.exit(1)
 
@@ -145,6 +148,7 @@ class _Scene:
         self._cri: CriName = cri or "containerd"
         self._handlers: HandlerFacts | None = None
         self._installed = read_installation(session)
+        self.beyond_known: list[str | None] = []
         if self._is_live:
             self._handlers = gather.read_handlers(session.tree, cri)
             self._cri = self._handlers.cri
@@ -177,13 +181,15 @@ class _Scene:
         settings, tree = configuration.settings, self._session.tree if self._is_live else None
         if runtime is None and settings is not None and "runtime" in settings.document:
             runtime = settings.runtime
+        release = KataRelease(version, runtime or likely)
+        self.beyond_known.append(release.beyond_known)
         return explain_chain(
             Situation(
                 host=self._host,
                 pod=spec,
                 runtime_class=runtime_class,
                 handler_name=name,
-                release=KataRelease(version, runtime or likely),
+                release=release,
                 release_source=source,
                 cri=self._cri,
                 handlers=self._handlers,

@@ -9,21 +9,30 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.output import print_document
+from vfiomgr.model.explanation import LIST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.cli.session import Format
-    from vfiomgr.model.explanation import ChainBreak, DeviceChain, KataExplanation
+    from vfiomgr.model.explanation import ChainBreak, ChainStep, DeviceChain, KataExplanation
 
 _COLOURS = {"ok": "green", "broken": "red", "unknown": "yellow"}
 _STATE_WIDTH = 9
 _NAME_WIDTH = 15
 _INDENT = " " * _STATE_WIDTH
+_CHAINS = 3
+"""How many devices are followed in a table; the links tell what is wrong with any."""
+_PARTS = 3
+"""How many parts of a list are told there, where more than _LONG are in it."""
+_LONG = 5
+_BREAKS = 8
+"""How many breaks of a link that has them of each device."""
+_OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 
 
-def print_explanations(found: Sequence[KataExplanation], output: Format) -> None:
-    """Each pod's links in their order; in JSON a `KataExplanation` of all."""
+def print_explanations(found: Sequence[KataExplanation], output: Format, *, is_whole: bool) -> None:
+    """Each pod's links in their order; in JSON a `KataExplanation` of all, whole in any case."""
     if output != "table":
         items = [{"is_broken": item.is_broken, **_members(item)} for item in found]
         body = {"items": items, "is_broken": any(item.is_broken for item in found)}
@@ -32,7 +41,7 @@ def print_explanations(found: Sequence[KataExplanation], output: Format) -> None
     for number, item in enumerate(found):
         if number:
             click.echo()
-        for line in _lines(item):
+        for line in _lines(item, is_whole=is_whole):
             click.echo(line)
 
 
@@ -40,24 +49,55 @@ def _members(item: KataExplanation) -> dict[str, object]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
-def _lines(item: KataExplanation) -> Iterator[str]:
+def _lines(item: KataExplanation, *, is_whole: bool) -> Iterator[str]:
     place = f" ({item.source}:{item.line})" if item.line else f" for {item.source}"
     handler = f", handler {item.handler}" if item.handler else ""
     yield f"{item.kind} {item.pod}{place}{handler}, {item.release} ({item.release_source})"
     for step in item.steps:
-        yield f"{_painted(step.state)}{step.name.ljust(_NAME_WIDTH)}{step.what}"
-        if step.looked_at:
-            yield f"{_INDENT}  looked at: {', '.join(step.looked_at)}"
-        for found in step.breaks:
-            yield from _break_lines(found)
+        yield from _step_lines(step, is_whole=is_whole)
     if item.devices:
         which = "each device that the kubelet could give" if len(item.devices) > 1 else "the device"
         yield f"{which}, were nothing broken:" if item.is_broken else f"{which}:"
-    for chain in item.devices:
+    told = item.devices if is_whole else item.devices[:_CHAINS]
+    for chain in told:
         yield from _chain_lines(chain)
+    more = len(item.devices) - len(told)
+    if more:
+        yield f"  and {more} more: -v, or --format json, tells of each"
     for difference in item.differences:
-        yield f"  they differ: {difference}"
+        yield f"  they differ: {difference if is_whole else _shorter_difference(difference)}"
     yield _verdict(item)
+
+
+def _step_lines(step: ChainStep, *, is_whole: bool) -> Iterator[str]:
+    what, looked, breaks = step.what, list(step.looked_at), step.breaks
+    if not is_whole and step.name in _OF_EACH_DEVICE:
+        what = LIST.join(_first(what.split(LIST)))
+        looked = _first(looked)
+        breaks = tuple(sorted(breaks, key=lambda found: not found.is_certain))[:_BREAKS]
+    yield f"{_painted(step.state)}{step.name.ljust(_NAME_WIDTH)}{what}"
+    if looked:
+        yield f"{_INDENT}  looked at: {', '.join(looked)}"
+    for found in breaks:
+        yield from _break_lines(found)
+    if len(breaks) < len(step.breaks):
+        yield f"{_INDENT}and {len(step.breaks) - len(breaks)} more such: -v tells them"
+
+
+def _first(parts: list[str]) -> list[str]:
+    """The first ones of many, and how many more there are."""
+    if len(parts) <= _LONG:
+        return parts
+    return [*parts[:_PARTS], f"and {len(parts) - _PARTS} more"]
+
+
+def _shorter_difference(text: str) -> str:
+    """`RESOURCE, ASPECT: VALUE: ID, ID; VALUE: …` with the first ones of each."""
+    parts = []
+    for part in text.split(LIST):
+        value, colon, names = part.rpartition(": ")
+        parts.append(f"{value}{colon}{', '.join(_first(names.split(', ')))}")
+    return LIST.join(_first(parts))
 
 
 def _break_lines(found: ChainBreak) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from vfiomgr.model.pci import PciAddress
 
+LIST = "; "
+"""What stands between the parts of a step that tells of one device after the other."""
 StepState = Literal["ok", "broken", "unknown"]
 StepName = Literal[
     "pod",

@@ -38,6 +38,13 @@ class KataRelease:
         return f"Kata {self.version} ({'runtime-rs' if self.runtime == 'rs' else 'Go runtime'})"
 
     @property
+    def beyond_known(self) -> str | None:
+        """That it is newer than what is known, where it is."""
+        if self.version < Version(NEWEST.major, NEWEST.minor + 1):
+            return None
+        return f"{self} is newer than {NEWEST}, the last one whose keys are known"
+
+    @property
     def takes_cdevs(self) -> bool:
         """Whether /dev/vfio/devices/vfioN is a device to it; before, only /dev/vfio/GROUP is."""
         return self.version >= (Version(3, 31) if self.runtime == "rs" else Version(3, 15))

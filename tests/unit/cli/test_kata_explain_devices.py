@@ -711,3 +711,59 @@ def test_a_usual_place_that_links_to_the_other_runtime_is_that_ones(
     (node.root / SHIMS["go"].removeprefix("/")).symlink_to(SHIMS["rs"])
     item = document(explain("--format", "json"))
     assert item["release"] == "Kata 4.1.0 (runtime-rs)"
+
+
+def test_of_many_devices_a_table_tells_the_first_and_how_many_more(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    for number in range(1, 61):
+        node.add_gpu(number, driver="vfio-pci" if number < 41 else "nvidia", numa_node=number % 2)
+    node.publish(range(GROUP, GROUP + 60))
+    answer = explain()
+    assert answer.status == 0
+    lines = answer.stdout.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) < 400
+    assert sum(line.startswith(f"  {KIND}=") for line in lines) == 3
+    assert "  and 57 more: -v, or --format json, tells of each" in lines
+    (cdi,) = (line for line in lines if line.startswith("ok       CDI"))
+    assert cdi.endswith(f"; {KIND}=42 in /{SPECIFICATION}; and 57 more")
+    assert sum("may break: " in line for line in lines) == 8
+    assert "         and 12 more such: -v tells them" in lines
+    assert (
+        f"  they differ: {KIND}, NUMA node: 1: 40, 42, 44, and 27 more; 0: 41, 43, 45, and 27 more"
+        in lines
+    )
+    whole = explain("-v").stdout
+    assert sum(line.startswith(f"  {KIND}=") for line in whole.splitlines()) == 60
+    assert whole.count("may break: ") == 20
+    assert " more" not in whole
+    item = document(explain("--format", "json"))
+    assert (len(item["devices"]), len(breaks(item))) == (60, 20)
+    node.change(node.pod, "annotations: {}", f'annotations: {{cdi.k8s.io/gpu: "{KIND}=x"}}')
+    assert f"{KIND}=47 and 52 more (vfiomgr cdi list)" in explain().stdout
+
+
+def test_a_pod_that_asks_for_nothing_is_told_so(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    node.change(node.pod, "nvidia.com/pgpu: 1, ", "")
+    answer = explain()
+    assert (
+        "request        the pod asks for no device of a device plugin and names none"
+        in answer.stdout
+    )
+    assert "nothing the pod" not in answer.stdout
+
+
+def test_a_release_that_is_newer_than_known_is_noted(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    assert explain("--kata-version", "4.1.7").stderr == ""
+    answer = explain("--kata-version", "9.9")
+    assert answer.stderr.count("newer than 4.1.0, the last one whose keys are known") == 1
+    assert "it is judged as that one" in answer.stderr

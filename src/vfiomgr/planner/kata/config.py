@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model.kata import MAX_PORTS, NEWEST, OLDEST
+from vfiomgr.model.kata import MAX_PORTS, OLDEST
 from vfiomgr.model.kata_plan import KataPlan, KataSetup, KeyEntry
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import DEFAULT_WINDOW
@@ -124,11 +124,9 @@ class _Planner:
         if self.release.version < OLDEST:
             message = f"{self.release} is older than {OLDEST}, where cold_plug_vfio began"
             raise Refusal(message, "use a later Kata; --kata-version tells which one is meant")
-        if self.release.version >= Version(NEWEST.major, NEWEST.minor + 1):
-            self.notes.append(
-                f"{self.release} is newer than {NEWEST}, the last one whose keys are known: "
-                "what is written is for that one"
-            )
+        beyond = self.release.beyond_known
+        if beyond is not None:
+            self.notes.append(f"{beyond}: what is written is for that one")
 
     def _plug(self) -> Plug | None:
         """How devices come; where it is left open, as this runtime can."""

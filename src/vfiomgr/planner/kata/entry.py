@@ -139,12 +139,13 @@ def _why_unknown(facts: HandlerFacts | None) -> str:
 def _unreadable(situation: Situation) -> Iterator[ChainBreak]:
     """Files with which no container runtime starts; a drop-in counts for those that read it."""
     facts = situation.handlers
-    for file in () if facts is None else facts.unreadable:
-        since = _drop_ins_since(facts)
+    if facts is None:
+        return
+    since, program = _drop_ins_since(facts), _CRI_NAMES[facts.cri]
+    for file in facts.unreadable:
         is_passed_over = file.is_unsure and facts.version is not None and facts.version < since
         if not file.is_wrong or is_passed_over:
             continue
-        program = _CRI_NAMES[facts.cri]
         who = f"{program}, from {since} on," if file.is_unsure and not facts.version else program
         yield ChainBreak(
             f"{file}: {who} does not start with it (one that runs goes on until it is restarted)",
@@ -334,7 +335,9 @@ def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
 def _mixed(situation: Situation) -> Iterator[ChainBreak]:
     """Imports of another version than the main file, as far as they touch the handler."""
     facts, entry = situation.handlers, situation.entry
-    for mixed in () if facts is None else facts.mixed:
+    if facts is None:
+        return
+    for mixed in facts.mixed:
         is_own = entry is not None and entry.source == mixed.file
         is_hidden = entry is not None and _comes_before(facts, entry.source, mixed.file)
         is_lost = {"stops": True, "ignored": is_own, "hides": is_hidden, "unknown": False}

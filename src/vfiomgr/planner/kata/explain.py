@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.explanation import KataExplanation
+from vfiomgr.model.explanation import LIST, KataExplanation
 from vfiomgr.planner.kata import configured, entry, named, passed, requested
 from vfiomgr.planner.kata.annotations import with_annotations
 
@@ -71,4 +71,4 @@ def _differences(situation: Situation, chains: Sequence[DeviceChain]) -> Iterato
                 by_value.setdefault(tell(chain), []).append(chain.id)
             if len(by_value) > 1:
                 parts = (f"{value}: {', '.join(ids)}" for value, ids in by_value.items())
-                yield f"{resource}, {name}: {'; '.join(parts)}"
+                yield f"{resource}, {name}: {LIST.join(parts)}"

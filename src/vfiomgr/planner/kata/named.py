@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.cdi import DEFAULT_KIND, DYNAMIC, STATIC
-from vfiomgr.model.explanation import ChainBreak, ChainStep
+from vfiomgr.model.explanation import LIST, ChainBreak, ChainStep
 from vfiomgr.planner.cdi.check import check
 from vfiomgr.planner.cdi.grammar import is_kind, is_qualified
 from vfiomgr.planner.kata.requested import channel, requests
@@ -22,6 +22,8 @@ _OF_DEVICES = frozenset({"not-plugged"})
 
 Read in the sources of runtime-rs, and seen by nobody yet: it does not break the chain for certain.
 """
+_NAMED = 8
+"""How many names a remedy lists."""
 
 
 def cdi(situation: Situation) -> ChainStep:
@@ -39,7 +41,7 @@ def cdi(situation: Situation) -> ChainStep:
         what = "no specification has a device of what is asked for"
         is_needed = channel(situation) in ("kubelet", "annotations")
         return ChainStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
-    return ChainStep("CDI", state, "; ".join(found), looked, breaks)
+    return ChainStep("CDI", state, LIST.join(found), looked, breaks)
 
 
 def _breaks(situation: Situation) -> Iterator[ChainBreak]:
@@ -134,7 +136,8 @@ def _instead(situation: Situation, item: Request, count: int, kinds: tuple[str, 
         and not published & host.guest_nodes(device)
     ]
     if free:
-        return f"{fewer}, or publish {', '.join(free)} as well: {generate}"
+        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
+        return f"{fewer}, or publish {', '.join(free[:_NAMED])}{more} as well: {generate}"
     return f"{fewer}: no other device is ready for guests (vfiomgr list; vfiomgr bind)"
 
 
@@ -142,8 +145,12 @@ def _named_instead(situation: Situation, kind: str) -> str:
     """The names that an annotation may have."""
     if not situation.published:
         return f"vfiomgr cdi generate --kind {kind} --write, once the devices are ready for guests"
-    names = ", ".join(each.name for each in situation.published if each.nodes)
-    return f"name one that there is: {names}" if names else "vfiomgr cdi list shows what there is"
+    names = list(dict.fromkeys(each.name for each in situation.published if each.nodes))
+    if not names:
+        return "vfiomgr cdi list shows what there is"
+    more = len(names) - _NAMED
+    others = f" and {more} more (vfiomgr cdi list)" if more > 0 else ""
+    return f"name one that there is: {', '.join(names[:_NAMED])}{others}"
 
 
 def _kinds_of_vfio(situation: Situation) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.explanation import ChainBreak, ChainStep, DeviceChain, PassedFunction
+from vfiomgr.model.explanation import LIST, ChainBreak, ChainStep, DeviceChain, PassedFunction
 from vfiomgr.model.kata import MAX_PORTS
 from vfiomgr.model.kata_settings import GUEST_KERNEL
 from vfiomgr.model.pci import CLASS_DISPLAY
@@ -157,7 +157,7 @@ def _is_pending(situation: Situation, candidate: Candidate) -> bool:
 
 
 def _nodes_told(situation: Situation, found: Sequence[Candidate]) -> str:
-    return "; ".join(
+    return LIST.join(
         f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
         + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
         + (", not there until its functions are ready" if _is_pending(situation, c) else "")
@@ -170,7 +170,7 @@ def _functions_told(situation: Situation, found: Sequence[Candidate]) -> str:
     for device in dict.fromkeys(d for c in found for d in c.functions):
         ready = "ready" if situation.host.is_ready_for_guests(device) else "not ready"
         told.append(f"{device} on {device.driver or 'no driver'}: {ready}")
-    return "; ".join(told) or "no function"
+    return LIST.join(told) or "no function"
 
 
 def _root_ports(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:

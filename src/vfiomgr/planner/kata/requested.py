@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vfiomgr.planner.kata.situation import Situation
 
 _SOCKET = "pod_resource_api_sock"
+_NOTHING = "the pod asks for no device of a device plugin and names none: there is none to tell of"
 Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
 """PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
 
@@ -67,11 +68,14 @@ def request(situation: Situation) -> ChainStep:
     breaks = tuple(_breaks(situation))
     broken = any(found.is_certain for found in breaks)
     state: StepState = "broken" if broken else "unknown" if how in ("unknown", "none") else "ok"
-    return ChainStep("request", state, _told(situation), _looked_at(situation), breaks)
+    pod = situation.pod
+    what = _told(situation) if pod.resources or pod.cdi_names else _NOTHING
+    return ChainStep("request", state, what, _looked_at(situation), breaks)
 
 
 def _told(situation: Situation) -> str:
-    asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(situation)) or "nothing"
+    asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(situation))
+    asked = asked or "what is annotated"
     match channel(situation):
         case "kubelet":
             return (
