@@ -767,3 +767,22 @@ def test_a_release_that_is_newer_than_known_is_noted(
     answer = explain("--kata-version", "9.9")
     assert answer.stderr.count("newer than 4.1.0, the last one whose keys are known") == 1
     assert "it is judged as that one" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "version", "count"), [(FOREIGN, "2.1.9", 0), (FOREIGN, "2.3.4", 0), (DROPPED, "", 1)]
+)
+def test_a_file_of_another_version_is_told_once_and_where_it_touches_the_handler(
+    run: Run, node: KataNode, files: dict[str, str], version: str, count: int
+) -> None:
+    node.add_gpus()
+    node.publish()
+    for path, text in files.items():
+        node.write(path, text.replace("{shim}", SHIMS["go"]))
+    package = f"Package: containerd.io\nStatus: install ok installed\nVersion: {version}-1\n"
+    node.write("var/lib/dpkg/status", package if version else "")
+    recorded = node.pod.parent / "recorded"
+    recorded.symlink_to(node.root)
+    answer = run("--root", str(recorded), "kata", "explain", str(node.pod), "--format", "json")
+    told = [found["what"] for found in breaks(document(answer))]
+    assert ["is of version" in what for what in told] == [True] * count, told
