@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.hosts import network_adapter, workstation
+from tests.fakes.libvirt_node import node_uri
 from tests.integration.embed import Embed, embedded
 from vfiomgr import api
 from vfiomgr.adapters.libvirt.causes import Code
@@ -79,9 +80,9 @@ def defined(embed: Embed, tmp_path: Path) -> Embed:
 
 
 @pytest.fixture
-def test_driver() -> Iterator[Connection]:
+def test_driver(tmp_path: Path) -> Iterator[Connection]:
     """The test driver, with one domain of its own."""
-    with connect("test:///default") as connection:
+    with connect(node_uri(tmp_path)) as connection:
         yield connection
 
 
@@ -265,9 +266,9 @@ def test_what_is_asked_of_libvirt_and_is_not_there(test_driver: Connection) -> N
         test_driver.define(b"<domain", "bad.xml")
 
 
-def test_a_connection_for_reading_changes_nothing() -> None:
+def test_a_connection_for_reading_changes_nothing(tmp_path: Path) -> None:
     with (
-        connect("test:///default", read_only=True) as connection,
+        connect(node_uri(tmp_path), read_only=True) as connection,
         pytest.raises(LibvirtFailed, match="for reading alone"),
     ):
         connection.define(domain("reader", kind="test").encode(), "reader.xml")

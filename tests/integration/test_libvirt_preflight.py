@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.domains import COUNT, make_node
 from benchmarks.trees import make_tree
+from tests.fakes.libvirt_node import node_uri
 from tests.unit.planner.preflight.situations import pci_element, xml
 from vfiomgr.adapters.libvirt.connection import connect
 
@@ -96,8 +97,8 @@ def test_what_is_not_there_is_told(directory: Path, arguments: tuple[str, ...], 
     assert "Traceback" not in answer.stderr
 
 
-def test_domains_that_start_with_the_host_are_known() -> None:
-    with connect("test:///default") as connection:
+def test_domains_that_start_with_the_host_are_known(tmp_path: Path) -> None:
+    with connect(node_uri(tmp_path)) as connection:
         handle = connection._handle.lookupByName("test")
         assert [d.autostarts for d in connection.hypervisor().domains] == [False]
         handle.setAutostart(1)

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.fakes.libvirt_node import node_uri
 from vfiomgr.adapters.libvirt.causes import Code
 from vfiomgr.adapters.libvirt.connection import Connection, connect
 from vfiomgr.adapters.libvirt.library import library
@@ -19,6 +20,13 @@ from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A node of libvirt's test driver with a domain `test`."""
+    return node_uri(tmp_path)
 
 
 @pytest.fixture
@@ -36,11 +44,11 @@ def test_the_optional_dependency_is_named_where_it_is_missing() -> None:
     assert f"{sys.executable} -m pip install libvirt-python" in caught.value.hint
 
 
-def test_a_connection_is_closed_also_where_its_use_fails() -> None:
+def test_a_connection_is_closed_also_where_its_use_fails(uri: str) -> None:
     seen: list[Connection] = []
 
     def use() -> None:
-        with connect("test:///default") as opened:
+        with connect(uri) as opened:
             seen.append(opened)
             raise ZeroDivisionError
 
@@ -50,15 +58,15 @@ def test_a_connection_is_closed_also_where_its_use_fails() -> None:
         seen[0].domain_names()
 
 
-def test_events_can_be_heard_more_than_once_in_a_process() -> None:
+def test_events_can_be_heard_more_than_once_in_a_process(uri: str) -> None:
     for _ in range(2):
-        with connect("test:///default", with_events=True) as opened:
+        with connect(uri, with_events=True) as opened:
             assert opened.domain_names() == ("test",)
 
 
-def test_names_of_domains_are_completed_and_silence_is_no_error() -> None:
+def test_names_of_domains_are_completed_and_silence_is_no_error(uri: str) -> None:
     context = click.Context(attach)
-    context.params["uri"] = "test:///default"
+    context.params["uri"] = uri
     parameter = attach.params[0]
     assert complete_domain(context, parameter, "te") == ["test"]
     assert complete_domain(context, parameter, "x") == []
@@ -100,7 +108,7 @@ def test_a_host_that_nobody_knows_is_told_as_such() -> None:
 
 @pytest.mark.parametrize("inactive", [True, False])
 def test_what_of_a_domain_cannot_be_read_is_known(
-    monkeypatch: pytest.MonkeyPatch, *, inactive: bool
+    monkeypatch: pytest.MonkeyPatch, uri: str, *, inactive: bool
 ) -> None:
     """The other XML of it is read all the same, and it stays as persistent as it is."""
     real = library().virDomain.XMLDesc
@@ -110,12 +118,12 @@ def test_what_of_a_domain_cannot_be_read_is_known(
         return "<odd/>" if is_odd else str(real(domain, flags))
 
     monkeypatch.setattr(library().virDomain, "XMLDesc", describe)
-    with connect("test:///default") as opened:
+    with connect(uri) as opened:
         (known,) = opened.hypervisor().domains
     assert (known.is_definition_unread, known.is_running_unread) == (inactive, not inactive)
     assert (known.defined is None, known.running is None) == (inactive, not inactive)
     assert (known.is_unread, known.is_persistent) == (True, True)
-    result = CliRunner().invoke(cli, ["libvirt", "preflight", "test", "-c", "test:///default"])
+    result = CliRunner().invoke(cli, ["libvirt", "preflight", "test", "-c", uri])
     if inactive:
         assert isinstance(result.exception, HostError)
         assert "virsh dumpxml --inactive test" in result.exception.hint
@@ -143,7 +151,7 @@ DROPPED = b"""\
     ],
 )
 def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
-    monkeypatch: pytest.MonkeyPatch, answers: dict[str, int], left: str
+    monkeypatch: pytest.MonkeyPatch, uri: str, answers: dict[str, int], left: str
 ) -> None:
     """With NVRAM of its name left over, libvirt undefines no domain but where told to keep it."""
     called = []
@@ -159,7 +167,7 @@ def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
 
         return act
 
-    with connect("test:///default") as opened:
+    with connect(uri) as opened:
         with monkeypatch.context() as patch:
             for call in ("undefine", "undefineFlags"):
                 patch.setattr(library().virDomain, call, answer(call))
