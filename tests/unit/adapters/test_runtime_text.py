@@ -138,6 +138,58 @@ def test_json_keeps_the_order_of_keys_and_comes_back_to_the_byte(before: str) ->
     assert "theirs" in (text.without_file(changed, file, file.keys) or "")
 
 
+ADDED = (
+    Setting(("runtimes", "kata"), {"runtimeType": "/shim", "options": {"ConfigPath": "/c"}}),
+    Setting(("features", "cdi"), value=True, is_shared=True),
+)
+BY_HAND = (
+    '{ "a" : 1.0,\t"dns": ["10.0.0.1",\n"10.0.0.2"],\n   "big": 1E+2, "\\u00e4": "\\/x" }\n',
+    '{\r\n  "a": 1.50,\r\n  "runtimes": {"theirs": {"path": "/x"}}\r\n}\r\n',
+    '\n{\n  "features": {},\n  "runtimes": null\n}',
+)
+
+
+@pytest.mark.parametrize("before", BY_HAND)
+def test_json_written_by_hand_stays_to_the_byte_around_what_is_set(before: str) -> None:
+    file = written(before, JSON, ADDED)
+    assert json.loads(file.after)["runtimes"]["kata"]["options"] == {"ConfigPath": "/c"}
+    assert json.loads(file.after)["features"] == {"cdi": True}
+    for line in before.splitlines():
+        for part in line.rstrip().removesuffix("}").rstrip().split(","):
+            assert part.replace("null", "").replace("{}", "").rstrip("}") in file.after
+    assert ("\r" in before) == (file.after.count("\r\n") == file.after.count("\n"))
+    later = file.after.replace("{", '{"later": 7.00,', 1)
+    left = text.without_file(later, file, file.keys)
+    assert left is not None
+    assert '"later": 7.00' in left
+    assert "kata" not in left
+    assert "cdi" not in left
+    assert text.without_file(file.after, file, file.keys) == before
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ('{"runtimes": {}, "runtimes": {}}', ":1:18: the key 'runtimes' twice"),
+        ('{"a": {"b": 1, "b": 2}}', "the key 'b' twice"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": -Infinity}', "Infinity"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", "nested deeper"),
+    ],
+)
+def test_json_that_go_reads_otherwise_is_refused(before: str, words: str) -> None:
+    with pytest.raises(InvalidDocument, match=JSON) as error:
+        text.parse(before, JSON)
+    assert words in error.value.message
+    assert "mend the file" in error.value.hint
+
+
+def test_toml_nested_too_deep_is_told() -> None:
+    with pytest.raises(InvalidDocument, match="recursion"):
+        text.parse("a = " + "[" * 100_000 + "]" * 100_000, TOML)
+
+
 @pytest.mark.parametrize("indent", [4, 2, "\t"])
 def test_json_keeps_its_style(indent: int | str) -> None:
     before = json.dumps({"a": {"b": 1}}, indent=indent) + "\n"

@@ -238,7 +238,7 @@ def test_an_entry_of_dockers_that_was_edited_since_stays(kernel: FakeKernel) -> 
 
 def test_a_daemon_json_with_comments_is_told(kernel: FakeKernel) -> None:
     put(kernel, DAEMON, "{} // mine\n")
-    with pytest.raises(InvalidDocument, match=r"daemon\.json cannot be read"):
+    with pytest.raises(InvalidDocument, match=r"daemon\.json:1:4: not JSON"):
         prepare(kernel, kata("docker"))
 
 
