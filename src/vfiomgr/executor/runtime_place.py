@@ -9,7 +9,7 @@ from vfiomgr.adapters.runtimes import template, text
 from vfiomgr.errors import Refusal
 from vfiomgr.host import runtimes
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import ConfigFile, ProgramName, RuntimeFacts
+from vfiomgr.model.runtime import ConfigFile, ProgramName, RuntimeFacts, imports_of
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) ->
     own = runtimes.read_config(tree, drop_in(tree, place))
     imported: tuple[ConfigFile, ...] = ()
     if place.program == "containerd" and main.text is not None:
-        patterns = text.parse(main.text, main.path).get("imports", [])
+        patterns = imports_of(text.parse(main.text, main.path), main.path)
         imported = runtimes.read_imported(tree, main.path, patterns, place.version)
     elif place.program == "crio":
         others = (path for path in beside(tree, place) if not path.endswith("~"))

@@ -12,10 +12,10 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, InvalidDocument
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import absolute, covers
+from vfiomgr.model.runtime import absolute, covers, imports_of
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -75,13 +75,18 @@ class _Shown:
         None where there is no main file; an import that is not there is the program's to tell.
         """
         import tomlkit  # noqa: PLC0415 - slow to import
+        from tomlkit.exceptions import ParseError  # noqa: PLC0415 - slow to import
 
         text = self._text(path)
         if text is None:
             gone = os.path.join(self.directory, "gone")
             return (gone if path in self.texts else self._own_place(path)) if depth else None
-        document = tomlkit.parse(text)
-        patterns = document.unwrap().get("imports", []) if depth < _MOST_DEPTH else []
+        try:
+            document = tomlkit.parse(text)
+        except (ParseError, RecursionError) as error:
+            message = f"{path} cannot be read: {error}"
+            raise InvalidDocument(message, "mend the file first; nothing was changed") from None
+        patterns = imports_of(document.unwrap(), path) if depth < _MOST_DEPTH else ()
         if not patterns and path not in self.texts:
             return self._own_place(path)
         if patterns:

@@ -176,6 +176,20 @@ def shown(key: Key) -> str:
     return ".".join(n if p else json.dumps(n) for n, p in zip(key, plain, strict=True))
 
 
+def imports_of(data: dict[str, Any], place: str) -> tuple[str, ...]:
+    """The imports of a file of containerd's.
+
+    Raises:
+        InvalidDocument: they are no list of texts.
+
+    """
+    told = data.get("imports", [])
+    if not isinstance(told, list) or not all(isinstance(pattern, str) for pattern in told):
+        message = f"imports in {place} is no list of texts: {json.dumps(told, default=str)}"
+        raise InvalidDocument(message, 'mend it, e.g. imports = ["/etc/containerd/conf.d/*.toml"]')
+    return tuple(told)
+
+
 def absolute(pattern: str, main: str, version: Version | None = None) -> str:
     """An import as containerd takes it: relative to the directory of the file that it stands in.
 

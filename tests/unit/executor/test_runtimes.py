@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from functools import partial
@@ -818,6 +819,57 @@ def test_what_is_handed_on_twice_does_not_become_part_of_a_template(tmp_path: Pa
         uninstall(kernel, name)
     assert text(kernel, MAIN) == V3
     assert text(kernel, DROP_IN) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EBUSY, "findmnt"),
+        (errno.ENOSPC, "make room"),
+        (errno.EPERM, "lsattr"),
+        (errno.EROFS, "read-only"),
+        (errno.EIO, "dmesg"),
+    ],
+)
+def test_a_file_that_cannot_be_replaced_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    kernel, _ = host(tmp_path, "1.7.28", V2)
+    before = configuration(kernel)
+    replace = kernel.replace
+
+    def busy(path: HostPath, *arguments: Any, **more: Any) -> None:
+        if path == MAIN:
+            raise OSError(number, os.strerror(number), path)
+        replace(path, *arguments, **more)
+
+    monkeypatch.setattr(kernel, "replace", busy)
+    with pytest.raises(RolledBack) as error:
+        install(kernel)
+    assert f"{MAIN} cannot be written: {os.strerror(number)}" in error.value.message
+    assert "defect" not in error.value.hint
+    assert remedy in error.value.hint
+    assert configuration(kernel) == before
+
+
+@pytest.mark.parametrize("imports", ["[1]", "'no list'", "{a = 1}", "[2026-11-21]"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_imports_that_are_none_are_told(tmp_path: Path, imports: str, *, is_inner: bool) -> None:
+    wrong = f"version = 3\nimports = {imports}\n"
+    main = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n' if is_inner else wrong
+    kernel, _ = host(tmp_path, "2.1.9", main, **({"theirs": wrong} if is_inner else {}))
+    with pytest.raises(InvalidDocument, match=r"imports in .* is no list of texts"):
+        install(kernel)
+
+
+@pytest.mark.parametrize(
+    "main", ["plugins = 3\n", "plugins = {cri = 3}\n", "disabled_plugins = 1\n"]
+)
+def test_values_of_another_kind_are_no_defect(tmp_path: Path, main: str) -> None:
+    kernel, _ = host(tmp_path, None, f"version = 2\n{main}")
+    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7))
+    with contextlib.suppress(Refusal):
+        api.prepare_entry(kernel, place, kata(), "")
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:
