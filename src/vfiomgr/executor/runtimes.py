@@ -366,7 +366,8 @@ def apply_prepared(prepared: Prepared, work: Work) -> Outcome:
         message = f"{why}; and it could not be taken back: {error.message}"
         raise RollbackIncomplete(message, error.hint) from error
     message = f"{why}; all files are as they were"
-    raise RolledBack(message, "did somebody else change them at the same time? run it again")
+    hint = "does it import what vfiomgr did not find, or did somebody change a file meanwhile?"
+    raise RolledBack(message, f"{hint} look at its imports, then run it again")
 
 
 def _surprise(tree: HostTree, prepared: Prepared) -> str | None:

@@ -80,13 +80,14 @@ def crio(version: str = "1.31.0", *, drops: str = "") -> Callable[[Sequence[str]
     def answer(arguments: Sequence[str]) -> Said:
         if "--version" in arguments:
             return Said(output=f"crio version {version}\nVersion: {version}\n")
-        _, main, _, drop_ins, command = arguments
+        *named, _, drop_ins, command = arguments
         assert command == "config"
         from pathlib import Path  # noqa: PLC0415
 
         runtimes: dict[str, Any] = {"runc": {"runtime_path": "/usr/bin/runc"}}
         runtime: dict[str, Any] = {"conmon_cgroup": "pod", "runtimes": runtimes}
-        files = [Path(main), *sorted(Path(drop_ins).iterdir())]
+        inner = sorted(Path(drop_ins).iterdir()) if Path(drop_ins).exists() else []
+        files = [*map(Path, named[1:]), *inner]
         for file in files:
             found = tomlkit.parse(file.read_text()).unwrap().get("crio", {}).get("runtime", {})
             runtimes |= found.pop("runtimes", {})

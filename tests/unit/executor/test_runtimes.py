@@ -43,10 +43,11 @@ from vfiomgr.model.runtime import RECORD, Wish
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from tests.fakes.programs import Said
     from tests.unit.executor.faults import Courses
     from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.intent import Intent
@@ -299,6 +300,44 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
 
 
 # ---- what is left, and what is not known any more
+
+
+def test_after_writing_the_files_themselves_are_read(tmp_path: Path) -> None:
+    kernel, containerd = host(tmp_path, "2.1.9", V3)
+    asked: list[str] = []
+    run = containerd.run
+
+    def noted(arguments: Sequence[str]) -> Said:
+        asked.append(arguments[1] if "dump" in arguments else "")
+        return run(arguments)
+
+    containerd.run = noted  # type: ignore[method-assign]
+    prepared = prepare(kernel)
+    own = kernel.locate(MAIN)
+    assert own in asked, "what there is comes from the file itself"
+    assert asked[-1] != own
+    api.apply_prepared(prepared, tree=kernel)
+    assert asked[-1] == own
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_read"),
+    [
+        ("/etc/containerd/*.d/*.toml", "a", True),
+        ("/etc/*/conf.d/[^b]*.toml", "a", True),
+        ("/etc/*/conf.d/[^a]*.toml", "a", False),
+        ("/etc/containerd/./conf.d/*.toml", "a", True),
+    ],
+)
+def test_imports_are_found_as_go_finds_them(
+    tmp_path: Path, pattern: str, name: str, *, is_read: bool
+) -> None:
+    main = V3.replace("version = 3\n", f"version = 3\nimports = [{pattern!r}]\n")
+    taken = f"[plugins.'{RUNTIME}'.containerd.runtimes.kata-vfio]\nruntime_type = 'x'\n"
+    kernel, _ = host(tmp_path, None, main, **{name: f"version = 3\n{taken}"})
+    place = api.locate_runtime(kernel, "containerd", None, Version(2, 1))
+    with pytest.raises(Refusal, match="did not write it") if is_read else contextlib.nullcontext():
+        api.prepare_entry(kernel, place, kata(), "")
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -858,8 +897,13 @@ def test_imports_that_are_none_are_told(tmp_path: Path, imports: str, *, is_inne
     wrong = f"version = 3\nimports = {imports}\n"
     main = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n' if is_inner else wrong
     kernel, _ = host(tmp_path, "2.1.9", main, **({"theirs": wrong} if is_inner else {}))
-    with pytest.raises(InvalidDocument, match=r"imports in .* is no list of texts"):
+    with pytest.raises((InvalidDocument, HostError)) as error:
         install(kernel)
+    if not is_inner:
+        assert "imports in /etc/containerd/config.toml is no list" in error.value.message
+    else:
+        assert "containerd cannot read its configuration" in error.value.message
+    assert error.value.hint
 
 
 @pytest.mark.parametrize(
