@@ -31,6 +31,26 @@ def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vfiomgr.executor.runtimes._stamp", lambda: "20261121T120000Z")
 
 
+@pytest.mark.parametrize("told", ["2.1", "2.1.9"])
+def test_a_containerd_of_another_release_is_not_asked(
+    kernel: FakeKernel, run: Run, told: str
+) -> None:
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V3)
+    Containerd("1.6.20").install(kernel)
+    answer = run("kata", "install", "--containerd-version", told)
+    assert answer.status == 0, answer.stderr
+    assert "containerd 1.6.20 is installed" in answer.stderr
+    assert text(kernel, DROP_IN)
+    answer = run("kata", "uninstall", "--containerd-version", told)
+    assert answer.status == 0
+    assert text(kernel, MAIN) == V3
+    Containerd("2.1.4").install(kernel)
+    answer = run("kata", "install", "--containerd-version", told)
+    assert "not checked" not in answer.stderr, "that is the same release"
+
+
 @pytest.fixture
 def node(kernel: FakeKernel) -> FakeKernel:
     """The workstation with Kata and containerd 2.1."""
