@@ -223,8 +223,21 @@ def test_what_cannot_be_read_is_told_with_its_place(before: str, place: str) -> 
     ],
 )
 def test_what_cannot_be_edited_is_refused(before: str) -> None:
-    with pytest.raises(Refusal, match=TOML):
+    with pytest.raises(Refusal, match=TOML) as refusal:
         written(before)
+    hint = refusal.value.hint
+    assert "dry-run" not in hint
+    assert f'{shown(ENTRY)}.runtime_path = "/x"; {shown(ENTRY)}.list = ["a"]' in hint
+    assert f'{shown(ENTRY)}.options.ConfigPath = "/y"' in hint
+    assert '"/etc/x/conf.d/*.toml" in imports' in hint
+    assert f'plugins."{CRI}".enable_cdi = true' in hint
+
+
+def test_json_that_cannot_be_edited_is_refused_with_what_it_wants() -> None:
+    with pytest.raises(Refusal) as refusal:
+        written('{"runtimes": 3}', JSON, ADDED)
+    wanted = '{"runtimes": {"kata": {"runtimeType": "/shim", "options": {"ConfigPath": "/c"}}}'
+    assert wanted in refusal.value.hint
 
 
 EDITS: list[tuple[Callable[[str], str], str]] = [

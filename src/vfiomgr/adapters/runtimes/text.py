@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import json_text, values
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.model.runtime import Setting
+from vfiomgr.model.runtime import Setting, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.model.runtime import OwnedFile, OwnedKey
 
-_BY_HAND = "write it by hand: vfiomgr … --dry-run shows the keys; and please report the file"
 _MARK = "\ufeff"
 _LINE_END = re.compile(r"(?<!\r)\n")
 
 
 def parse(text: str, place: str) -> values.Data:
-    """What a file says, as TOML or, where its name ends so, JSON.
+    """What a file says, as TOML or JSON.
 
     Raises:
         InvalidDocument: it cannot be read.
@@ -34,12 +33,12 @@ def parse(text: str, place: str) -> values.Data:
     if "\ufffd" in text or text.startswith(_MARK):
         message = f"{place} is not plain UTF-8, or begins with a byte order mark"
         raise InvalidDocument(message, "save it as UTF-8 without a byte order mark")
-    return json_text.parse(text, place) if is_json(place) else _parse_toml(text, place)
+    return json_text.parse(text, place) if is_json(text, place) else _parse_toml(text, place)
 
 
-def is_json(place: str) -> bool:
-    """Whether a file holds JSON."""
-    return place.endswith(".json")
+def is_json(text: str, place: str) -> bool:
+    """Whether a file holds JSON, whatever its name; no TOML begins with a brace."""
+    return place.endswith(".json") or text.lstrip().startswith("{")
 
 
 def _parse_toml(text: str, place: str) -> values.Data:
@@ -66,20 +65,40 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
         wanted = values.with_settings(data, settings)
     except (AttributeError, TypeError) as error:
         message = f"{place} has a value where a table or a list belongs: {error}"
-        raise Refusal(message, _BY_HAND) from error
-    if is_json(place):
+        raise Refusal(message, _by_hand(settings, text, place)) from error
+    if is_json(text, place):
         made = _with_ends(json_text.with_settings(text, settings, place), text)
         if _says(made, wanted, place):
             return made
         message = f"{place} is written in a way that vfiomgr cannot edit without harm"
-        raise Refusal(message, _BY_HAND)
+        raise Refusal(message, _by_hand(settings, text, place))
     changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
     for write in (_set_toml, _add_to_toml):
         made = _attempt(write, text, settings)
         if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
             return _with_ends(made, text)
     message = f"{place} is written in a way that vfiomgr cannot edit without harm"
-    raise Refusal(message, _BY_HAND)
+    raise Refusal(message, _by_hand(settings, text, place))
+
+
+def _by_hand(settings: Iterable[Setting], text: str, place: str) -> str:
+    """What somebody has to write who does it himself."""
+    settings = tuple(settings)
+    if is_json(text, place):
+        wanted = json.dumps(values.with_settings({}, settings), ensure_ascii=False)
+    else:
+        wanted = "; ".join(line for setting in settings for line in _wanted(setting))
+    return f"write it by hand, and please report the file; it wants: {wanted}"
+
+
+def _wanted(setting: Setting) -> Iterator[str]:
+    """A value with its key, as a line of TOML each; an item with the list that it is to be in."""
+    if isinstance(setting.value, dict):
+        for name, value in setting.value.items():
+            yield from _wanted(Setting((*setting.key, name), value))
+        return
+    key, value = shown(setting.key), json.dumps(setting.value, ensure_ascii=False)
+    yield f"{value} in {key}" if setting.is_item else f"{key} = {value}"
 
 
 def _with_ends(made: str, text: str) -> str:
@@ -227,7 +246,7 @@ def _candidates(
         yield reverted(
             current, file.before or "", with_settings(file.before or "", settings, file.path)
         )
-    if is_json(file.path):
+    if is_json(current, file.path):
         yield json_text.without_keys(current, keys, old, file.path)
     else:
         yield _attempt(_taken_out_of_toml, current, keys, old)
