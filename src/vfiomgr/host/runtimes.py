@@ -114,11 +114,15 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
 
     """
     place = followed(tree, path)
+    status = tree.status(place)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        message = f"{place} is no regular file"
+        raise InvalidDocument(message, "vfiomgr changes regular files alone: put one there")
     data = tree.read_whole(place)
     if data is None:
         if tree.exists(place):
             message = f"{place} cannot be read"
-            raise InvalidDocument(message, "run as root; it must be a regular file")
+            raise InvalidDocument(message, "run as root")
         return ConfigFile(place, None)
     try:
         text = data.decode()

@@ -916,6 +916,16 @@ def test_values_of_another_kind_are_no_defect(tmp_path: Path, main: str) -> None
         api.prepare_entry(kernel, place, kata(), "")
 
 
+def test_a_pipe_is_no_configuration(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    kernel.remove(MAIN)
+    os.mkfifo(kernel.locate(MAIN))
+    with pytest.raises(InvalidDocument) as error:
+        prepare(kernel)
+    assert f"{MAIN} is no regular file" in error.value.message
+    assert error.value.hint
+
+
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "1.7.28", V2)
     before = configuration(kernel)
