@@ -67,9 +67,9 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
         message = f"{place} has a value where a table or a list belongs: {error}"
         raise Refusal(message, _by_hand(settings, text, place)) from error
     if is_json(text, place):
-        made = _with_ends(json_text.with_settings(text, settings, place), text)
-        if _says(made, wanted, place):
-            return made
+        edited = _with_ends(json_text.with_settings(text, settings, place), text)
+        if _says(edited, wanted, place):
+            return edited
         message = f"{place} is written in a way that vfiomgr cannot edit without harm"
         raise Refusal(message, _by_hand(settings, text, place))
     changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
