@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import glob
 import os
+import tempfile
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ class Containerd:
 
     def __init__(self, version: str) -> None:
         self.version = Version.parse(version)
+        self._root = ""
         self.unknown: set[str] = set()
         """Keys that this one does not know, against all expectations."""
         self.forgets: tuple[str, ...] = ()
@@ -68,6 +70,7 @@ class Containerd:
 
     def install(self, kernel: FakeKernel) -> None:
         """Put it on the PATH of a host."""
+        self._root = kernel.root
         kernel.programs.install(PROGRAM)
         kernel.programs.known[PROGRAM] = self
 
@@ -141,11 +144,20 @@ class Containerd:
             data = tomllib.load(file)
         seen.add(path)
         yield data
-        for pattern in data.get("imports", []):
-            place = os.path.join(os.path.dirname(path), pattern)
+        imports = data.get("imports", [])
+        if not isinstance(imports, list) or not all(isinstance(one, str) for one in imports):
+            message = "toml: cannot decode imports into a Go value of type string"
+            raise _Stops(message)
+        for pattern in imports:
+            place = self._real(os.path.join(os.path.dirname(path), pattern))
             for found in sorted(glob.glob(place)) if "*" in place else [place]:
                 if found not in seen:
                     yield from self._loaded(found, seen)
+
+    def _real(self, place: str) -> str:
+        """Where a path of the host is; those that it is shown are elsewhere already."""
+        is_shown = place.startswith((f"{self._root}/", f"{tempfile.gettempdir()}/vfiomgr-"))
+        return place if is_shown else f"{self._root}{place}"
 
     def _merged(self, files: list[Data]) -> Data:
         main: int = files[0].get("version", 1)

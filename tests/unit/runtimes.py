@@ -67,9 +67,9 @@ def host(
     return kernel, containerd
 
 
-def put(kernel: FakeKernel, path: str, text: str | None) -> None:
+def put(kernel: FakeKernel, path: str, text: str | None, mode: int = 0o644) -> None:
     if text is not None:
-        kernel.sysfs.put_bytes(path, text.encode(), 0o644)
+        kernel.sysfs.put_bytes(path, text.encode(), mode)
 
 
 def kata(program: ProgramName = "containerd", name: str = "kata-vfio", **more: Any) -> Wish:

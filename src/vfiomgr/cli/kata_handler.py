@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.kata.read import read_settings
 from vfiomgr.cli.output import note
+from vfiomgr.cli.runtime_entry import require_file, require_program
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.host import kata
 from vfiomgr.model.kata import NEWEST, handler_configuration, search_path
@@ -39,6 +40,7 @@ def configuration_of(session: Session, handler: str, told: str | None) -> HostPa
         path = whole_path(told)
         if not session.files.exists(path):
             raise _lacking(session, path, f"; or leave out --config {path}")
+        require_file(session, path, "name the file of Kata's configuration, or leave out --config")
         return path
     if session.files.exists(own):
         return own
@@ -97,9 +99,7 @@ def shim_of(session: Session, configuration: HostPath, told: str | None) -> str:
     """
     if told is not None:
         path = whole_path(told)
-        if not session.files.exists(path):
-            message = f"there is no {path}"
-            raise Refusal(message, "name Kata's shim, or leave out --runtime-path")
+        require_program(session, path, "name Kata's shim, or leave out --runtime-path")
         return path
     installed = kata.read_installation(session.files)
     runtime = _runtime_of(session, configuration) or _default_runtime(installed)

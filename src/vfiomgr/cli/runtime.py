@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
+from vfiomgr.cli.runtime_entry import (
+    at_place,
+    carry_out,
+    place_of,
+    place_options,
+    require_program,
+)
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.errors import UsageError
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import Wish
 
@@ -75,9 +81,7 @@ def configure(
     if not path.startswith("/"):
         message = f"--path {path} is no absolute path"
         raise UsageError(message, "e.g. --path /usr/bin/crun")
-    if not session.files.exists(HostPath(path)):
-        message = f"there is no {path}"
-        raise Refusal(message, "install it first, or name where it is with --path")
+    require_program(session, HostPath(path), "install it first, or name where it is with --path")
     wish = Wish(place.program, name, path, set_default=set_default, enable_cdi=enable_cdi)
     undo = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
     carry_out(session, lambda: api.prepare_entry(session.files, place, wish, undo), undo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,8 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.change import options_of, plan_body, print_outcome
 from vfiomgr.cli.output import note, print_document
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.host.kata import followed
 from vfiomgr.model.runtime import PROGRAMS, RECORD
 
 if TYPE_CHECKING:
@@ -18,11 +20,13 @@ if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
     from vfiomgr.executor.runtime_place import Place
     from vfiomgr.executor.runtimes import Prepared
+    from vfiomgr.model.path import HostPath
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.runtime import ProgramName
     from vfiomgr.model.version import Version
 
 _UNITS = {"containerd": "containerd", "crio": "crio", "docker": "docker"}
+_EXECUTABLE = 0o111
 _NODE_UNITS = {"k3s": ("k3s-agent", "k3s"), "rke2": ("rke2-agent", "rke2-server")}
 
 
@@ -70,6 +74,39 @@ def place_of(
     version = None if containerd_version is None else _parsed(containerd_version)
     chosen = program or _only(session)
     return api.locate_runtime(session.files, chosen, runtime_config, version)
+
+
+def require_program(session: Session, path: HostPath, remedy: str) -> None:
+    """Make sure that what is to be run is a program.
+
+    Raises:
+        Refusal: it is not there, no regular file, or not executable.
+
+    """
+    require_file(session, path, remedy)
+    found = followed(session.files, path)
+    status = None if found is None else session.files.status(found)
+    if status is not None and not status.st_mode & _EXECUTABLE:
+        message = f"{path} is not executable"
+        raise Refusal(message, f"make it so: chmod +x {session.files.locate(path)}; or {remedy}")
+
+
+def require_file(session: Session, path: HostPath, remedy: str) -> None:
+    """Make sure that what is to be read is a regular file, or a link to one.
+
+    Raises:
+        Refusal: it is none, or not there.
+
+    """
+    found = followed(session.files, path)
+    status = None if found is None else session.files.status(found)
+    if status is None:
+        message = f"there is no {path}"
+        raise Refusal(message, remedy)
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        message = f"{path} is {kind}"
+        raise Refusal(message, remedy)
 
 
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:

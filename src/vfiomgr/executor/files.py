@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from errno import EACCES, EBUSY, EDQUOT, ENOSPC, EPERM, EROFS
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10.0
 """Seconds for systemd or udevd to take notice."""
+_REMEDY = "see dmesg for the file system's words; is it mounted, and writable?"
+_ROOM = "make room on its file system, then run the command again"
+_LOCKED = "is it immutable (lsattr), or the file system another's? then run the command again"
+_REMEDIES = {
+    EBUSY: "it is mounted there by itself (findmnt): change the file that it is mounted from",
+    ENOSPC: _ROOM,
+    EDQUOT: _ROOM,
+    EROFS: "its file system is read-only: remount it, or change what it is made from",
+    EACCES: _LOCKED,
+    EPERM: _LOCKED,
+}
 _UNITS = frozenset({*vgpu_service.FILES, *layout_service.SERVICES})
 """Files of systemd that act at the next boot."""
 
@@ -50,14 +62,19 @@ def _replace_file(tree: HostTree, step: ReplaceFile) -> None:
     if current not in (step.before, step.after):
         message = f"{target} was changed meanwhile, and not by this run"
         raise HostError(message, "look at it, then run the command again")
-    if step.after is None:
-        tree.remove(target)
-    elif current != step.after:
-        tree.make_directory(target.parent)
-        tree.replace(target, step.after.encode(), step.mode)
+    try:
+        if step.after is None:
+            tree.remove(target)
+        elif current != step.after:
+            tree.make_directory(target.parent)
+            tree.replace(target, step.after.encode(), step.mode)
+    except OSError as error:
+        what = "removed" if step.after is None else "written"
+        message = f"{target} cannot be {what}: {error.strerror or error}"
+        raise HostError(message, _REMEDIES.get(error.errno or 0, _REMEDY)) from error
     if tree.read_text(target) != step.after:
         message = f"{target} does not hold what was written to it"
-        raise HostError(message, "see dmesg for the file system's words")
+        raise HostError(message, _REMEDY)
     _tell_readers(tree, target, is_there=step.after is not None)
 
 

@@ -69,6 +69,8 @@ def dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dum
         HostError: it cannot read them.
 
     """
+    if place.other is not None:
+        return None
     match place.program:
         case "containerd":
             return runtime_dump.dump_containerd(tree, place.main, texts, place.version)
@@ -83,6 +85,8 @@ def _why_unchecked(tree: HostTree, place: Place) -> str:
     name = str(place)
     if place.program in ("k3s", "rke2"):
         return f"what {name} makes of the template: it does so when it starts"
+    if place.other is not None:
+        return f"what {name} makes of it: containerd {place.other} is installed"
     if not tree.runs_programs:
         return f"what {name} makes of it: programs of {tree.root} cannot be run from here"
     return f"what {name} makes of it: it is not installed here, or does not answer"

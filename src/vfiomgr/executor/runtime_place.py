@@ -9,7 +9,7 @@ from vfiomgr.adapters.runtimes import template, text
 from vfiomgr.errors import Refusal
 from vfiomgr.host import runtimes
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import ConfigFile, ProgramName, RuntimeFacts
+from vfiomgr.model.runtime import ConfigFile, ProgramName, RuntimeFacts, imports_of
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Place:
     program: ProgramName
     main: HostPath
     version: Version | None
+    other: Version | None = None
+    """What is installed instead, where another release was told: it is not asked."""
 
     def __str__(self) -> str:
         """`containerd 2.1.9`; of k3s and rke2 the version is that of the containerd in them."""
@@ -47,7 +49,12 @@ def locate(
     """The runtime, with what is not told read from the host."""
     path = runtimes.main_file(program) if main is None else HostPath(main)
     place = runtimes.read_config(tree, path).path
-    return Place(program, place, version or runtimes.read_version(tree, program))
+    installed = runtimes.read_version(tree, program)
+    other = None
+    if program == "containerd" and version is not None and installed is not None:
+        is_same = (version.major, version.minor) == (installed.major, installed.minor)
+        other = None if is_same else installed
+    return Place(program, place, version or installed, other)
 
 
 def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> RuntimeFacts:
@@ -56,7 +63,7 @@ def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) ->
     own = runtimes.read_config(tree, drop_in(tree, place))
     imported: tuple[ConfigFile, ...] = ()
     if place.program == "containerd" and main.text is not None:
-        patterns = text.parse(main.text, main.path).get("imports", [])
+        patterns = imports_of(text.parse(main.text, main.path), main.path)
         imported = runtimes.read_imported(tree, main.path, patterns, place.version)
     elif place.program == "crio":
         others = (path for path in beside(tree, place) if not path.endswith("~"))

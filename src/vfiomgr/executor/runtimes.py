@@ -158,13 +158,21 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
         *_changes(tree, {**seen, **cleaned}, {file.path: file.after for file in made}),
     )
     summary = f"give {place} {wish.subject}"
+    notes = (*decision.notes, *_lost_default(mine, wish))
     return Prepared(
         place,
-        ChangeFiles(summary, changes, _locks(place, wish.name), decision.notes),
+        ChangeFiles(summary, changes, _locks(place, wish.name), notes),
         unchecked,
         tuple(change.path for change in backups),
         foreseen,
     )
+
+
+def _lost_default(mine: InstalledRuntime | None, wish: Wish) -> Iterator[str]:
+    """That an entry was the default one, and is not asked to be so any more."""
+    files = () if mine is None else mine.files
+    if not wish.set_default and any(key.path in _DEFAULTS for file in files for key in file.keys):
+        yield f"{wish.name} is the default one no more: --set-default keeps it so"
 
 
 def _without(
@@ -366,7 +374,8 @@ def apply_prepared(prepared: Prepared, work: Work) -> Outcome:
         message = f"{why}; and it could not be taken back: {error.message}"
         raise RollbackIncomplete(message, error.hint) from error
     message = f"{why}; all files are as they were"
-    raise RolledBack(message, "did somebody else change them at the same time? run it again")
+    hint = "does it import what vfiomgr did not find, or did somebody change a file meanwhile?"
+    raise RolledBack(message, f"{hint} look at its imports, then run it again")
 
 
 def _surprise(tree: HostTree, prepared: Prepared) -> str | None:

@@ -12,10 +12,11 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, InvalidDocument
+from vfiomgr.host.runtimes import found
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import absolute, covers
+from vfiomgr.model.runtime import absolute, covers, imports_of, is_pattern
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def dump_containerd(
 ) -> Dump | None:
     """What containerd reads; None where it is not there to be asked.
 
+    Without texts it reads the files at their own places, and finds itself what they import.
+
     Raises:
         HostError: it cannot read it.
 
@@ -54,7 +57,10 @@ def dump_containerd(
     if not tree.runs_programs:
         return None
     with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
-        place = _Shown(tree, texts, directory, version).put(main)
+        if texts:
+            place = _Shown(tree, texts, directory, version).put(main)
+        else:
+            place = tree.locate(main) if tree.exists(main) else None
         dump = ("--config", place, "config", "dump") if place else ("config", "default")
         answer = tree.ask(("containerd", *dump), _SECONDS)
     return None if answer is None else _read(answer, "containerd")
@@ -75,18 +81,23 @@ class _Shown:
         None where there is no main file; an import that is not there is the program's to tell.
         """
         import tomlkit  # noqa: PLC0415 - slow to import
+        from tomlkit.exceptions import ParseError  # noqa: PLC0415 - slow to import
 
         text = self._text(path)
         if text is None:
             gone = os.path.join(self.directory, "gone")
             return (gone if path in self.texts else self._own_place(path)) if depth else None
-        document = tomlkit.parse(text)
-        patterns = document.unwrap().get("imports", []) if depth < _MOST_DEPTH else []
+        try:
+            document = tomlkit.parse(text)
+        except (ParseError, RecursionError) as error:
+            message = f"{path} cannot be read: {error}"
+            raise InvalidDocument(message, "mend the file first; nothing was changed") from None
+        patterns = imports_of(document.unwrap(), path) if depth < _MOST_DEPTH else ()
         if not patterns and path not in self.texts:
             return self._own_place(path)
         if patterns:
-            found = (file for pattern in patterns for file in self._found(pattern, path))
-            document["imports"] = [self.put(file, depth + 1) for file in found]
+            files = (file for pattern in patterns for file in self._found(pattern, path))
+            document["imports"] = [self.put(file, depth + 1) for file in files]
         place = os.path.join(
             self.directory, f"{len(os.listdir(self.directory))}-{HostPath(path).name}"
         )
@@ -103,13 +114,14 @@ class _Shown:
     def _found(self, pattern: str, importer: str) -> Iterator[str]:
         """The files that an import finds, those that are to be among them; sorted as Go does it."""
         pattern = absolute(pattern, importer, self.version)
-        if "*" not in pattern:
+        if not is_pattern(pattern):
             yield pattern
             return
-        directory = HostPath(pattern).parent
-        names = {f"{directory}/{name}" for name in self.tree.children(directory)}
-        for path in sorted(names | self.texts.keys()):
-            if covers(pattern, path) and self.texts.get(path, "") is not None:
+        to_be = {path for path in self.texts if covers(pattern, path)}
+        for path in sorted(
+            to_be.union(found(self.tree, pattern)), key=lambda path: path.split("/")
+        ):
+            if self.texts.get(path, "") is not None:
                 yield path
 
 
@@ -132,12 +144,16 @@ def dump_crio(
 ) -> Dump | None:
     """What CRI-O reads; None where it is not there to be asked.
 
+    Without texts it reads the files at their own places.
+
     Raises:
         HostError: it cannot read it.
 
     """
     if not tree.runs_programs:
         return None
+    if not texts:
+        return _own_dump_of_crio(tree, main)
     with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
         inner = os.path.join(directory, "crio.conf.d")
         os.mkdir(inner)
@@ -148,6 +164,14 @@ def dump_crio(
                 _copy(tree, HostPath(path), texts, os.path.join(inner, HostPath(path).name))
         command = ("crio", "--config", place, "--config-dir", inner, "config")
         answer = tree.ask(command, _SECONDS)
+    return None if answer is None else _read(answer, "CRI-O")
+
+
+def _own_dump_of_crio(tree: HostTree, main: HostPath) -> Dump | None:
+    """CRI-O does without its main file, but not without one that is named."""
+    named = ("--config", tree.locate(main)) if tree.exists(main) else ()
+    inner = tree.locate(main.parent / "crio.conf.d")
+    answer = tree.ask(("crio", *named, "--config-dir", inner, "config"), _SECONDS)
     return None if answer is None else _read(answer, "CRI-O")
 
 

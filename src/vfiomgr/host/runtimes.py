@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import ConfigFile, absolute, covers
+from vfiomgr.model.runtime import ConfigFile, absolute, is_pattern, matches
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.runtime import ProgramName
@@ -40,6 +41,7 @@ _MAIN: dict[ProgramName, HostPath] = {
 _WITH_CONTAINERD_2 = (Version(1, 31, 6), Version(1, 32, 2))
 """Releases of k3s and rke2 with which containerd 2 came to those branches."""
 _DPKG = HostPath("/var/lib/dpkg/status")
+_MAGIC = frozenset("*?[\\")
 _MOST_LINKS = 40
 _SECONDS = 10.0
 
@@ -112,11 +114,15 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
 
     """
     place = followed(tree, path)
+    status = tree.status(place)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        message = f"{place} is no regular file"
+        raise InvalidDocument(message, "vfiomgr changes regular files alone: put one there")
     data = tree.read_whole(place)
     if data is None:
         if tree.exists(place):
             message = f"{place} cannot be read"
-            raise InvalidDocument(message, "run as root; it must be a regular file")
+            raise InvalidDocument(message, "run as root")
         return ConfigFile(place, None)
     try:
         text = data.decode()
@@ -148,21 +154,25 @@ def imported(
     tree: HostTree, main: HostPath, patterns: Iterable[str], version: Version | None
 ) -> tuple[HostPath, ...]:
     """The files that imports find, in the order in which containerd reads them."""
-    paths = (
-        path for pattern in patterns for path in _found(tree, absolute(pattern, main, version))
-    )
+    paths = (path for pattern in patterns for path in found(tree, absolute(pattern, main, version)))
     return tuple(dict.fromkeys(paths))
 
 
-def _found(tree: HostTree, pattern: str) -> Iterator[HostPath]:
-    place = HostPath(pattern)
-    if "*" not in pattern:
-        if tree.exists(place):
-            yield place
-        return
-    for name in tree.children(place.parent):
-        if covers(pattern, f"{place.parent}/{name}"):
-            yield place.parent / name
+def found(tree: HostTree, pattern: str) -> tuple[HostPath, ...]:
+    """The files that an import finds, in the order of Go's filepath.Glob."""
+    if not is_pattern(pattern):
+        place = HostPath(pattern)
+        return (place,) if tree.exists(place) else ()
+    places = [HostPath("")]
+    for wanted in posixpath.normpath(pattern).strip("/").split("/"):
+        is_plain = not _MAGIC.intersection(wanted)
+        places = [
+            place / name
+            for place in places
+            for name in ([wanted] if is_plain else tree.children(place))
+            if is_plain or matches(wanted, name)
+        ]
+    return tuple(place for place in places if tree.exists(place))
 
 
 def files_in(tree: HostTree, directory: HostPath) -> tuple[HostPath, ...]:

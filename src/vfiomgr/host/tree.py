@@ -316,7 +316,8 @@ class HostTree:
     ) -> ProgramAnswer | None:
         """How a program of this machine ended, and what it said; None where it is absent or hangs.
 
-        Programs act on the machine itself, so that in any other root there are none.
+        Programs act on the machine itself, so that in any other root there are none. They run in
+        its root, as services do: containerd before 2.0 takes patterns relative to that.
         """
         import subprocess  # noqa: PLC0415 - few callers run a program
 
@@ -325,6 +326,7 @@ class HostTree:
         try:
             process = subprocess.Popen(
                 command,
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
+import posixpath
+import re
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vfiomgr.errors import InvalidDocument
@@ -22,6 +24,13 @@ Key = tuple[str, ...]
 
 RECORD = STATE / "runtimes.json"
 _VERSION = "vfiomgr/v1"
+_CHARACTER = r"(?:\\.|[^\\\]-])"
+_PIECE = re.compile(
+    rf"\\(?P<escaped>.)|\[(?P<negated>\^?)(?P<class>(?:{_CHARACTER}(?:-{_CHARACTER})?)+)\]|[^\\[]",
+    re.DOTALL,
+)
+"""Of a pattern (path/filepath/match.go)."""
+_RANGE = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,20 @@ def shown(key: Key) -> str:
     return ".".join(n if p else json.dumps(n) for n, p in zip(key, plain, strict=True))
 
 
+def imports_of(data: dict[str, Any], place: str) -> tuple[str, ...]:
+    """The imports of a file of containerd's.
+
+    Raises:
+        InvalidDocument: they are no list of texts.
+
+    """
+    told = data.get("imports", [])
+    if not isinstance(told, list) or not all(isinstance(pattern, str) for pattern in told):
+        message = f"imports in {place} is no list of texts: {json.dumps(told, default=str)}"
+        raise InvalidDocument(message, 'mend it, e.g. imports = ["/etc/containerd/conf.d/*.toml"]')
+    return tuple(told)
+
+
 def absolute(pattern: str, main: str, version: Version | None = None) -> str:
     """An import as containerd takes it: relative to the directory of the file that it stands in.
 
@@ -189,7 +212,47 @@ def absolute(pattern: str, main: str, version: Version | None = None) -> str:
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Whether a pattern of Go's filepath.Glob, whose `*` ends at a slash, finds a path."""
-    directory, _, name = pattern.rpartition("/")
-    where, _, what = path.rpartition("/")
-    return directory == where and fnmatch.fnmatchcase(what, name)
+    """Whether an import finds a path: a pattern of Go's filepath.Glob, where it has a `*`."""
+    names, wanted = posixpath.normpath(path).split("/"), posixpath.normpath(pattern).split("/")
+    if not is_pattern(pattern):
+        return names == wanted
+    return len(names) == len(wanted) and all(map(matches, wanted, names))
+
+
+def is_pattern(text: str) -> bool:
+    """Whether containerd takes an import for a pattern (resolveImports)."""
+    return "*" in text
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of Go's filepath.Match finds a name without slashes; a bad one does not."""
+    expression = _expression(pattern)
+    return expression is not None and expression.fullmatch(name) is not None
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str] | None:
+    parts, place = [], 0
+    for found in _PIECE.finditer(pattern):
+        if found.start() != place:
+            return None
+        place = found.end()
+        if found["escaped"]:
+            parts.append(re.escape(found["escaped"]))
+        elif found["class"]:
+            parts.append(_class(found["class"], is_negated=bool(found["negated"])))
+        else:
+            parts.append({"*": ".*", "?": "."}.get(found[0], re.escape(found[0])))
+    return re.compile("".join(parts), re.DOTALL) if place == len(pattern) else None
+
+
+def _class(text: str, *, is_negated: bool) -> str:
+    """A class of characters; of a range whose ends are the wrong way round nothing is in it."""
+    ranges = []
+    for low, high in _RANGE.findall(text):
+        start, stop = low[-1], high[-1:] or low[-1]
+        if start <= stop:
+            ranges.append(f"{re.escape(start)}-{re.escape(stop)}")
+    if not ranges:
+        return "." if is_negated else "(?!)"
+    return f"[{'^' if is_negated else ''}{''.join(ranges)}]"

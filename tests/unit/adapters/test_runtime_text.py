@@ -138,6 +138,58 @@ def test_json_keeps_the_order_of_keys_and_comes_back_to_the_byte(before: str) ->
     assert "theirs" in (text.without_file(changed, file, file.keys) or "")
 
 
+ADDED = (
+    Setting(("runtimes", "kata"), {"runtimeType": "/shim", "options": {"ConfigPath": "/c"}}),
+    Setting(("features", "cdi"), value=True, is_shared=True),
+)
+BY_HAND = (
+    '{ "a" : 1.0,\t"dns": ["10.0.0.1",\n"10.0.0.2"],\n   "big": 1E+2, "\\u00e4": "\\/x" }\n',
+    '{\r\n  "a": 1.50,\r\n  "runtimes": {"theirs": {"path": "/x"}}\r\n}\r\n',
+    '\n{\n  "features": {},\n  "runtimes": null\n}',
+)
+
+
+@pytest.mark.parametrize("before", BY_HAND)
+def test_json_written_by_hand_stays_to_the_byte_around_what_is_set(before: str) -> None:
+    file = written(before, JSON, ADDED)
+    assert json.loads(file.after)["runtimes"]["kata"]["options"] == {"ConfigPath": "/c"}
+    assert json.loads(file.after)["features"] == {"cdi": True}
+    for line in before.splitlines():
+        for part in line.rstrip().removesuffix("}").rstrip().split(","):
+            assert part.replace("null", "").replace("{}", "").rstrip("}") in file.after
+    assert ("\r" in before) == (file.after.count("\r\n") == file.after.count("\n"))
+    later = file.after.replace("{", '{"later": 7.00,', 1)
+    left = text.without_file(later, file, file.keys)
+    assert left is not None
+    assert '"later": 7.00' in left
+    assert "kata" not in left
+    assert "cdi" not in left
+    assert text.without_file(file.after, file, file.keys) == before
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ('{"runtimes": {}, "runtimes": {}}', ":1:18: the key 'runtimes' twice"),
+        ('{"a": {"b": 1, "b": 2}}', "the key 'b' twice"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": -Infinity}', "Infinity"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", "nested deeper"),
+    ],
+)
+def test_json_that_go_reads_otherwise_is_refused(before: str, words: str) -> None:
+    with pytest.raises(InvalidDocument, match=JSON) as error:
+        text.parse(before, JSON)
+    assert words in error.value.message
+    assert "mend the file" in error.value.hint
+
+
+def test_toml_nested_too_deep_is_told() -> None:
+    with pytest.raises(InvalidDocument, match="recursion"):
+        text.parse("a = " + "[" * 100_000 + "]" * 100_000, TOML)
+
+
 @pytest.mark.parametrize("indent", [4, 2, "\t"])
 def test_json_keeps_its_style(indent: int | str) -> None:
     before = json.dumps({"a": {"b": 1}}, indent=indent) + "\n"
@@ -171,8 +223,21 @@ def test_what_cannot_be_read_is_told_with_its_place(before: str, place: str) -> 
     ],
 )
 def test_what_cannot_be_edited_is_refused(before: str) -> None:
-    with pytest.raises(Refusal, match=TOML):
+    with pytest.raises(Refusal, match=TOML) as refusal:
         written(before)
+    hint = refusal.value.hint
+    assert "dry-run" not in hint
+    assert f'{shown(ENTRY)}.runtime_path = "/x"; {shown(ENTRY)}.list = ["a"]' in hint
+    assert f'{shown(ENTRY)}.options.ConfigPath = "/y"' in hint
+    assert '"/etc/x/conf.d/*.toml" in imports' in hint
+    assert f'plugins."{CRI}".enable_cdi = true' in hint
+
+
+def test_json_that_cannot_be_edited_is_refused_with_what_it_wants() -> None:
+    with pytest.raises(Refusal) as refusal:
+        written('{"runtimes": 3}', JSON, ADDED)
+    wanted = '{"runtimes": {"kata": {"runtimeType": "/shim", "options": {"ConfigPath": "/c"}}}'
+    assert wanted in refusal.value.hint
 
 
 EDITS: list[tuple[Callable[[str], str], str]] = [
@@ -198,7 +263,24 @@ def test_an_edit_is_refused_by_its_key(edit: Callable[[str], str], key: str) -> 
     [
         ("/etc/x/*.toml", "/etc/x/a.toml", True),
         ("/etc/x/*.toml", "/etc/x/y/a.toml", False),
-        ("/etc/*/a.toml", "/etc/x/a.toml", False),
+        ("/etc/*/a.toml", "/etc/x/a.toml", True),
+        ("/etc/*/a.toml", "/etc/x/y/a.toml", False),
+        ("/etc/*/*.d/[0-9]*.toml", "/etc/x/conf.d/50-a.toml", True),
+        ("/etc/x/[^a]*.toml", "/etc/x/b.toml", True),
+        ("/etc/x/[^a]*.toml", "/etc/x/a.toml", False),
+        ("/etc/x/[!a]*.toml", "/etc/x/a.toml", True),
+        ("/etc/x/[!a]*.toml", "/etc/x/b.toml", False),
+        ("/etc/x/[a-c]?*.toml", "/etc/x/bz.toml", True),
+        ("/etc/x/[c-a]*.toml", "/etc/x/b.toml", False),
+        ("/etc/x/[^c-a]*.toml", "/etc/x/b.toml", True),
+        (r"/etc/x/[\]a]*.toml", "/etc/x/].toml", True),
+        (r"/etc/x/\**.toml", "/etc/x/*a.toml", True),
+        (r"/etc/x/\**.toml", "/etc/x/a.toml", False),
+        ("/etc/x/[a*.toml", "/etc/x/a.toml", False),
+        ("/etc/x/[]a]*.toml", "/etc/x/a.toml", False),
+        ("/etc/x/*.toml", "/etc/x/.a.toml", True),
+        ("/etc/./y/../x/*.toml", "/etc/x/a.toml", True),
+        ("/etc/x/?.toml", "/etc/x/a.toml", False),
         ("/etc/x/a.toml", "/etc/x/a.toml", True),
         ("/etc/x/50-*", "/etc/x/50-a.toml", True),
         ("/etc/x/*.toml", "/etc/x/a.toml.bak", False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,26 @@ RS_SHIM = HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vfiomgr.executor.runtimes._stamp", lambda: "20261121T120000Z")
+
+
+@pytest.mark.parametrize("told", ["2.1", "2.1.9"])
+def test_a_containerd_of_another_release_is_not_asked(
+    kernel: FakeKernel, run: Run, told: str
+) -> None:
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V3)
+    Containerd("1.6.20").install(kernel)
+    answer = run("kata", "install", "--containerd-version", told)
+    assert answer.status == 0, answer.stderr
+    assert "containerd 1.6.20 is installed" in answer.stderr
+    assert text(kernel, DROP_IN)
+    answer = run("kata", "uninstall", "--containerd-version", told)
+    assert answer.status == 0
+    assert text(kernel, MAIN) == V3
+    Containerd("2.1.4").install(kernel)
+    answer = run("kata", "install", "--containerd-version", told)
+    assert "not checked" not in answer.stderr, "that is the same release"
 
 
 @pytest.fixture
@@ -224,8 +245,39 @@ def test_without_any_runtime_that_is_told(kernel: FakeKernel, run: Run) -> None:
     assert "no container runtime here" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("kata install --config /opt", "/opt is a directory"),
+        ("kata install --config /opt/pipe", "/opt/pipe is no regular file"),
+        ("kata install --runtime-path /opt", "/opt is a directory"),
+        ("kata install --runtime-path /opt/plain", "/opt/plain is not executable"),
+        ("kata install --runtime-path /opt/dangling", "there is no /opt/dangling"),
+        ("runtime configure crun --path /opt", "/opt is a directory"),
+        ("runtime configure crun --path /opt/plain", "/opt/plain is not executable"),
+    ],
+)
+def test_what_is_no_file_or_no_program_is_refused(
+    node: FakeKernel, run: Run, line: str, words: str
+) -> None:
+    put(node, "/opt/plain", "")
+    os.mkfifo(node.locate(HostPath("/opt/pipe")))
+    os.symlink("/opt/none", node.locate(HostPath("/opt/dangling")))
+    answer = run(*line.split())
+    assert answer.status == 4
+    assert words in answer.stderr
+    assert "remedy: " in answer.stderr
+    assert text(node, DROP_IN) is None
+
+
+def test_a_link_to_a_program_is_one(node: FakeKernel, run: Run) -> None:
+    put(node, "/opt/crun-1.2", "", 0o755)
+    os.symlink("/opt/crun-1.2", node.locate(HostPath("/opt/crun")))
+    assert run("runtime", "configure", "crun", "--path", "/opt/crun").status == 0
+
+
 def test_a_plain_runtime_comes_and_goes(node: FakeKernel, run: Run) -> None:
-    put(node, "/usr/bin/crun", "")
+    put(node, "/usr/bin/crun", "", 0o755)
     assert run("runtime", "configure", "crun", "--path", "/usr/bin/crun").status == 0
     assert 'BinaryName = "/usr/bin/crun"' in (text(node, DROP_IN) or "")
     assert run("runtime", "configure", "none", "--path", "/usr/bin/none").status == 4

@@ -80,13 +80,14 @@ def crio(version: str = "1.31.0", *, drops: str = "") -> Callable[[Sequence[str]
     def answer(arguments: Sequence[str]) -> Said:
         if "--version" in arguments:
             return Said(output=f"crio version {version}\nVersion: {version}\n")
-        _, main, _, drop_ins, command = arguments
+        *named, _, drop_ins, command = arguments
         assert command == "config"
         from pathlib import Path  # noqa: PLC0415
 
         runtimes: dict[str, Any] = {"runc": {"runtime_path": "/usr/bin/runc"}}
         runtime: dict[str, Any] = {"conmon_cgroup": "pod", "runtimes": runtimes}
-        files = [Path(main), *sorted(Path(drop_ins).iterdir())]
+        inner = sorted(Path(drop_ins).iterdir()) if Path(drop_ins).exists() else []
+        files = [*map(Path, named[1:]), *inner]
         for file in files:
             found = tomlkit.parse(file.read_text()).unwrap().get("crio", {}).get("runtime", {})
             runtimes |= found.pop("runtimes", {})
@@ -147,6 +148,41 @@ def test_a_handler_of_others_in_cri_o_is_refused(kernel: FakeKernel, place: str)
     put(kernel, place, '[crio.runtime.runtimes.kata-vfio]\nruntime_path = "/x"\n')
     with pytest.raises(Refusal, match=place):
         prepare(kernel, kata("crio"))
+
+
+@pytest.mark.parametrize("place", ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/99-other.conf"])
+def test_a_default_of_cri_os_names_the_entry_and_it_stays(kernel: FakeKernel, place: str) -> None:
+    install(kernel, kata("crio"))
+    put(kernel, place, '[crio.runtime]\ndefault_runtime = "kata-vfio"\n')
+    before = configuration(kernel)
+    with pytest.raises(Refusal, match=rf"crio\.runtime\.default_runtime in {place} names"):
+        uninstall(kernel, program="crio")
+    assert configuration(kernel) == before
+
+
+def test_a_default_that_a_later_file_of_cri_os_sets_is_told(kernel: FakeKernel) -> None:
+    theirs = '[crio.runtime]\ndefault_runtime = "runc"\n'
+    put(kernel, "/etc/crio/crio.conf.d/10-early.conf", theirs)
+    prepare(kernel, kata("crio", set_default=True))
+    later = "/etc/crio/crio.conf.d/99-late.conf"
+    put(kernel, later, theirs)
+    with pytest.raises(Refusal) as refusal:
+        prepare(kernel, kata("crio", set_default=True))
+    assert f"{later} names runc as the default" in refusal.value.message
+    assert "--set-default" in refusal.value.hint
+    prepare(kernel, kata("crio"))
+    put(kernel, later, theirs.replace("runc", "kata-vfio"))
+    prepare(kernel, kata("crio", set_default=True))
+
+
+def test_a_default_that_is_taken_back_is_told(kernel: FakeKernel) -> None:
+    install(kernel, kata("crio", set_default=True))
+    (note,) = prepare(kernel, kata("crio")).intent.notes
+    assert "kata-vfio is the default one no more" in note
+    assert "--set-default" in note
+    assert not prepare(kernel, kata("crio", set_default=True)).intent.notes
+    install(kernel, kata("crio"))
+    assert not prepare(kernel, kata("crio")).intent.notes
 
 
 def test_cdi_of_an_old_cri_o_is_refused(kernel: FakeKernel) -> None:
@@ -238,8 +274,38 @@ def test_an_entry_of_dockers_that_was_edited_since_stays(kernel: FakeKernel) -> 
 
 def test_a_daemon_json_with_comments_is_told(kernel: FakeKernel) -> None:
     put(kernel, DAEMON, "{} // mine\n")
-    with pytest.raises(InvalidDocument, match=r"daemon\.json cannot be read"):
+    with pytest.raises(InvalidDocument, match=r"daemon\.json:1:4: not JSON"):
         prepare(kernel, kata("docker"))
+
+
+@pytest.mark.parametrize("before", [None, "", OLD, "{}\n"])
+def test_the_format_is_that_of_the_program_whatever_the_file_is_called(
+    kernel: FakeKernel, before: str | None
+) -> None:
+    other = "/etc/docker/other.conf"
+    put(kernel, other, before)
+    place = api.locate_runtime(kernel, "docker", other)
+    api.apply_prepared(api.prepare_entry(kernel, place, kata("docker"), ""), tree=kernel)
+    assert "kata-vfio" in json.loads(text(kernel, other) or "")["runtimes"]
+    assert not api.prepare_entry(kernel, place, kata("docker"), "").intent.changes
+    put(kernel, other, (text(kernel, other) or "").replace("{", '{"later": 1,', 1))
+    api.apply_prepared(api.prepare_removal(kernel, place, "kata-vfio", ""), tree=kernel)
+    assert json.loads(text(kernel, other) or "") == {**json.loads(before or "{}"), "later": 1}
+
+
+def test_a_file_of_dockers_that_is_no_json_is_refused(kernel: FakeKernel) -> None:
+    put(kernel, "/etc/docker/other.conf", "[1]\n")
+    with pytest.raises(InvalidDocument, match=r"other\.conf is no JSON"):
+        prepare(kernel, kata("docker"), "/etc/docker/other.conf")
+
+
+def test_a_default_of_dockers_names_the_entry_and_it_stays(kernel: FakeKernel) -> None:
+    install(kernel, kata("docker"))
+    there = (text(kernel, DAEMON) or "").replace("{", '{"default-runtime": "kata-vfio",', 1)
+    put(kernel, DAEMON, there)
+    with pytest.raises(Refusal, match=r"default-runtime in .*daemon\.json names kata-vfio"):
+        uninstall(kernel, program="docker")
+    assert text(kernel, DAEMON) == there
 
 
 # ---- k3s and rke2
@@ -326,6 +392,32 @@ def test_options_of_runc_go_along_in_k3s(kernel: FakeKernel) -> None:
     assert "SystemdCgroup = true" in (text(kernel, K3S / "config-v3.toml.tmpl") or "")
     with pytest.raises(Refusal, match="which runtime is the default"):
         prepare(kernel, Wish("k3s", "crun2", "/usr/bin/crun", set_default=True))
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "is_off"),
+    [
+        (2, "", True),
+        (2, "enable_cdi = true\n", False),
+        (3, "", False),
+        (3, "enable_cdi = false\n", True),
+    ],
+)
+def test_cdi_that_k3s_has_off_cannot_be_asked_for(
+    kernel: FakeKernel, version: int, line: str, *, is_off: bool
+) -> None:
+    cri = "io.containerd.cri.v1.runtime" if version == 3 else "io.containerd.grpc.v1.cri"
+    put(kernel, K3S / "config.toml", f"{rendered(version)}[plugins.'{cri}']\n{line}")
+    wish = Wish("k3s", "crun", "/usr/bin/crun", enable_cdi=True)
+    if is_off:
+        with pytest.raises(Refusal, match="k3s has CDI off") as refusal:
+            prepare(kernel, wish)
+        assert "leave out --cdi" in refusal.value.hint
+    else:
+        prepare(kernel, wish)
+    assert len(prepare(kernel, kata("k3s")).intent.notes) == is_off
+    bring(kernel, "k3s", lambda _: Said(output="k3s version v1.34.1+k3s1 (6a322f12)\n"))
+    assert len(prepare(kernel, kata("k3s")).intent.notes) == ("false" in line)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from functools import partial
@@ -42,10 +43,11 @@ from vfiomgr.model.runtime import RECORD, Wish
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from tests.fakes.programs import Said
     from tests.unit.executor.faults import Courses
     from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.intent import Intent
@@ -298,6 +300,44 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
 
 
 # ---- what is left, and what is not known any more
+
+
+def test_after_writing_the_files_themselves_are_read(tmp_path: Path) -> None:
+    kernel, containerd = host(tmp_path, "2.1.9", V3)
+    asked: list[str] = []
+    run = containerd.run
+
+    def noted(arguments: Sequence[str]) -> Said:
+        asked.append(arguments[1] if "dump" in arguments else "")
+        return run(arguments)
+
+    containerd.run = noted  # type: ignore[method-assign]
+    prepared = prepare(kernel)
+    own = kernel.locate(MAIN)
+    assert own in asked, "what there is comes from the file itself"
+    assert asked[-1] != own
+    api.apply_prepared(prepared, tree=kernel)
+    assert asked[-1] == own
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_read"),
+    [
+        ("/etc/containerd/*.d/*.toml", "a", True),
+        ("/etc/*/conf.d/[^b]*.toml", "a", True),
+        ("/etc/*/conf.d/[^a]*.toml", "a", False),
+        ("/etc/containerd/./conf.d/*.toml", "a", True),
+    ],
+)
+def test_imports_are_found_as_go_finds_them(
+    tmp_path: Path, pattern: str, name: str, *, is_read: bool
+) -> None:
+    main = V3.replace("version = 3\n", f"version = 3\nimports = [{pattern!r}]\n")
+    taken = f"[plugins.'{RUNTIME}'.containerd.runtimes.kata-vfio]\nruntime_type = 'x'\n"
+    kernel, _ = host(tmp_path, None, main, **{name: f"version = 3\n{taken}"})
+    place = api.locate_runtime(kernel, "containerd", None, Version(2, 1))
+    with pytest.raises(Refusal, match="did not write it") if is_read else contextlib.nullcontext():
+        api.prepare_entry(kernel, place, kata(), "")
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -818,6 +858,72 @@ def test_what_is_handed_on_twice_does_not_become_part_of_a_template(tmp_path: Pa
         uninstall(kernel, name)
     assert text(kernel, MAIN) == V3
     assert text(kernel, DROP_IN) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EBUSY, "findmnt"),
+        (errno.ENOSPC, "make room"),
+        (errno.EPERM, "lsattr"),
+        (errno.EROFS, "read-only"),
+        (errno.EIO, "dmesg"),
+    ],
+)
+def test_a_file_that_cannot_be_replaced_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    kernel, _ = host(tmp_path, "1.7.28", V2)
+    before = configuration(kernel)
+    replace = kernel.replace
+
+    def busy(path: HostPath, *arguments: Any, **more: Any) -> None:
+        if path == MAIN:
+            raise OSError(number, os.strerror(number), path)
+        replace(path, *arguments, **more)
+
+    monkeypatch.setattr(kernel, "replace", busy)
+    with pytest.raises(RolledBack) as error:
+        install(kernel)
+    assert f"{MAIN} cannot be written: {os.strerror(number)}" in error.value.message
+    assert "defect" not in error.value.hint
+    assert remedy in error.value.hint
+    assert configuration(kernel) == before
+
+
+@pytest.mark.parametrize("imports", ["[1]", "'no list'", "{a = 1}", "[2026-11-21]"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_imports_that_are_none_are_told(tmp_path: Path, imports: str, *, is_inner: bool) -> None:
+    wrong = f"version = 3\nimports = {imports}\n"
+    main = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n' if is_inner else wrong
+    kernel, _ = host(tmp_path, "2.1.9", main, **({"theirs": wrong} if is_inner else {}))
+    with pytest.raises((InvalidDocument, HostError)) as error:
+        install(kernel)
+    if not is_inner:
+        assert "imports in /etc/containerd/config.toml is no list" in error.value.message
+    else:
+        assert "containerd cannot read its configuration" in error.value.message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    "main", ["plugins = 3\n", "plugins = {cri = 3}\n", "disabled_plugins = 1\n"]
+)
+def test_values_of_another_kind_are_no_defect(tmp_path: Path, main: str) -> None:
+    kernel, _ = host(tmp_path, None, f"version = 2\n{main}")
+    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7))
+    with contextlib.suppress(Refusal):
+        api.prepare_entry(kernel, place, kata(), "")
+
+
+def test_a_pipe_is_no_configuration(tmp_path: Path) -> None:
+    kernel, _ = host(tmp_path, "2.1.9", V3)
+    kernel.remove(MAIN)
+    os.mkfifo(kernel.locate(MAIN))
+    with pytest.raises(InvalidDocument) as error:
+        prepare(kernel)
+    assert f"{MAIN} is no regular file" in error.value.message
+    assert error.value.hint
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:

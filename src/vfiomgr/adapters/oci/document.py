@@ -195,7 +195,7 @@ class _Reader:
         first = self._text[start]
         if depth > _DEEPEST:
             message = f"{self._source}: it is nested deeper than {_DEEPEST} levels"
-            raise InvalidDocument(message, "no container's configuration is; is it the right file?")
+            raise InvalidDocument(message, "no runtime's configuration is; is it the right file?")
         if first in "{[":
             return self._container(start, outer, depth, is_object=first == "{")
         value, stop = self._decode(self._text, start)

@@ -15,7 +15,7 @@ from vfiomgr.adapters.runtimes import text, values
 from vfiomgr.adapters.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.adapters.runtimes.mixture import mixed_versions
 from vfiomgr.errors import Refusal
-from vfiomgr.model.runtime import RuntimeFacts, Setting, covers
+from vfiomgr.model.runtime import RuntimeFacts, Setting, covers, imports_of
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -126,8 +126,11 @@ class _Files:
 
 
 def _cri(data: values.Data) -> values.Data:
-    plugins = data.get("plugins", {})
-    return plugins.get(CRI_V3) or plugins.get(CRI_V2) or {}
+    for name in CRI_NAMES:
+        table = values.found(data, ("plugins", name))
+        if table and isinstance(table, dict):
+            return table
+    return {}
 
 
 def _schema(facts: RuntimeFacts, files: _Files) -> int:
@@ -164,7 +167,8 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
 
 
 def _is_disabled(data: values.Data) -> bool:
-    return bool(_DISABLING & set(data.get("disabled_plugins", ())))
+    told = data.get("disabled_plugins")
+    return isinstance(told, list) and any(name in told for name in _DISABLING)
 
 
 def _refuse_disabled(files: _Files) -> None:
@@ -284,8 +288,7 @@ def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit
     Since 2.3 a dump shows containerd's own list too, but only what files say is read.
     """
     data, drop_in = files.data(facts.main), facts.drop_in.path
-    known = data.get("imports", [])
-    if any(covers(pattern, drop_in) for pattern in known):
+    if any(covers(pattern, drop_in) for pattern in imports_of(data, facts.main.path)):
         return  # of a relative pattern it is not sure where every release looks
     directory, _, name = drop_in.rpartition("/")
     # A pattern finds nothing where nothing is; a plain path that is gone stops containerd. And

@@ -38,6 +38,7 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
         raise foreign(wish, "CRI-O")
     settings = [Setting(entry, _table(wish))]
     if wish.set_default:
+        _refuse_later_default(facts, wish)
         settings.append(Setting(_DEFAULT, wish.name))
     return Decision(
         (Edit(facts.drop_in, tuple(settings), HEAD),),
@@ -45,6 +46,22 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
         ours=(entry, *((_DEFAULT,) if wish.set_default else ())),
         expected=tuple(settings),
     )
+
+
+def _refuse_later_default(facts: RuntimeFacts, wish: Wish) -> None:
+    """Make sure that no file that is read after the drop-in names another default.
+
+    Raises:
+        Refusal: one does.
+
+    """
+    for file in facts.imported:
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        named = values.found(data, _DEFAULT)
+        is_later = file.path.name > facts.drop_in.path.name
+        if is_later and named not in (values.ABSENT, "", wish.name):
+            message = f"{file.path} names {named} as the default, and CRI-O reads it last"
+            raise Refusal(message, "take that out of it, or leave out --set-default")
 
 
 def _table(wish: Wish) -> dict[str, Any]:

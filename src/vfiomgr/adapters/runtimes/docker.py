@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import text, values
 from vfiomgr.adapters.runtimes.containerd import foreign
-from vfiomgr.adapters.runtimes.edit import Decision, Edit
-from vfiomgr.errors import Refusal
+from vfiomgr.adapters.runtimes.edit import EMPTY_JSON, Decision, Edit
+from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.model.runtime import Setting
 from vfiomgr.model.version import Version
 
@@ -33,6 +33,9 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     """
     main = facts.main
     data = {} if main.text is None else text.parse(main.text, main.path)
+    if data and not text.is_json(main.text or "", main.path):
+        message = f"{main.path} is no JSON, which Docker reads"
+        raise InvalidDocument(message, "name Docker's own file; by default /etc/docker/daemon.json")
     entry = ("runtimes", wish.name)
     if values.found(data, entry) is not values.ABSENT or wish.name in _BUILT_IN:
         raise foreign(wish, f"Docker, in {main.path}")
@@ -44,7 +47,7 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     if wish.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
         notes = ("since Docker 26 this works with Kata 3.29 and later",)
     return Decision(
-        (Edit(main, tuple(settings), "{}\n"),),
+        (Edit(main, tuple(settings), EMPTY_JSON),),
         notes,
         ours=tuple(setting.key for setting in settings),
         expected=tuple(settings),

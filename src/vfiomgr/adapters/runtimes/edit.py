@@ -9,6 +9,7 @@ from vfiomgr.model.runtime import ConfigFile, Key, OwnedFile, Setting
 
 HEAD = "# vfiomgr: entries come with `vfiomgr kata install` or `runtime configure`, and go with\n"
 HEAD += "# `vfiomgr kata uninstall` or `runtime unconfigure`.\n"
+EMPTY_JSON = "{}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Edit:
 
         """
         path, before = self.file.path, self.file.text
-        start = self.head if before is None else before
+        is_new = before is None or (self.head == EMPTY_JSON and not before.strip())
+        start = self.head if is_new or before is None else before
         if self.block is not None:
             return OwnedFile(path, before, joined(start, self.block))
         after = text.with_settings(start, self.settings, path)

@@ -21,14 +21,18 @@ from vfiomgr.adapters.runtimes.containerd import (
 from vfiomgr.adapters.runtimes.edit import Decision, Edit
 from vfiomgr.errors import Refusal
 from vfiomgr.model.runtime import Setting, shown
+from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfiomgr.model.runtime import OwnedFile, RuntimeFacts, Wish
 
 BASE = '{{ template "base" . }}\n'
 """What brings in all that k3s would write without a template, since autumn 2023."""
 V3_NAME = "config-v3.toml.tmpl"
 _END = "# vfiomgr: end\n"
+_HAS_CDI_ON = Version(2, 0)
 
 
 def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
@@ -55,15 +59,36 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     block = f"{_begin(wish.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
     return Decision(
         (Edit(template, (), BASE, block),),
+        tuple(_notes(facts, wish, there, plugin)),
         expected=tuple(settings),
         ours=((*runtimes, wish.name),),
     )
 
 
+def _notes(facts: RuntimeFacts, wish: Wish, there: values.Data, plugin: str) -> Iterator[str]:
+    """What becomes of CDI, whose key belongs to a table that is not the template's own.
+
+    Raises:
+        Refusal: it was asked for, and is off.
+
+    """
+    told = values.found(there, ("plugins", plugin, "enable_cdi"))
+    is_new = plugin == CRI_V3 or (facts.version is not None and facts.version >= _HAS_CDI_ON)
+    is_on = told is True or (told is values.ABSENT and is_new)
+    if not wish.enable_cdi or is_on:
+        return
+    message = f"{wish.program} has CDI off, and an entry in a template cannot switch it on"
+    if not wish.is_kata:
+        hint = f"leave out --cdi, or take a {wish.program} with containerd 2, which has CDI on"
+        raise Refusal(message, hint)
+    yield f"{message}: devices come by annotations with containerd 2 alone"
+
+
 def _options(there: values.Data, runtimes: tuple[str, ...]) -> dict[str, Any]:
     """Runc's options, such as SystemdCgroup, in what was made last."""
     found = values.found(there, (*runtimes, "runc", "options"))
-    return {} if found is values.ABSENT else {k: v for k, v in found.items() if k != "BinaryName"}
+    options = found if isinstance(found, dict) else {}
+    return {name: value for name, value in options.items() if name != "BinaryName"}
 
 
 def _begin(name: str) -> str:

@@ -10,22 +10,21 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.runtimes import values
+from vfiomgr.adapters.runtimes import json_text, values
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.model.runtime import Setting
+from vfiomgr.model.runtime import Setting, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.model.runtime import OwnedFile, OwnedKey
 
-_BY_HAND = "write it by hand: vfiomgr … --dry-run shows the keys; and please report the file"
 _MARK = "\ufeff"
 _LINE_END = re.compile(r"(?<!\r)\n")
 
 
 def parse(text: str, place: str) -> values.Data:
-    """What a file says, as TOML or, where its name ends so, JSON.
+    """What a file says, as TOML or JSON.
 
     Raises:
         InvalidDocument: it cannot be read.
@@ -34,12 +33,12 @@ def parse(text: str, place: str) -> values.Data:
     if "\ufffd" in text or text.startswith(_MARK):
         message = f"{place} is not plain UTF-8, or begins with a byte order mark"
         raise InvalidDocument(message, "save it as UTF-8 without a byte order mark")
-    return _parse_json(text, place) if is_json(place) else _parse_toml(text, place)
+    return json_text.parse(text, place) if is_json(text, place) else _parse_toml(text, place)
 
 
-def is_json(place: str) -> bool:
-    """Whether a file holds JSON."""
-    return place.endswith(".json")
+def is_json(text: str, place: str) -> bool:
+    """Whether a file holds JSON, whatever its name; no TOML begins with a brace."""
+    return place.endswith(".json") or text.lstrip().startswith("{")
 
 
 def _parse_toml(text: str, place: str) -> values.Data:
@@ -47,23 +46,9 @@ def _parse_toml(text: str, place: str) -> values.Data:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         message = f"{place} cannot be read: {error}"
         raise InvalidDocument(message, "mend the file first; nothing was changed") from None
-
-
-def _parse_json(text: str, place: str) -> values.Data:
-    if not text.strip():
-        return {}
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        message = f"{place} cannot be read: {error}"
-        raise InvalidDocument(message, "mend the file first; nothing was changed") from None
-    if not isinstance(data, dict):
-        message = f"{place} cannot be read: it holds no object"
-        raise InvalidDocument(message, "mend the file first; nothing was changed")
-    return data
 
 
 def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
@@ -80,16 +65,40 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
         wanted = values.with_settings(data, settings)
     except (AttributeError, TypeError) as error:
         message = f"{place} has a value where a table or a list belongs: {error}"
-        raise Refusal(message, _BY_HAND) from error
-    if is_json(place):
-        return _with_ends(_set_json(text, wanted), text)
+        raise Refusal(message, _by_hand(settings, text, place)) from error
+    if is_json(text, place):
+        edited = _with_ends(json_text.with_settings(text, settings, place), text)
+        if _says(edited, wanted, place):
+            return edited
+        message = f"{place} is written in a way that vfiomgr cannot edit without harm"
+        raise Refusal(message, _by_hand(settings, text, place))
     changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
     for write in (_set_toml, _add_to_toml):
         made = _attempt(write, text, settings)
         if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
             return _with_ends(made, text)
     message = f"{place} is written in a way that vfiomgr cannot edit without harm"
-    raise Refusal(message, _BY_HAND)
+    raise Refusal(message, _by_hand(settings, text, place))
+
+
+def _by_hand(settings: Iterable[Setting], text: str, place: str) -> str:
+    """What somebody has to write who does it himself."""
+    settings = tuple(settings)
+    if is_json(text, place):
+        wanted = json.dumps(values.with_settings({}, settings), ensure_ascii=False)
+    else:
+        wanted = "; ".join(line for setting in settings for line in _wanted(setting))
+    return f"write it by hand, and please report the file; it wants: {wanted}"
+
+
+def _wanted(setting: Setting) -> Iterator[str]:
+    """A value with its key, as a line of TOML each; an item with the list that it is to be in."""
+    if isinstance(setting.value, dict):
+        for name, value in setting.value.items():
+            yield from _wanted(Setting((*setting.key, name), value))
+        return
+    key, value = shown(setting.key), json.dumps(setting.value, ensure_ascii=False)
+    yield f"{value} in {key}" if setting.is_item else f"{key} = {value}"
 
 
 def _with_ends(made: str, text: str) -> str:
@@ -102,7 +111,7 @@ def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
     """A text; None where tomlkit stumbles over what it does not expect, in one of many ways."""
     try:
         return write(*arguments)
-    except (AttributeError, TypeError, ValueError, LookupError):
+    except (AttributeError, TypeError, ValueError, LookupError, RecursionError):
         return None
 
 
@@ -192,18 +201,6 @@ def _item(value: Any) -> Any:  # noqa: ANN401 - tomlkit's own
     return table
 
 
-def _set_json(text: str, wanted: values.Data) -> str:
-    """The document in the style of the text, as far as that has one."""
-    text = text.replace("\r\n", "\n")
-    for indent in (4, 2, "\t", None, 3, 8):
-        for ascii_only in (False, True):
-            same = json.dumps(json.loads(text or "{}"), indent=indent, ensure_ascii=ascii_only)
-            if same.strip() == text.strip():
-                made = json.dumps(wanted, indent=indent, ensure_ascii=ascii_only)
-                return made + (text[len(text.rstrip()) :] if text.strip() else "\n")
-    return json.dumps(wanted, indent=4, ensure_ascii=False) + "\n"
-
-
 def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str | None:
     """A file's text with what was written taken out; None where nothing would be left of it.
 
@@ -222,7 +219,7 @@ def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str
     wanted = values.without_keys(data, keys, old)
     if file.before is None and not wanted:
         return None
-    for made in _candidates(current, file, keys, wanted, old):
+    for made in _candidates(current, file, keys, old):
         if made is not None and _says(made, wanted, file.path):
             return made
     message = f"{file.path} is written in a way that vfiomgr cannot edit without harm"
@@ -240,7 +237,6 @@ def _candidates(
     current: str,
     file: OwnedFile,
     keys: tuple[OwnedKey, ...],
-    wanted: values.Data,
     old: values.Data,
 ) -> Iterator[str | None]:
     """Texts that may be what is wanted, the one that keeps most first."""
@@ -250,8 +246,8 @@ def _candidates(
         yield reverted(
             current, file.before or "", with_settings(file.before or "", settings, file.path)
         )
-    if is_json(file.path):
-        yield _with_ends(_set_json(current, wanted), current)
+    if is_json(current, file.path):
+        yield json_text.without_keys(current, keys, old, file.path)
     else:
         yield _attempt(_taken_out_of_toml, current, keys, old)
 

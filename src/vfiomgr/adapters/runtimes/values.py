@@ -35,7 +35,9 @@ def with_settings(data: Data, settings: Iterable[Setting]) -> Data:
         *tables, last = setting.key
         inner = result
         for name in tables:
-            inner = inner.setdefault(name, {})
+            if inner.get(name) is None:  # null, of JSON, is none
+                inner[name] = {}
+            inner = inner[name]
         if setting.is_item:
             inner[last] = [*inner.get(last, []), setting.value]
         else:
