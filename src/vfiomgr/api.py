@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vfiomgr.executor.journal import CutOff
     from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
     from vfiomgr.executor.restoration import Restored
+    from vfiomgr.executor.runtime_change import Prepared
     from vfiomgr.executor.runtime_place import Place
-    from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.domain import Domain, Hypervisor
     from vfiomgr.model.intent import Allowance, ChangeFiles, Intent, RestoreVgpus
     from vfiomgr.model.layout import Layout
@@ -380,9 +380,9 @@ def apply_prepared(prepared: Prepared, *, tree: HostTree, **options: Unpack[Opti
         RollbackIncomplete: and it could not be put back.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.executor import runtime_change  # noqa: PLC0415 - few callers need it
 
-    return runtimes.apply_prepared(prepared, Work(tree, **options))
+    return runtime_change.apply_prepared(prepared, Work(tree, **options))
 
 
 def change_runtime(
@@ -394,6 +394,6 @@ def change_runtime(
         VfiomgrError: as `make`, and `apply_prepared`.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.executor import runtime_change  # noqa: PLC0415 - few callers need it
 
-    return runtimes.change(make, Work(tree, **options))
+    return runtime_change.change(make, Work(tree, **options))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.executor.runtimes import Prepared
+    from vfiomgr.executor.runtime_change import Prepared
     from vfiomgr.host.tree import HostTree
 
 MAIN = HostPath("/etc/containerd/config.toml")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfiomgr.cli.session import Session
+    from vfiomgr.executor.runtime_change import Prepared
     from vfiomgr.executor.runtime_place import Place
-    from vfiomgr.executor.runtimes import Prepared
     from vfiomgr.model.path import HostPath
     from vfiomgr.model.plan import Plan
     from vfiomgr.model.runtime import ProgramName

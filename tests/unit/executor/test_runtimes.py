@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
     from tests.fakes.programs import Said
     from tests.unit.executor.faults import Courses
-    from vfiomgr.executor.runtimes import Prepared
+    from vfiomgr.executor.runtime_change import Prepared
     from vfiomgr.model.intent import Intent
 
 ONE = ["1.6.20", "1.7.28"]
