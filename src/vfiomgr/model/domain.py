@@ -101,6 +101,8 @@ class DomainIommu:
     address_bits: int | None = None
     has_eim: bool = False
     """Extended interrupt mode: identities of CPUs that have 32 bits."""
+    is_eim_off: bool = False
+    """Whether it says eim='off', which no libvirt overrules."""
     bus: int | None = None
     """`<driver pciBus>` of an smmuv3: the one bus of the guest that it is for."""
     alias: str = ""
@@ -129,6 +131,8 @@ class Domain:
     """PCI addresses of all devices that say where they are, controllers and hostdevs too."""
     unplaced: int = 0
     """PCI devices that say nothing of their place, and that libvirt puts behind root ports."""
+    own_mappings: int = 0
+    """NVMe disks and vDPA interfaces: each locks all memory of the guest for itself."""
     iommu: DomainIommu | None = None
     has_graphics: bool = False
     has_os_boot: bool = False

@@ -27,11 +27,11 @@ class GuestAddress:
 
 @dataclass(frozen=True, slots=True)
 class DomainHostdev:
-    """A device of the host that a domain takes: `<hostdev>`, or an `<interface type='hostdev'>`."""
+    """A device of the host in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""
 
     line: int
     kind: Literal["pci", "mdev", "other"]
-    element: Literal["hostdev", "interface"] = "hostdev"
+    element: Literal["hostdev", "interface", "disk"] = "hostdev"
     address: PciAddress | None = None
     """Of a PCI function."""
     uuid: str | None = None
@@ -53,6 +53,8 @@ class DomainHostdev:
     """`<acpi nodeset>`: cells of the guest that are its own."""
     is_unassigned: bool = False
     """Whether the domain keeps it from others, and the guest does not have it."""
+    disk_target: str | None = None
+    """`vda`: the disk of the guest that an NVMe controller of the host is behind."""
     has_rom: bool = True
     """Whether the guest sees its option ROM; not with `<rom bar='off'>` or `enabled='no'`."""
 
@@ -60,6 +62,11 @@ class DomainHostdev:
     def name(self) -> str:
         """The address or the UUID; empty for what is neither."""
         return str(self.address) if self.address is not None else self.uuid or ""
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the guest sees the device itself: not as an NVMe disk, and not unassigned."""
+        return not self.is_unassigned and self.element != "disk"
 
 
 @dataclass(frozen=True, slots=True)

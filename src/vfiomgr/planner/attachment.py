@@ -12,7 +12,7 @@ from vfiomgr.model.iommu import blockers
 from vfiomgr.model.libvirt_feature import VENDOR_FUNCTION
 from vfiomgr.model.libvirt_hook import SCRIPT
 from vfiomgr.model.vgpu import Vgpu
-from vfiomgr.planner.claims import how_to_read, unread_domains, unread_text
+from vfiomgr.planner.claims import disk_objection, how_to_read, unread_domains, unread_text
 from vfiomgr.planner.guards import Objection, refuse_if_any, taking
 from vfiomgr.planner.guest.hostdevs import hostdevs_of
 from vfiomgr.planner.guest.spaces import space_objections
@@ -152,7 +152,13 @@ def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
 
 
 def _has(domain: Domain | None, unit: Attachment) -> bool:
-    return domain is not None and all(domain.hostdev(name) for name in unit.names)
+    return all(_is_given(domain, name) for name in unit.names)
+
+
+def _is_given(domain: Domain | None, name: str) -> bool:
+    """Whether the guest has it as a device of its own, and not as an NVMe disk."""
+    known = None if domain is None else domain.hostdev(name)
+    return known is not None and known.element != "disk"
 
 
 def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
@@ -195,6 +201,7 @@ def _objections(
     }
     for item in items:
         yield from _part_objections(domain, item)
+        yield from _disk_objections(domain, item)
         yield from _vgpu_objections(domain, item)
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, wish, coming)
@@ -227,7 +234,7 @@ def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objectio
         ("--config", item.scope.config, domain.defined),
     )
     for option, is_meant, side in sides:
-        there = [name for name in item.names if side is not None and side.hostdev(name)]
+        there = [name for name in item.names if _is_given(side, name)]
         missing = [name for name in item.names if name not in there]
         if is_meant and there and missing:
             yield Objection(
@@ -236,6 +243,14 @@ def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objectio
                 f"take it out first, to give all as one device: vfiomgr libvirt detach "
                 f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --only",
             )
+
+
+def _disk_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    """Functions that the domain has as NVMe disks, which are no devices of the guest."""
+    sides = [side for side in (domain.running, domain.defined) if side is not None]
+    for name in item.names:
+        found = [known for side in sides if (known := side.hostdev(name)) is not None]
+        yield from (disk_objection(domain, one) for one in found[:1] if one.element == "disk")
 
 
 def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:

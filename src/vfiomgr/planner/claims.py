@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.planner.guards import Objection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.model.domain import Hypervisor, KnownDomain
+    from vfiomgr.model.domain import Domain, Hypervisor, KnownDomain
     from vfiomgr.model.hostdev import DomainHostdev, GuestAddress
     from vfiomgr.model.snapshot import HostSnapshot
 
@@ -66,6 +69,17 @@ def how_to_read(domain: KnownDomain) -> str:
     return (
         f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says "
         "where"
+    )
+
+
+def disk_objection(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Objection:
+    """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
+    name = shlex.quote(domain.name)
+    removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
+    return Objection(
+        f"{hostdev.name} is the NVMe controller of the disk {hostdev.disk_target or ''} of "
+        f"{domain.name}".replace("  ", " "),
+        f"remove the disk first: {removal}",
     )
 
 

@@ -9,6 +9,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.hostdev import DomainHostdev
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.planner.claims import disk_objection
 from vfiomgr.planner.guards import Objection, refuse_if_any
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def _detachment(domain: KnownDomain, name: str, scope: Scope) -> Detachment | No
 def _objections(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Objection]:
     for item in items:
         hostdev = item.hostdev
-        if hostdev.element == "interface":
+        if hostdev.element == "disk":
+            yield disk_objection(domain, hostdev)
+        elif hostdev.element == "interface":
             yield Objection(
                 f"{hostdev.name} is a network interface of {domain.name}, with an address and more",
                 f"virsh detach-interface {domain.argument} hostdev",

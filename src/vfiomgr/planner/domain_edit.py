@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import Refusal
 from vfiomgr.model.domain import Domain, DomainHostdev, GuestAddress
+from vfiomgr.planner.claims import disk_objection
 from vfiomgr.planner.guards import Objection, refuse_if_any
 from vfiomgr.planner.ports import free_places, refuse_full
 
@@ -103,7 +104,9 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HandOver]]
     orders, objections = set(domain.boot_orders), []
     has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)
     for name, hand_over in coming:
-        if domain.hostdev(name) is not None:
+        known = domain.hostdev(name)
+        if known is not None:
+            objections += [disk_objection(domain, known)] if known.element == "disk" else []
             continue
         order = hand_over.boot_order
         if order is not None and domain.has_os_boot:
@@ -140,6 +143,10 @@ def plan_removals(
 
     Which functions belong together the host tells; of one that it does not have, the domain: those
     of one slot that are in one slot of the guest, too.
+
+    Raises:
+        Refusal: one is the controller of an NVMe disk.
+
     """
     gone: dict[DomainHostdev, None] = {}
     absent = []
@@ -151,6 +158,8 @@ def plan_removals(
         gone[device] = None
         if not only:
             gone.update(dict.fromkeys(_companions(domain, device, host)))
+    disks = (device for device in gone if device.element == "disk")
+    refuse_if_any([disk_objection(domain, device) for device in disks], frozenset())
     devices = tuple(device for device in domain.hostdevs if device in gone)
     return Removals(devices, tuple(absent), tuple(_orphans(domain, devices)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.libvirt.document import QEMU_NAMESPACE, parse
+from vfiomgr.adapters.libvirt.nvme_disks import count_own_mappings, read_nvme_disks
 from vfiomgr.adapters.libvirt.read_devices import (
     count_unplaced,
     read_controllers,
@@ -85,10 +86,11 @@ def domain_of(root: Element) -> Domain:
         memory=_memory(root),
         cpu=_cpu(root),
         firmware=_firmware(root),
-        hostdevs=read_hostdevs(root),
+        hostdevs=(*read_hostdevs(root), *read_nvme_disks(root)),
         controllers=read_controllers(root),
         taken=read_taken(root),
         unplaced=count_unplaced(root),
+        own_mappings=count_own_mappings(root),
         iommu=_iommu(root),
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
@@ -244,6 +246,7 @@ def _iommu(root: Element) -> DomainIommu | None:
         has_caching_mode=is_on(driver, "caching_mode"),
         address_bits=bits or None,
         has_eim=is_on(driver, "eim"),
+        is_eim_off=driver is not None and driver.get("eim") == "off",
         alias="" if alias is None else alias.get("name"),
         bus=None if driver is None else whole_number(driver.get("pciBus")),
     )

@@ -18,11 +18,14 @@ RESERVE = GIB
 """What libvirt adds for the BARs that are mapped, and for QEMU itself."""
 
 
-def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool) -> int:
-    """What QEMU locks; behind a virtual IOMMU each device has all of the memory of its own."""
-    if not devices:
-        return 0
-    return memory_bytes * (devices if has_viommu else 1) + RESERVE
+def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool, own_mappings: int = 0) -> int:
+    """Bytes that QEMU locks for `devices` of VFIO and for NVMe disks and vDPA (`own_mappings`).
+
+    Devices share one mapping of the guest's memory, but have one each behind a virtual IOMMU; NVMe
+    disks and vDPA interfaces always have one each.
+    """
+    times = (devices if has_viommu else min(devices, 1)) + own_mappings
+    return memory_bytes * times + RESERVE if times else 0
 
 
 @dataclass(frozen=True, slots=True)

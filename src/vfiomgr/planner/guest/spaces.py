@@ -90,7 +90,7 @@ def space_objections(
     if domain.iommu is None or domain.iommu.bus is not None:
         return
     coming = {f.address: f for unit in units if unit.is_seen for f in unit.functions}
-    seen = (h for h in domain.hostdevs if h.address is not None and not h.is_unassigned)
+    seen = (h for h in domain.hostdevs if h.address is not None and h.is_seen)
     there = (host.device_named(hostdev.name) for hostdev in seen)
     all_ = {**{f.address: f for f in there if f is not None}, **coming}
     for number, members in _several(all_.values()).items():

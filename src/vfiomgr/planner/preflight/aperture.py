@@ -177,7 +177,8 @@ def _emulated(situation: Situation) -> int:
     places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
     others = (a for a in situation.domain.taken if place(a) not in places)
     placed = sum(situation.is_single_slot(address.bus) for address in others)
-    return placed + max(0, situation.domain.unplaced - sum(h.guest is None for h in own))
+    waiting = sum(h.guest is None for h in own if h.is_seen and h.kind != "other")
+    return placed + max(0, situation.domain.unplaced - waiting)
 
 
 def _window(situation: Situation, bits: int) -> tuple[int, str]:

@@ -31,16 +31,18 @@ def hard_limit(situation: Situation) -> Iterator[Finding]:
     """What libvirt lets QEMU lock (qemuDomainGetMemLockLimitBytes), unless the domain says less."""
     domain = situation.domain
     limit, memory = domain.memory.hard_limit_bytes, domain.memory.total_bytes
-    if limit is None or not situation.hostdevs:
+    if limit is None:
         return
-    count = len(situation.hostdevs)
-    needed = needed_lock(memory, count, has_viommu=domain.iommu is not None)
+    count = sum(hostdev.element != "disk" for hostdev in situation.hostdevs)
+    own = domain.own_mappings
+    needed = needed_lock(memory, count, has_viommu=domain.iommu is not None, own_mappings=own)
     if limit >= needed:
         return
     is_fatal = situation.takes_functions and limit < needed - RESERVE
     line = domain.line("memtune/hard_limit")
     several = f" for each of {count} devices, since the guest has an IOMMU"
     several = several if domain.iommu is not None and count > 1 else ""
+    several += f"; once more for each NVMe disk and vDPA interface: {own}" if own else ""
     yield Finding(
         "hard-limit-too-low",
         "blocker" if is_fatal else "warning",

@@ -63,13 +63,16 @@ def _functions_to_make(situation: Situation, hostdev: DomainHostdev) -> str:
 
 
 def twice(situation: Situation) -> Iterator[Finding]:
-    """One device, two elements (virHostdevPreparePCIDevices, qemuBuildHostdevMediatedDevStr)."""
+    """One device, two elements (virHostdevPreparePCIDevices, qemuBuildHostdevMediatedDevStr).
+
+    Disks may share an NVMe controller: each is a namespace of its own.
+    """
     lines: dict[str, list[DomainHostdev]] = defaultdict(list)
     for hostdev in situation.domain.hostdevs:
         if hostdev.name:
             lines[hostdev.name].append(hostdev)
     for name, elements in lines.items():
-        if len(elements) > 1:
+        if len(elements) > 1 and any(hostdev.element != "disk" for hostdev in elements):
             yield Finding(
                 "device-twice",
                 "blocker",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -217,6 +218,9 @@ class Situation:
 
     def removal(self, hostdev: DomainHostdev) -> str:
         """The command that takes a device out of the domain."""
+        if hostdev.element == "disk":
+            target = hostdev.disk_target or "TARGET"
+            return f"virsh detach-disk {shlex.quote(self.domain.name)} {target} --config"
         if self._is_known:
             return f"vfiomgr libvirt detach {self.domain.name} {hostdev.name} --config"
         return f"vfiomgr libvirt edit {self.domain.source} --remove {hostdev.name}"

@@ -1,4 +1,4 @@
-"""Functions that a domain takes and its guest does not get: `<address type='unassigned'/>`."""
+"""Functions that a domain takes and its guest does not see: unassigned ones, and NVMe disks."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def seen(situation: Situation) -> tuple[Taken, ...]:
-    """The functions that the guest has."""
-    return tuple(taken for taken in situation.functions if not taken.hostdev.is_unassigned)
+    """The functions that the guest sees."""
+    return tuple(taken for taken in situation.functions if taken.hostdev.is_seen)

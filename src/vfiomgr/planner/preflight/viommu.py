@@ -79,7 +79,7 @@ def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
 def maps_nothing(situation: Situation) -> Iterator[Finding]:
     """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
     iommu = situation.domain.iommu
-    taking = [hostdev for hostdev in situation.hostdevs if not hostdev.is_unassigned]
+    taking = [hostdev for hostdev in situation.hostdevs if hostdev.is_seen]
     if iommu is None or iommu.model != _AMD or not taking:
         return
     aliases = (_USUAL_ALIAS, iommu.alias)
@@ -146,7 +146,9 @@ def _is_on(value: object) -> bool:
 def caching_mode(situation: Situation) -> Iterator[Finding]:
     """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
     iommu = situation.domain.iommu
-    if iommu is None or iommu.model != _INTEL or iommu.has_caching_mode or not situation.hostdevs:
+    if iommu is None or iommu.model != _INTEL or iommu.has_caching_mode:
+        return
+    if not any(hostdev.is_seen for hostdev in situation.hostdevs):
         return
     line = situation.domain.line(_ELEMENT)
     yield Finding(
