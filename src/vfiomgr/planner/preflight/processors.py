@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.libvirt_feature import ADDS_EIM
 from vfiomgr.model.readiness import Finding
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM, most_vcpus
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
 
     from vfiomgr.planner.preflight.situation import Situation
 
+_INTEL = "intel"
 _Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
 """Of QEMU itself: distributions have names and limits of their own."""
 
 
 def too_many(situation: Situation) -> Iterator[Finding]:
-    """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit."""
+    """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit.
+
+    Since 10.10 libvirt adds the IOMMU and the mode where neither is written
+    (https://libvirt.org/news.html).
+    """
     domain = situation.domain
     count, line = domain.cpu.count, domain.line("vcpu")
     if not domain.is_x86 or count <= MOST_WITHOUT_EIM:
@@ -46,18 +52,27 @@ def too_many(situation: Situation) -> Iterator[Finding]:
             "libvirt rejects the domain",
             f"write {MOST_WITHOUT_EIM} or fewer in line {line}",
         )
-    elif domain.iommu is None or not domain.iommu.has_eim:
+    elif not _has_eim(situation):
         iommu = situation.at(domain.line("devices/iommu" if domain.iommu else "devices"))
         yield Finding(
             "too-many-cpus",
             "blocker",
             f"the domain has {count} CPUs, and no IOMMU with extended interrupt mode",
             (cited, f"{iommu}: no <iommu> with eim='on'"),
-            f"libvirt rejects the domain: interrupts reach {MOST_WITHOUT_EIM} CPUs without it",
+            f"libvirt before {ADDS_EIM.since} rejects the domain: interrupts reach "
+            f"{MOST_WITHOUT_EIM} CPUs without it",
             "write <iommu model='intel'><driver intremap='on' caching_mode='on' eim='on'/></iommu> "
             "into <devices> and <ioapic driver='qemu'/> into <features>, or "
             f"{MOST_WITHOUT_EIM} CPUs or fewer in line {line}",
         )
+
+
+def _has_eim(situation: Situation) -> bool:
+    """Whether the guest gets extended interrupt mode: as written, or from libvirt itself."""
+    iommu, version = situation.domain.iommu, situation.libvirt
+    if version is not None and ADDS_EIM.is_in(version):
+        return iommu is None or (iommu.model == _INTEL and not iommu.is_eim_off)
+    return iommu is not None and iommu.has_eim
 
 
 def _limit(machine: str | None) -> int | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.vgpu import Vgpu
     from vfiomgr.planner.preflight.situation import Situation, Taken
 
-_MODEL = "vfio-pci"
+_MODEL, _CCW = "vfio-pci", "vfio-ccw"
 
 
 def inactive(situation: Situation) -> Iterator[Finding]:
@@ -158,9 +158,13 @@ def several_ramfb(situation: Situation) -> Iterator[Finding]:
 
 
 def boot_order(situation: Situation) -> Iterator[Finding]:
-    """Libvirt: "booting from assigned devices is not supported by mediated devices" (67)."""
+    """Libvirt: "booting from assigned devices is not supported by mediated devices" (67).
+
+    It takes an order for disks of s390 (vfio-ccw), which are no vGPUs.
+    """
     for hostdev in situation.hostdevs:
-        if hostdev.kind == "mdev" and hostdev.boot_order is not None:
+        is_vgpu = hostdev.kind == "mdev" and hostdev.model != _CCW
+        if is_vgpu and hostdev.boot_order is not None:
             yield Finding(
                 "vgpu-boot-order",
                 "blocker",

@@ -51,6 +51,8 @@ NEAR_EXPANDER = EXPANDERS.format(node=0, bus=160)
 
 VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
 
+BEFORE_EIM = libvirt(libvirt=Version(10, 9))
+
 CASES = [
     Case(
         "device-without-cell",
@@ -365,7 +367,7 @@ CASES = [
     Case(
         "too-many-cpus",
         "blocker",
-        Side(xml(NIC_ELEMENT).replace("<vcpu>4<", "<vcpu>256<")),
+        Side(xml(NIC_ELEMENT).replace("<vcpu>4<", "<vcpu>256<"), libvirt=BEFORE_EIM),
         "eim='on'",
         "256 CPUs",
         Side(

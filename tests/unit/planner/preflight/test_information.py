@@ -402,7 +402,8 @@ def test_of_another_architecture_it_is_told_what_nobody_judges() -> None:
     large = replace(GPU, bars=bar(1 << 14))
     on_pc = xml(firmware=" firmware='efi'").replace("<vcpu>4<", "<vcpu>300<")
     text = on_pc.replace(*ARM)
-    assert troubles(judge(on_pc, host(large))) == ["too-many-cpus", "aperture-too-small"]
+    old = good.libvirt(libvirt=Version(10, 9))
+    assert troubles(judge(on_pc, host(large), old)) == ["too-many-cpus", "aperture-too-small"]
     report = judge(text, host(large, architecture="aarch64"))
     assert troubles(report) == []
     assert any("of a machine of aarch64" in line for line in report.not_checked)
@@ -443,3 +444,33 @@ def test_an_index_of_acpi_is_no_set_of_cells() -> None:
     numbered = NIC_ELEMENT.replace("<source>", "<acpi index='1'/><source>")
     report = judge(xml(numbered, cpu=CELLS, before=MEMNODES.format(1)))
     assert troubles(report) == ["device-without-cell"]
+
+
+MANY = xml(NIC_ELEMENT).replace("<vcpu>4<", "<vcpu>256<")
+
+
+@pytest.mark.parametrize(
+    ("minor", "iommu", "is_found"),
+    [
+        (9, "", True),
+        (10, "", False),
+        (10, "<iommu model='intel'><driver caching_mode='on'/></iommu>", False),
+        (10, "<iommu model='intel'><driver caching_mode='on' eim='off'/></iommu>", True),
+        (10, "<iommu model='virtio'/>", True),
+    ],
+)
+def test_libvirt_10_10_adds_extended_interrupt_mode_itself(
+    minor: int,
+    iommu: str,
+    is_found: bool,  # noqa: FBT001
+) -> None:
+    text = MANY.replace("</devices>", f"{iommu}</devices>")
+    found = troubles(judge(text, hypervisor=good.libvirt(libvirt=Version(10, minor))))
+    assert ("too-many-cpus" in found) is is_found
+
+
+def test_disks_of_s390_have_a_boot_order() -> None:
+    element = MDEV_ELEMENT.replace("vfio-pci", "vfio-ccw").replace(
+        "</hostdev>", "<boot order='1'/></hostdev>"
+    )
+    assert "vgpu-boot-order" not in troubles(judge(xml(element)))
