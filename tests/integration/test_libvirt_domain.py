@@ -106,7 +106,9 @@ WISHES = st.fixed_dictionaries(
         "is_locked": st.booleans(),
         "has_fixed_aperture": st.booleans(),
         "hard_limit_bytes": st.sampled_from([None, 400 * GIB]),
-        "cdrom": st.sampled_from([None, "/iso/a & 'b'.iso", "/dev/sr0"]),
+        "cdroms": st.lists(st.sampled_from(["/iso/a & 'b'.iso", "/dev/sr0"]), max_size=2).map(
+            tuple
+        ),
         "disks": st.lists(
             st.builds(
                 GuestDisk,
@@ -118,6 +120,7 @@ WISHES = st.fixed_dictionaries(
         ).map(tuple),
         "system": st.sampled_from(["linux", "windows"]),
         "has_tpm": st.booleans(),
+        "has_secure_boot": st.booleans(),
         "has_hotplug": st.booleans(),
         "networks": st.lists(
             st.builds(
@@ -169,6 +172,7 @@ def test_any_domain_is_valid_and_kept_whole(  # noqa: PLR0913, PLR0917 - what va
 
     So it does of a TPM, for which swtpm has to be installed.
     """
+    wish["has_secure_boot"] &= wish["firmware"] == "efi"
     for host, named in ((HOST, devices), (workstation_host, others)):
         try:
             plan = planned(host=host, libvirt=INSTALLED, devices=named, kind=kind, **wish)

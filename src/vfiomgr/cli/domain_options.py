@@ -73,6 +73,11 @@ def _of_machine(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="OVMF, which libvirt finds and keeps variables for, or SeaBIOS.",
         ),
+        click.option(
+            "--secure-boot",
+            is_flag=True,
+            help="Start signed systems only, with Microsoft's keys enrolled; Windows gets a TPM.",
+        ),
         click.option("--tpm", is_flag=True, help="An emulated TPM 2.0 (swtpm)."),
         click.option(
             "--hide-kvm",
@@ -118,7 +123,13 @@ def _of_media(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NAME|bridge=BR[,model=M]",
             help="A network of libvirt's or a bridge; virtio or e1000e.  [default: none]",
         ),
-        click.option("--cdrom", metavar="FILE", help="An image to install from."),
+        click.option(
+            "--cdrom",
+            "cdroms",
+            multiple=True,
+            metavar="FILE",
+            help="An image to install from; again for others, such as drivers.",
+        ),
         click.option(
             "--disk",
             "disks",
@@ -193,9 +204,10 @@ class GuestOptions(TypedDict):
     vcpus: int
     system: System
     tpm: bool
+    secure_boot: bool
     hide_kvm: bool
     disks: tuple[str, ...]
-    cdrom: str | None
+    cdroms: tuple[str, ...]
     networks: tuple[str, ...]
     boot: tuple[str, ...]
     kernel: str | None
@@ -225,14 +237,14 @@ def wish_of(name: str, said: GuestOptions) -> DomainWish:
         UsageError: a word that means nothing.
 
     """
-    cdrom, pages, limit = said["cdrom"], said["hugepages"], said["hard_limit"]
+    pages, limit = said["hugepages"], said["hard_limit"]
     return DomainWish(
         name=name,
         memory_bytes=_bytes("--memory", said["memory"]),
         vcpus=said["vcpus"],
         devices=tuple(parse_device(d, has_iommufd=said["iommufd"]) for d in said["devices"]),
         disks=tuple(map(parse_disk, said["disks"])),
-        cdrom=None if cdrom is None else os.path.abspath(cdrom),
+        cdroms=tuple(map(os.path.abspath, said["cdroms"])),
         networks=tuple(map(parse_network, said["networks"])),
         boot=said["boot"],
         direct_boot=parse_direct_boot(said["kernel"], said["initrd"], said["kernel_arguments"]),
@@ -251,7 +263,8 @@ def wish_of(name: str, said: GuestOptions) -> DomainWish:
         has_hotplug=not said["no_hotplug"],
         hides_kvm=said["hide_kvm"],
         system=said["system"],
-        has_tpm=said["tpm"],
+        has_tpm=said["tpm"] or (said["secure_boot"] and said["system"] == "windows"),
+        has_secure_boot=said["secure_boot"],
     )
 
 

@@ -64,7 +64,8 @@ class DomainWish:
     vcpus: int
     devices: tuple[DeviceWish, ...] = ()
     disks: tuple[GuestDisk, ...] = ()
-    cdrom: str | None = None
+    cdroms: tuple[str, ...] = ()
+    """Images or device nodes, in the order of booting: an installer, and drivers beside it."""
     networks: tuple[GuestNetwork, ...] = ()
     boot: tuple[str, ...] = ()
     """`disk`, `cdrom`, `network` or a device's name, in the order of trying."""
@@ -90,6 +91,8 @@ class DomainWish:
     """Whether it does not show that it runs on KVM, which old drivers look for."""
     system: System = "linux"
     has_tpm: bool = False
+    has_secure_boot: bool = False
+    """Whether its firmware starts signed systems alone, with the keys of Microsoft enrolled."""
 
     @property
     def is_windows(self) -> bool:
@@ -168,7 +171,7 @@ class GuestPlan:
     has_iommufd: bool
     """Whether the domain as a whole uses /dev/iommu, and not each device by itself."""
     boot_orders: tuple[tuple[str, int], ...]
-    """Of disks, the CD-ROM and networks, by `disk 0`, `cdrom`, `network 0`."""
+    """Of disks, CD-ROMs and networks, by `disk 0`, `cdrom 0`, `network 0`."""
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...]
     """What a user ought to know, and do before the start."""

@@ -39,6 +39,7 @@ class Feature:
 
 UNASSIGNED_ADDRESS = Feature("<address type='unassigned'>", Version(6, 0))
 ROOT_PORT_WITHOUT_HOTPLUG = Feature("<target hotplug='off'/> of a root port", Version(6, 3))
+FIRMWARE_FEATURES = Feature("<feature> of <firmware>", Version(7, 2))
 MDEV_DEFINITION = Feature("nodedev-define of mediated devices", Version(7, 3))
 MDEV_AUTOSTART = Feature("nodedev-autostart of mediated devices", Version(7, 8))
 QEMU_OVERRIDE = Feature("<qemu:override>", Version(8, 2))

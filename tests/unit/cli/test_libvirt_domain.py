@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from lxml import etree
 
 from tests.fakes.hosts import workstation
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
@@ -262,6 +263,39 @@ def test_windows_gets_what_it_knows_and_linux_none_of_it(run: Run) -> None:
         assert text not in plain
     refused = run(*options, "--disk", "/d.raw,bus=ide")
     assert (refused.status, "'bus=ide' says nothing about a disk" in refused.stderr) == (2, True)
+
+
+def test_every_cdrom_is_written_in_its_order(run: Run) -> None:
+    media = ("--cdrom", "/w11.iso", "--cdrom", "/virtio-win.iso", "--disk", "/a.raw,bus=sata")
+    made = run("libvirt", "domain", *SMALL, *media, "--libvirt-version", "9.0").stdout
+    disks = [
+        tuple(
+            disk.xpath(f"string({path})") for path in ("source/@file", "target/@dev", "boot/@order")
+        )
+        for disk in etree.fromstring(made).findall("devices/disk")
+    ]
+    assert disks == [
+        ("/a.raw", "sdc", "1"),
+        ("/w11.iso", "sda", "2"),
+        ("/virtio-win.iso", "sdb", "3"),
+    ]
+
+
+def test_secure_boot_has_keys_and_for_windows_a_tpm(run: Run) -> None:
+    options = ("libvirt", "domain", *SMALL, "--secure-boot", "--libvirt-version")
+    windows = run(*options, "9.0", "--os", "windows").stdout
+    root = etree.fromstring(windows)
+    features = {f.get("name"): f.get("enabled") for f in root.findall("os/firmware/feature")}
+    assert features == {"secure-boot": "yes", "enrolled-keys": "yes"}
+    assert root.xpath("string(os/@firmware)") == "efi"
+    assert root.xpath("string(features/smm/@state)") == "on"
+    assert "<tpm" in windows
+    assert "<tpm" not in run(*options, "9.0").stdout
+    refused = run(*options, "9.0", "--firmware", "bios")
+    assert refused.status == 2
+    assert "cannot use Secure Boot with SeaBIOS" in refused.stderr
+    old = run(*options, "7.1")
+    assert (old.status, "install libvirt 7.2.0 or later" in old.stderr) == (4, True)
 
 
 def test_networks_are_libvirts_or_bridges() -> None:

@@ -236,10 +236,11 @@ def test_iommufd_is_of_the_domain_where_libvirt_has_that() -> None:
 
 def test_booting_has_an_order_over_all_kinds() -> None:
     disks = (GuestDisk("/a", "raw"), GuestDisk("/b", "raw"))
-    usual = planned(GPU, disks=disks, cdrom="/c.iso")
-    assert usual.boot_orders == (("disk 0", 1), ("disk 1", 2), ("cdrom", 3))
-    asked = planned(GPU, disks=disks[:1], cdrom="/c.iso", boot=("cdrom", AUDIO, "disk"))
-    assert asked.boot_orders == (("cdrom", 1), ("disk 0", 3))
+    usual = planned(GPU, disks=disks, cdroms=("/c.iso", "/d.iso"))
+    kept = (("disk 0", 1), ("disk 1", 2), ("cdrom 0", 3), ("cdrom 1", 4))
+    assert usual.boot_orders == kept
+    asked = planned(GPU, disks=disks[:1], cdroms=("/c.iso",), boot=("cdrom", AUDIO, "disk"))
+    assert asked.boot_orders == (("cdrom 0", 1), ("disk 0", 3))
     assert [h.device.boot_order for h in asked.hostdevs] == [2, None]
     for name in ("network", NEAR):
         with pytest.raises(UsageError, match="the guest has no such device"):

@@ -93,8 +93,9 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         order = plan.boot_order(f"disk {number}")
         bus, target = wish.bus_of(disk), targets[number]
         yield _render("disk", disk=disk, target=target, bus=bus, order=order), ()
-    if wish.cdrom is not None:
-        yield _render("cdrom", wish=wish, order=plan.boot_order("cdrom")), ()
+    for number, path in enumerate(wish.cdroms):
+        order, target = plan.boot_order(f"cdrom {number}"), _target("sata", number)
+        yield _render("cdrom", path=path, target=target, order=order), ()
     for number, network in enumerate(wish.networks):
         order = plan.boot_order(f"network {number}")
         model = wish.model_of(network)
@@ -140,8 +141,8 @@ def _explained(
 
 
 def _targets(wish: DomainWish) -> list[str]:
-    """The names of the disks, counted on each bus; the CD-ROM is `sda`."""
-    free = {"virtio": count(), "sata": count(1 if wish.cdrom is not None else 0)}
+    """The names of the disks, counted on each bus; CD-ROMs come first on SATA."""
+    free = {"virtio": count(), "sata": count(len(wish.cdroms))}
     return [_target(bus, next(free[bus])) for bus in map(wish.bus_of, wish.disks)]
 
 

@@ -61,6 +61,8 @@ def plan_guest(
     check_vcpus(wish, qemu)
     units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
     check(units, lambda: libvirt, lambda: qemu)
+    if wish.has_secure_boot:
+        features.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
     if not wish.has_hotplug:
         features.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
     seen = [unit for unit in units if unit.is_seen]
@@ -115,6 +117,9 @@ def _check_wish(wish: DomainWish) -> None:
     if wish.hides_kvm and wish.kind == "qemu":
         message = "there is no KVM to hide from a guest of the kind qemu"
         raise UsageError(message, "leave out --hide-kvm, or pass --virt-type kvm")
+    if wish.has_secure_boot and wish.firmware == "bios":
+        message = "cannot use Secure Boot with SeaBIOS: only EFI firmware has it"
+        raise UsageError(message, "leave out --firmware bios, or leave out --secure-boot")
     displayed = [device.name for device in wish.devices if device.hand_over.display]
     if displayed and wish.graphics == "none":
         message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
@@ -144,7 +149,7 @@ def _with_boot_orders(
 
 def _usual_boot(wish: DomainWish) -> tuple[str, ...]:
     """Disks, and what installs one that is empty yet."""
-    return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdrom)
+    return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdroms)
 
 
 def _boot_address(host: HostSnapshot, name: str) -> str:
@@ -165,7 +170,7 @@ def _boot_address(host: HostSnapshot, name: str) -> str:
 def _boot_parts(
     host: HostSnapshot, wish: DomainWish, name: str, units: dict[str, Unit]
 ) -> list[str]:
-    """What one word of --boot means: all disks, the CD-ROM, all networks, or one device.
+    """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device.
 
     Raises:
         UsageError: the guest has no such thing.
@@ -173,7 +178,7 @@ def _boot_parts(
     """
     found: dict[str, list[str]] = {
         "disk": [f"disk {number}" for number in range(len(wish.disks))],
-        "cdrom": ["cdrom"] if wish.cdrom else [],
+        "cdrom": [f"cdrom {number}" for number in range(len(wish.cdroms))],
         "network": [f"network {number}" for number in range(len(wish.networks))],
     }
     if name in found:
