@@ -19,7 +19,7 @@ test: check  ## static checks, then all tests
 check: setup  ## static checks
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/mypy --strict src tests benchmarks
+	.venv/bin/mypy --strict src tests benchmarks tools
 	.venv/bin/lint-imports
 
 lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers

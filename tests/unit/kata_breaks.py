@@ -617,6 +617,7 @@ CASES = [
         "vfio_mode is 'vfio', and enable_iommu in [hypervisor.qemu] is not true",
         'write vfio_mode = "guest-kernel"',
         is_silent=False,
+        is_certain=False,
     ),
     Case(
         "no socket of the kubelet",

@@ -23,6 +23,9 @@ LEAST_GUEST_MIB = 256
 """MinHypervisorMemory in src/runtime/virtcontainers/hypervisor.go; what is less counts as unset."""
 OLDEST, NEWEST = Version(3, 2), Version(4, 1)
 """The releases whose keys are known."""
+CLH_COLD_PLUG = Version(3, 29)
+"""From then on the Go runtime takes cold plug for Cloud Hypervisor (checkPCIeConfig in
+src/runtime/pkg/katautils/config.go)."""
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
 

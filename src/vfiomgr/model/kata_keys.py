@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -12,85 +13,112 @@ from vfiomgr.model.version import Version
 if TYPE_CHECKING:
     from vfiomgr.model.kata import KataRelease
 
-KeyType = Literal["string", "strings", "integer", "number", "boolean", "tables"]
-"""As TOML has them; `strings` and `tables` are arrays."""
-Knowledge = Literal["known", "unsure", "unknown"]
-"""Whether a release has a key: shown by its code, not shown, or shown that it has not."""
+KeyType = Literal["string", "strings", "integer", "integers", "number", "boolean", "tables"]
+"""As TOML has them; the plurals are arrays."""
+_PER_SECOND = {"s": 1, "ms": 1000}
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The first and the last release that have something; all between them have it too."""
+
+    first: Version
+    last: Version
+
+    def __contains__(self, release: Version) -> bool:
+        """Whether a release is among them."""
+        return self.first <= release <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class KeyForm:
+    """What the value of a key is, up to a release."""
+
+    last: Version
+    type: KeyType
+    range: str = ""
+    """Of integers: `u32`, `i8`; empty where 64 bits are taken."""
+    unit: str = ""
+    """`ms` or `s`, of a time whose key does not end with `_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KataKey:
-    """A key of a section, in one runtime.
-
-    It is known from `since` to `until`. Before, back to `maybe_since`, and after, up to
-    `maybe_until`, nothing that was read shows whether it is there.
-    """
+    """A key of a section, in one runtime."""
 
     runtime: RuntimeName
     section: str
     """`hypervisor`, `runtime`, `agent`, …: the name of the hypervisor or agent left out."""
     key: str
-    type: KeyType
-    source: str
-    since: Version | None = None
-    until: Version | None = None
-    maybe_since: Version | None = None
-    maybe_until: Version | None = None
-    removed: Version | None = None
-    """A key of old releases that are not in the table."""
-    note: str = ""
-
-    def knowledge(self, version: Version) -> Knowledge:
-        """Whether a release has it."""
-        has_begun = self.since is not None and version >= self.since
-        may_have_begun = self.maybe_since is not None and version >= self.maybe_since
-        has_no_end = self.until is None and self.maybe_until is None
-        is_before_end = has_no_end or (self.until is not None and version <= self.until)
-        may_be_before_end = self.maybe_until is not None and version < self.maybe_until
-        if self.removed is not None or not (has_begun or may_have_begun):
-            return "unknown"
-        if has_begun and is_before_end:
-            return "known"
-        return "unsure" if is_before_end or may_be_before_end else "unknown"
+    releases: Releases
+    forms: tuple[KeyForm, ...]
+    """In the order of their releases."""
 
 
 @dataclass(frozen=True)
 class KeyTable:
-    """All keys that were found."""
+    """All keys of all releases that were read, and what else decides about a configuration."""
 
+    releases: tuple[Version, ...]
+    """In their order."""
     keys: tuple[KataKey, ...]
+    strict: dict[tuple[RuntimeName, str], Releases]
+    """By runtime and section: where an unknown key makes the runtime refuse the file."""
+    annotations: dict[tuple[RuntimeName, str], Releases]
+    """By runtime and NAME: the annotations io.katacontainers.config.hypervisor.NAME."""
 
     @cached_property
     def _by_place(self) -> dict[tuple[str, str, str], KataKey]:
         return {(key.runtime, key.section, key.key): key for key in self.keys}
 
-    @cached_property
-    def _sections(self) -> frozenset[tuple[str, str]]:
-        return frozenset((key.runtime, key.section) for key in self.keys)
+    def _nearest(self, release: KataRelease) -> Version:
+        """The release itself, or the last one before it that was read."""
+        return self.releases[max(bisect_right(self.releases, release.version) - 1, 0)]
 
     def find(self, runtime: RuntimeName, section: str, key: str) -> KataKey | None:
-        """What is known of a key, whatever the release."""
+        """A key, whatever the release."""
         return self._by_place.get((runtime, section, key))
 
-    def has_section(self, runtime: RuntimeName, section: str) -> bool:
-        """Whether a runtime has such a section."""
-        return (runtime, section) in self._sections
-
-    def knowledge(self, release: KataRelease, section: str, key: str) -> Knowledge:
-        """Whether a release has a key."""
-        found = self.find(release.runtime, section, key)
-        return "unknown" if found is None else found.knowledge(_minor(release.version))
+    def form(self, release: KataRelease, section: str, key: str) -> KeyForm | None:
+        """What the value of a key is in a release; None where the release does not have it."""
+        found, nearest = self.find(release.runtime, section, key), self._nearest(release)
+        if found is None or nearest not in found.releases:
+            return None
+        return next(form for form in found.forms if nearest <= form.last)
 
     def knows(self, release: KataRelease, section: str, key: str) -> bool:
-        """Whether a key may be written for a release."""
-        return self.knowledge(release, section, key) == "known"
+        """Whether a release has a key."""
+        return self.form(release, section, key) is not None
 
-    def since(self, runtime: RuntimeName, section: str, key: str) -> Version | None:
-        """The first release that is known to have a key; None where none is."""
+    def per_second(self, release: KataRelease, section: str, key: str) -> int:
+        """How many of the units of a time are a second."""
+        form = self.form(release, section, key)
+        unit = form.unit if form is not None else ""
+        return _PER_SECOND[unit or ("ms" if key.endswith("_ms") else "s")]
+
+    def has_section(self, release: KataRelease, section: str) -> bool:
+        """Whether a release has a section."""
+        nearest = self._nearest(release)
+        return any(
+            key.section == section and key.runtime == release.runtime and nearest in key.releases
+            for key in self.keys
+        )
+
+    def first(self, runtime: RuntimeName, section: str, key: str) -> Version | None:
+        """The first release that has a key; None where none has."""
         found = self.find(runtime, section, key)
-        return None if found is None else found.since
+        return None if found is None else found.releases.first
 
+    def refuses_unknown_keys(self, release: KataRelease, section: str) -> bool:
+        """Whether an unknown key in a section makes a release refuse the file."""
+        found = self.strict.get((release.runtime, section))
+        return found is not None and self._nearest(release) in found
 
-def _minor(version: Version) -> Version:
-    """Keys come and go with minor releases."""
-    return type(version)(version.major, version.minor)
+    def takes_annotation(self, release: KataRelease, name: str) -> bool:
+        """Whether a release acts upon io.katacontainers.config.hypervisor.NAME."""
+        found = self.annotations.get((release.runtime, name))
+        return found is not None and self._nearest(release) in found
+
+    def has_annotation(self, name: str) -> bool:
+        """Whether any release of any runtime acts upon it."""
+        return any(name == each for _, each in self.annotations)

@@ -40,9 +40,12 @@ def breaks(item: Any) -> list[Any]:
     [
         ("go default_memory 9000 ^x$", "default_memory is not enabled'", (False, True)),
         ("rs default_memory 9000 ^x$", "runtime-rs ignores the annot", (True, False)),
-        ("rs pcie_root_port 4 port", "and does not know it", (False, True)),
+        ("rs pcie_switch_port x port", "pcie_switch_port is 'x'", (False, True)),
+        ("rs use_legacy_serial 1 serial", "and does not know it", (False, True)),
+        ("rs indep_iothreads 1 ^x$", "runtime-rs ignores the annot", (True, False)),
         ("rs nosuch 4 nosuch", "and does not know it", (False, True)),
-        ("go nosuch 4 nosuch", "no Kata has the annotation", (True, False)),
+        ("go nosuch 4 nosuch", "has no annotation io.katacontainers", (True, False)),
+        ("go cc_init_data x data", "has no annotation io.katacontainers", (True, False)),
         ("go default_memory 8Gi memory", "default_memory is '8Gi'", (False, True)),
         ("rs default_memory 8Gi memory", "default_memory is '8Gi'", (False, True)),
         ("go default_memory 16 memory", "default_memory is '16'", (False, True)),
@@ -72,12 +75,21 @@ def test_an_allowed_annotation_is_what_the_later_links_go_by(
     assert breaks(item) == []
 
 
+def test_the_root_ports_that_are_annotated_are_taken(run: Run, tmp_path: Path) -> None:
+    for runtime in ("go", "rs"):
+        annotations = {f"{HYPERVISOR}pcie_root_port": "4"}
+        item = explained(run, tmp_path / runtime, runtime, annotations, "^pcie_root_port$")
+        assert breaks(item) == []
+
+
 @pytest.mark.parametrize("runtime", ["go", "rs"])
 def test_the_mode_of_vfio_is_annotated_without_leave(
     run: Run, tmp_path: Path, runtime: str
 ) -> None:
     item = explained(run, tmp_path / "a", runtime, {VFIO_MODE: "vfio"}, "^x$")
-    assert "annotated as 'vfio', and enable_iommu is not set" in breaks(item)[0]["what"]
+    (found,) = breaks(item)
+    assert "annotated as 'vfio', and enable_iommu is not set" in found["what"]
+    assert not found["is_certain"], "a guest without an IOMMU can allow VFIO without one"
     item = explained(run, tmp_path / "b", runtime, {VFIO_MODE: "both"}, "^x$")
     assert "annotated as 'both', which is none" in breaks(item)[0]["what"]
     item = explained(run, tmp_path / "c", runtime, {VFIO_MODE: "guest-kernel"}, "^x$")

@@ -17,38 +17,15 @@ from vfiomgr.model.pod import KATA_ANNOTATION
 from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from vfiomgr.model.kata import RuntimeName
-    from vfiomgr.model.kata_keys import KeyTable, KeyType
+    from vfiomgr.model.kata_keys import KeyType
     from vfiomgr.model.kata_settings import KataSettings
     from vfiomgr.planner.kata.situation import Situation
 
-UNKNOWN_TO: Mapping[RuntimeName, tuple[str, ...]] = {
-    "rs": (COLD_PLUG, HOT_PLUG, "pcie_root_port", "pcie_switch_port"),
-    "go": (),
-}
-"""Keys that a runtime takes no annotation for: an allowed one makes runtime-rs fail."""
-_NO_KEYS = frozenset(
-    {
-        *("kernel_hash", "image_hash", "initrd_hash", "firmware_hash", "jailer_hash"),
-        *("hypervisor_hash", "hypervisorctl_hash", "path_hash", "ctlpath_hash"),
-        *("ctlpath", "jailer_path", "default_max_vcpus", "hotplug_vfio_on_root_bus"),
-        *("enable_mem_prealloc", "enable_swap", "enable_guest_swap", "enable_hugepages"),
-        *("hugepage_type", "cc_init_data", "default_gpus", "default_gpu_model", "msize_9p"),
-    }
-)
-"""Annotations of the hypervisor that are called otherwise than a key, or have none."""
 _VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
 _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-
-
-def is_annotation(table: KeyTable, name: str) -> bool:
-    """Whether some Kata may have io.katacontainers.config.hypervisor.NAME."""
-    runtimes: tuple[RuntimeName, ...] = ("go", "rs")
-    is_key = any(table.find(runtime, "hypervisor", name) for runtime in runtimes)
-    return is_key or name in _NO_KEYS
 
 
 def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
@@ -66,6 +43,7 @@ def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[
             "vfio_mode is annotated as 'vfio', and enable_iommu is not set: VFIO in the guest "
             "needs an IOMMU there, and containers with a device do not start",
             remedy,
+            is_certain=False,
         )
 
 
@@ -101,14 +79,13 @@ def _hypervisor_breaks(
 ) -> Iterator[ChainBreak]:
     full, out = f"{HYPERVISOR_ANNOTATION}{name}", "take the annotation out"
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
-    is_known = is_annotation(situation.keys, name)
-    is_taken = is_known and name not in UNKNOWN_TO[situation.release.runtime]
+    is_taken = situation.keys.takes_annotation(situation.release, name)
     if not settings.allows_annotation(name) and not situation.is_rs:
         what = (
             f"the pod fails with 'annotation {full} is not enabled': enable_annotations of the "
             "configuration lacks it"
         )
-        yield ChainBreak(what, allow if is_known else out, number=1)
+        yield ChainBreak(what, allow if is_taken else out, number=1)
     elif not settings.allows_annotation(name):
         what = f"runtime-rs ignores the annotation {full}: enable_annotations lacks it"
         yield ChainBreak(
@@ -118,7 +95,7 @@ def _hypervisor_breaks(
         what = f"runtime-rs fails: it allows the annotation {full} and does not know it"
         yield ChainBreak(what, out, number=1)
     elif not is_taken:
-        what = f"no Kata has the annotation {full}: the Go runtime ignores it"
+        what = f"{situation.release} has no annotation {full}, and ignores it"
         yield ChainBreak(what, out, is_silent=True, is_certain=False)
     elif _is_refused(situation, name, value):
         yield ChainBreak(f"the pod fails: the annotation {full} is {value!r}", _wanted(name, value))
@@ -139,8 +116,8 @@ def _is_refused(situation: Situation, name: str, text: str) -> bool:
 
 
 def _type(situation: Situation, name: str) -> KeyType | None:
-    key = situation.keys.find(situation.release.runtime, "hypervisor", name)
-    return None if key is None else key.type
+    form = situation.keys.form(situation.release, "hypervisor", name)
+    return None if form is None else form.type
 
 
 def _value(
@@ -148,7 +125,8 @@ def _value(
 ) -> str | int | bool | None:
     """What it sets its key to; None where it sets none."""
     kind = _type(situation, name)
-    if name in UNKNOWN_TO[situation.release.runtime] or _is_refused(situation, name, text):
+    is_taken = situation.keys.takes_annotation(situation.release, name)
+    if not is_taken or _is_refused(situation, name, text):
         return None
     if kind == "integer":
         return int(text)

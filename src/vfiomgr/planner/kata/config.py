@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.model.kata import MAX_PORTS, OLDEST
+from vfiomgr.model.kata import CLH_COLD_PLUG, MAX_PORTS, OLDEST
 from vfiomgr.model.kata_plan import KataPlan, KataSetup, KeyEntry
 from vfiomgr.model.version import Version
 from vfiomgr.planner.guest.aperture import DEFAULT_WINDOW
 from vfiomgr.planner.guest.nodes import size
-from vfiomgr.planner.kata.annotations import UNKNOWN_TO, is_annotation
 from vfiomgr.planner.kata.sizing import (
     Sizing,
     check_sizing,
     recommended_overhead_mib,
     sizing_of,
 )
+from vfiomgr.planner.kata.timeouts import container_timeout_key
 from vfiomgr.planner.kata.values import (
     annotation_name,
     with_annotations,
@@ -36,10 +36,10 @@ GPU_MEMORY_MIB = 8192
 """default_memory of Kata's configurations for GPUs."""
 TIMEOUT = 1200
 """Seconds, as in Kata's configurations for GPUs: BARs, memory to pin and images take their time."""
-_MS = 1000
 _MACHINES = ("q35", "virt")
 _CLH = ("cloud-hypervisor", "clh")
-_CLH_RENAMED = Version(4, 0)
+_CLH_RENAMED = Version(3, 30)
+"""HYPERVISOR_NAME_CH in src/libs/kata-types/src/config/hypervisor/ch.rs."""
 
 
 def plan_config(
@@ -133,8 +133,9 @@ class _Planner:
         wanted = self.wish.plug
         if self.is_rs:
             return self._plug_of_rs(wanted)
-        if self.wish.hypervisor == "clh" and wanted == "cold":
-            message = "the Go runtime plugs devices into Cloud Hypervisor's running guests only"
+        is_early = self.release.version < CLH_COLD_PLUG
+        if self.wish.hypervisor == "clh" and wanted == "cold" and is_early:
+            message = f"{self.release} plugs devices into Cloud Hypervisor's running guests only"
             raise Refusal(message, "use --plug hot, --hypervisor qemu or --runtime rs")
         return wanted or ("hot" if self.wish.hypervisor == "clh" else "cold")
 
@@ -144,7 +145,7 @@ class _Planner:
             raise Refusal(message, "use --plug cold (3.31 and later), or --runtime go")
         if self._knows("hypervisor", "cold_plug_vfio"):
             return "cold"
-        since = self.table.since("rs", "hypervisor", "cold_plug_vfio")
+        since = self.table.first("rs", "hypervisor", "cold_plug_vfio")
         if wanted == "cold":
             message = f"{self.release} knows no cold_plug_vfio: runtime-rs has it since {since}"
             raise Refusal(message, f"use --kata-version {since} or later, or --runtime go")
@@ -186,11 +187,8 @@ class _Planner:
 
     def _take_switch_ports_out(self) -> None:
         """runtime-rs refuses them beside root ports."""
-        if not self.is_rs or self.base is None or not self.base.switch_ports:
-            return
-        if not self._write("hypervisor", "pcie_switch_port", 0, "not beside root ports"):
-            message = f"{self.base.path} sets pcie_switch_port, which forbids root ports"
-            raise Refusal(message, "take pcie_switch_port out of it")
+        if self.is_rs and self.base is not None and self.base.switch_ports:
+            self._write("hypervisor", "pcie_switch_port", 0, "not beside root ports")
 
     def _write_resources(self) -> None:
         memory = self._memory()
@@ -270,17 +268,16 @@ class _Planner:
     def _write_annotations(self) -> None:
         names = tuple(map(annotation_name, self.wish.annotations))
         for name in names:
-            if not is_annotation(self.table, name):
+            if not self.table.has_annotation(name):
                 message = f"--annotations {name}: no Kata has annotation {name}"
                 raise UsageError(
                     message, "write names with commas between them, e.g. kernel_params"
                 )
-        refused = [name for name in names if name in UNKNOWN_TO[self.release.runtime]]
+        refused = [n for n in names if not self.table.takes_annotation(self.release, n)]
         if refused:
-            message = (
-                f"{self.release} has no annotation {refused[0]}, and fails where it is allowed"
-            )
-            raise Refusal(message, "set the key itself, or use --runtime go")
+            fate = "fails where it is allowed" if self.is_rs else "ignores it"
+            message = f"{self.release} has no annotation {refused[0]}, and {fate}"
+            raise Refusal(message, f"set the key itself, or leave {refused[0]} out")
         if not names:
             return
         configured = () if self.base is None else self.base.enable_annotations
@@ -299,19 +296,17 @@ class _Planner:
     def _write_agent(self) -> None:
         """Time for the guest to come up, and for its containers, in the units of the runtime."""
         if not self.is_rs:
-            self._write("agent", "dial_timeout", self._at_least("agent.kata", "dial_timeout", 1))
+            self._write_timeout("agent", "dial_timeout")
             return
-        key = "create_container_timeout"
-        if not self._write("agent", key, self._at_least("agent.kata", key, 1)):
-            key = "request_timeout_ms"
-            self._write("agent", key, self._at_least("agent.kata", key, _MS))
-        key = "reconnect_timeout_ms"
-        self._write("agent", key, self._at_least("agent.kata", key, _MS))
+        self._write_timeout(*container_timeout_key(self.table, self.release))
+        self._write_timeout("agent", "reconnect_timeout_ms")
 
-    def _at_least(self, table: str, key: str, per_second: int) -> int:
+    def _write_timeout(self, section: str, key: str) -> None:
         """A time that is long enough; one that is configured longer stays."""
-        configured = self.base.number(table, key) if self.base is not None else None
-        return max(TIMEOUT * per_second, configured or 0)
+        place = "agent.kata" if section == "agent" else section
+        configured = self.base.number(place, key) if self.base is not None else None
+        per_second = self.table.per_second(self.release, section, key)
+        self._write(section, key, max(TIMEOUT * per_second, configured or 0))
 
     def _write_runtime(self, plug: Plug | None) -> None:
         self._write("runtime", "vfio_mode", "guest-kernel")
@@ -320,12 +315,11 @@ class _Planner:
             self._write("runtime", "sandbox_cgroup_only", value=True)
         self._write_pod_resources(plug)
         if not self.is_rs:
-            key = "create_container_timeout"
-            self._write("runtime", key, self._at_least("runtime", key, 1))
+            self._write_timeout(*container_timeout_key(self.table, self.release))
 
     def _write_pod_resources(self, plug: Plug | None) -> None:
         wanted, key = self.wish.has_pod_resources, "pod_resource_api_sock"
-        since = self.table.since(self.release.runtime, "runtime", key)
+        since = self.table.first(self.release.runtime, "runtime", key)
         if wanted and not self._knows("runtime", key):
             message = f"{self.release} knows no {key}: it is there since {since}"
             raise Refusal(message, "leave out --pod-resources, and give pods annotations of CDI")

@@ -9,6 +9,7 @@ from vfiomgr.model.kata_settings import NO_PORT
 from vfiomgr.planner.kata.annotations import annotation_breaks
 from vfiomgr.planner.kata.check import check_keys
 from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
+from vfiomgr.planner.kata.timeouts import container_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.path import HostPath
     from vfiomgr.planner.kata.situation import Situation
 
-_UNKNOWN_KEY = "kata-unknown-key"
-_TIMEOUT = 60.0
-"""Seconds for a container where create_container_timeout is not set."""
+_UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
 _KUBELET_TIMEOUT = 120.0
 """runtimeRequestTimeout where the kubelet's configuration does not set it."""
 
@@ -147,8 +146,8 @@ def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBr
 def _plugging(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
     cold, release = settings.cold_plug, situation.release
     if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
-        since = situation.keys.since(release.runtime, "hypervisor", COLD_PLUG)
-        what = f"{release} has no {COLD_PLUG}" + (f": it came with {since}" if since else "")
+        first = situation.keys.first(release.runtime, "hypervisor", COLD_PLUG)
+        what = f"{release} has no {COLD_PLUG}: it came with {first}"
         yield ChainBreak(what, "take a later Kata, or its other runtime", is_silent=True)
     if cold == NO_PORT and not situation.is_hot and not _asked(situation):
         yield _unplugged(situation, settings)
@@ -161,8 +160,12 @@ def _refused(situation: Situation, settings: KataSettings) -> Iterator[ChainBrea
     found = [f for f in check_keys(settings.document, release, keys) if f.id != _UNKNOWN_KEY]
     found += [f for f in check_keys(own, release, keys) if f.id == _UNKNOWN_KEY]
     for finding in found:
-        if finding.severity == "blocker":
-            yield ChainBreak(f"{name}: {finding.title}: {finding.why}", finding.remedy)
+        if finding.severity == "blocker" or finding.id == _NO_IOMMU:
+            yield ChainBreak(
+                f"{name}: {finding.title}: {finding.why}",
+                finding.remedy,
+                is_certain=finding.severity == "blocker",
+            )
 
 
 def _unplugged(situation: Situation, settings: KataSettings) -> ChainBreak:
@@ -228,7 +231,7 @@ def _leaves(
 def _unknown_keys(
     situation: Situation, path: HostPath, document: Mapping[str, Any]
 ) -> Iterator[ChainBreak]:
-    """In a drop-in Go refuses those of hypervisors and agents, runtime-rs those of agents alone."""
+    """Number 6: what one drop-in has."""
     for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
         if found.id == _UNKNOWN_KEY:
             is_refused = found.severity == "blocker"
@@ -262,9 +265,7 @@ def _kernel_params(
 
 def _timeouts(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
     """Number 10."""
-    table = "agent.kata" if situation.is_rs else "runtime"
-    own = settings.number(table, "create_container_timeout")
-    timeout = float(own) if own is not None else _TIMEOUT
+    key, timeout = container_timeout(situation.keys, situation.release, settings)
     kubelet = situation.kubelet
     if kubelet is not None and kubelet.problem:
         return
@@ -274,7 +275,7 @@ def _timeouts(situation: Situation, settings: KataSettings) -> Iterator[ChainBre
     source = "by default" if kubelet is None else f"in {kubelet.source}"
     yield ChainBreak(
         f"the kubelet gives up after {limit:g} s (runtimeRequestTimeout {source}), before Kata's "
-        f"create_container_timeout of {timeout:g} s: a guest with much pinned memory or a large "
+        f"{key} of {timeout:g} s: a guest with much pinned memory or a large "
         "image needs longer",
         f"set runtimeRequestTimeout: {timeout:g}s in the kubelet's configuration, and restart it",
         number=10,

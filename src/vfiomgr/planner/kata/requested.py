@@ -132,10 +132,8 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
         return
     wants = f'set {_SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
     if settings.pod_resource_api_sock and not situation.knows("runtime", _SOCKET):
-        since = situation.keys.since(situation.release.runtime, "runtime", _SOCKET)
-        what = f"{situation.release} has no {_SOCKET}" + (
-            f": it came with {since}" if since else ""
-        )
+        first = situation.keys.first(situation.release.runtime, "runtime", _SOCKET)
+        what = f"{situation.release} has no {_SOCKET}: it came with {first}"
         is_certain = not situation.pod.cdi_names
         remedy = (
             "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or take a later Kata"

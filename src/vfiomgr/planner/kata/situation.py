@@ -164,8 +164,8 @@ class Situation:
         return not self.is_rs and settings is not None and settings.hot_plug != NO_PORT
 
     def knows(self, section: str, key: str) -> bool:
-        """Whether the release has a key, or may have it."""
-        return self.keys.knowledge(self.release, section, key) != "unknown"
+        """Whether the release has a key."""
+        return self.keys.knows(self.release, section, key)
 
     @property
     def consumer(self) -> Consumer:

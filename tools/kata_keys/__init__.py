@@ -1,0 +1,1 @@
+"""Make kata/keys.json from the release tags of kata-containers/kata-containers."""
