@@ -252,21 +252,17 @@ def _is_foreign(finding: Finding) -> bool:
 
 
 def _tell_of_findings(source: str, findings: Iterable[Finding], session: Session) -> None:
-    """What Kata ignores, in a line; what is not known, where more is asked for."""
+    """Print what Kata refuses; the keys that it ignores in one line, unless -v asks for all."""
+    ignored = [each for each in findings if each.severity == "warning" and _is_foreign(each)]
+    short = () if session.verbose else ignored
     for each in findings:
-        if each.severity == "blocker":
+        if each.severity != "info" and each not in short:
             note(f"{source}: {each.title}: {each.why}; {each.remedy}")
-    ignored = [each for each in findings if each.severity == "warning"]
-    if ignored and session.verbose:
-        for each in ignored:
-            note(f"{source}: {each.title}: {each.why}; {each.remedy}")
-    elif ignored:
-        names = ", ".join(each.title.rpartition(" know ")[2] for each in ignored)
+        elif each.severity == "info" and session.verbose:
+            note(f"{source}: {each.title}: {each.why}")
+    if short:
+        names = ", ".join(each.title.rpartition(" know ")[2] for each in short)
         note(f"{source} has keys that this Kata ignores (-v tells more): {names}")
-    if session.verbose:
-        for each in findings:
-            if each.severity == "info":
-                note(f"{source}: {each.title}")
 
 
 def _path(base: Base | None, *, is_whole: bool) -> str:

@@ -288,6 +288,22 @@ def test_the_kubelets_socket_is_where_its_directory_is(run: Run, kernel: FakeKer
     assert found["runtime"]["pod_resource_api_sock"] == socket
 
 
+def test_a_warning_about_a_value_is_not_called_an_ignored_key(run: Run, kernel: FakeKernel) -> None:
+    other = "[hypervisor.clh]\npcie_root_port = 17\nnix = 1\nhot_plug_vfio = ''\n"
+    directory = install(kernel)
+    (directory / "configuration-qemu.toml").write_text(f"{BASE}{other}")
+    line = ("kata", "config", "02:00.0", "--runtime", "go")
+    for more in ((), ("--whole", f"/{SHARED}/configuration-qemu.toml")):
+        told = run(*line, *more).stderr.splitlines()
+        (ports,) = [each for each in told if "pcie_root_port in [hypervisor.clh] is 17" in each]
+        assert "the Go runtime makes 16 ports at most" in ports
+        assert "ignores" not in ports
+    (ignored,) = [each for each in told if "has keys that this Kata ignores" in each]
+    assert ignored.endswith(": nix in [hypervisor.clh]")
+    verbose = run("-v", *line, *more).stderr
+    assert "nix in [hypervisor.clh]: the Go runtime ignores it without a word" in verbose
+
+
 def below(tmp_path: Path) -> tuple[str, ...]:
     """A recorded host with Kata, as --root names it."""
     root = tmp_path / "recorded"

@@ -41,6 +41,7 @@ def breaks(item: Any) -> list[Any]:
         ("go default_memory 9000 ^x$", "default_memory is not enabled'", (False, True)),
         ("rs default_memory 9000 ^x$", "runtime-rs ignores the annot", (True, False)),
         ("rs pcie_switch_port x port", "pcie_switch_port is 'x'", (False, True)),
+        ("rs pcie_root_port 17 port", "pcie_root_port is '17'", (False, True)),
         ("rs use_legacy_serial 1 serial", "and does not know it", (False, True)),
         ("rs indep_iothreads 1 ^x$", "runtime-rs ignores the annot", (True, False)),
         ("rs nosuch 4 nosuch", "and does not know it", (False, True)),

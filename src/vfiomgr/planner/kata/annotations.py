@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.model.explanation import ChainBreak
-from vfiomgr.model.kata import LEAST_GUEST_MIB
+from vfiomgr.model.kata import LEAST_GUEST_MIB, MAX_PORTS
 from vfiomgr.model.kata_settings import VFIO_MODES
 from vfiomgr.model.pod import KATA_ANNOTATION
+from vfiomgr.model.version import Version
 from vfiomgr.planner.kata.situation import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from vfiomgr.planner.kata.situation import Situation
 
 _VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
+_PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
+"""Annotations that runtime-rs takes up to MAX_PORTS of, and from when on it looks."""
 _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -110,9 +113,15 @@ def _wanted(name: str, value: str) -> str:
 def _is_refused(situation: Situation, name: str, text: str) -> bool:
     kind = _type(situation, name)
     if kind == "integer":
-        is_small = name == _MEMORY and text.isdecimal() and int(text) < LEAST_GUEST_MIB
-        return not text.isdecimal() or (is_small and not situation.is_rs)
+        return not text.isdecimal() or _is_out_of_range(situation, name, int(text))
     return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
+
+
+def _is_out_of_range(situation: Situation, name: str, number: int) -> bool:
+    if situation.is_rs:
+        has_limit = name in _PORTS and situation.release.version >= _PORT_LIMIT
+        return has_limit and number > MAX_PORTS
+    return name == _MEMORY and number < LEAST_GUEST_MIB
 
 
 def _type(situation: Situation, name: str) -> KeyType | None:

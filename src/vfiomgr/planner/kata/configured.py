@@ -233,7 +233,7 @@ def _unknown_keys(
 ) -> Iterator[ChainBreak]:
     """Number 6: what one drop-in has."""
     for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
-        if found.id == _UNKNOWN_KEY:
+        if found.id == _UNKNOWN_KEY and found.severity != "info":
             is_refused = found.severity == "blocker"
             yield ChainBreak(
                 f"{path}: {found.title}: {found.why}",

@@ -153,6 +153,8 @@ def test_types_are_those_of_the_code(line: str, *, is_right: bool) -> None:
         ("rootless_user = {groups = [1]}", "rs 4.1", None),
         ("rootless_user = {groups = ['a']}", "rs 4.1", "an array of whole numbers"),
         ("shared_fs = 1", "rs 4.1", "a string"),
+        ("guest_extension_images = [{name = 'a'}]", "rs 4.1", None),
+        ("guest_extension_images = ['a']", "go 4.1", "an array of tables"),
         ("hugepage_type = 1", "rs 4.1", "a string"),
     ],
 )
@@ -230,6 +232,11 @@ def test_the_gravest_comes_first() -> None:
 def test_a_release_newer_than_the_table_is_judged_as_the_last_one_in_it() -> None:
     text = "[hypervisor.qemu]\npcie_root_port = 1\nnix = 1"
     assert len(check(text, "go 4.2")) == len(check(text, "go 4.1")) == 1
+
+
+def test_numbers_of_an_array_are_numbers() -> None:
+    (found,) = check("[hypervisor.qemu]\nrootless_user = {groups = [true]}", "rs 4.1")
+    assert found.id == "kata-wrong-type"
 
 
 def test_an_iommu_may_be_in_another_file_than_a_drop_in() -> None:
