@@ -164,11 +164,15 @@ def _fits(value: object, form: KeyForm) -> bool:
     if isinstance(value, bool):
         return form.type == "boolean"
     if form.type in _ITEMS and isinstance(value, list):
-        return all(type(item) is _ITEMS[form.type] for item in value)
-    if isinstance(value, int) and form.range:
-        least, most = _limits(form.range)
-        return least <= value <= most
-    return isinstance(value, _TYPES[form.type])
+        return all(type(item) is _ITEMS[form.type] and _is_in(item, form.range) for item in value)
+    return isinstance(value, _TYPES[form.type]) and _is_in(value, form.range)
+
+
+def _is_in(value: object, range_: str) -> bool:
+    if not range_ or not isinstance(value, int):
+        return True
+    least, most = _limits(range_)
+    return least <= value <= most
 
 
 def _limits(text: str) -> tuple[int, int]:

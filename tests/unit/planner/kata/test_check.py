@@ -234,8 +234,9 @@ def test_a_release_newer_than_the_table_is_judged_as_the_last_one_in_it() -> Non
     assert len(check(text, "go 4.2")) == len(check(text, "go 4.1")) == 1
 
 
-def test_numbers_of_an_array_are_numbers() -> None:
-    (found,) = check("[hypervisor.qemu]\nrootless_user = {groups = [true]}", "rs 4.1")
+@pytest.mark.parametrize("groups", ["[true]", "1", "[-1]", "[4294967296]", "[1, 'a']"])
+def test_numbers_of_an_array_are_numbers_in_the_range(groups: str) -> None:
+    (found,) = check(f"[hypervisor.qemu]\nrootless_user = {{groups = {groups}}}", "rs 4.1")
     assert found.id == "kata-wrong-type"
 
 
