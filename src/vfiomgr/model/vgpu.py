@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 Family = Literal["mdev", "vendor-vfio", "sriov-vf"]
 """How instances are made and handed over, probed from what is there.
@@ -20,8 +23,21 @@ function is one whole, with quotas of its GPU (Intel), or what its driver was lo
 """
 
 _MAKER = re.compile(r"^(?:NVIDIA|GRID)[ _]+", re.IGNORECASE)
-_NVIDIA_NAME = re.compile(r".*-(?:[0-9]+-)?(?P<size>[0-9]+)(?P<series>[ABCQ])[A-Z0-9]*$")
-"""`NVIDIA A40-1B`, `GRID T4-2B4`, `GRID A100-1-5C` (one slice), `RTX Pro 6000 DC-1-24QGFX`."""
+_NVIDIA_NAME = re.compile(
+    r"(?:.*[ _])?(?P<short>[^ _]+-(?:[0-9]+-)?(?P<size>[0-9]+)(?P<series>[ABCQ])[A-Z0-9]*)"
+)
+"""`NVIDIA A40-1B`, `GRID T4-2B4`, `GRID A100-1-5C` (one slice), `NVIDIA RTX Pro 6000 … DC-48C`.
+
+The last word is the name of the type, as NVIDIA's own tools have it (parseMdevTypeName in
+pkg/nvmdev of go-nvlib); what stands before it is the maker and, of some cards, the model.
+"""
+_GPU_INSTANCE_NAME = re.compile(
+    r"(?P<plain>.+-[1-9]-[0-9]+[ABCQ])(?:MEALL|NOME|ME|GFX)?", re.IGNORECASE
+)
+"""A type that lives in a GPU instance (MIG), perhaps with the attribute of that instance.
+
+See migBackedRegex in pkg/types of NVIDIA's vgpu-device-manager.
+"""
 _FIELD = re.compile(r"(\w+)\s*[=:]\s*([^,\n]+)")
 _MIB = re.compile(r"([0-9]+) ?MB?\b")
 _RESOLUTION = re.compile(r"\b([0-9]{3,5}x[0-9]{3,5})\b")
@@ -52,9 +68,15 @@ class VgpuType:
     """With MIG: how many of it share one GPU instance."""
 
     @property
-    def short_name(self) -> str | None:
-        """The name without its maker: `A10-4Q`, `T4-2Q`."""
+    def model_name(self) -> str | None:
+        """The name without its maker: `A10-4Q`, `RTX Pro 6000 Blackwell DC-48C`."""
         return self.name and _MAKER.sub("", self.name)
+
+    @property
+    def short_name(self) -> str | None:
+        """The name by itself: `A10-4Q`, `DC-48C`. Types of different cards may share one."""
+        nvidia = _NVIDIA_NAME.fullmatch(self.name or "")
+        return nvidia["short"] if nvidia else self.model_name
 
     @property
     def number(self) -> str:
@@ -80,7 +102,7 @@ def describe_type(
     """
     text = ", ".join((description or "").splitlines())
     fields = {key.lower(): value.strip() for key, value in _FIELD.findall(text)}
-    nvidia = _NVIDIA_NAME.match(name or "")
+    nvidia = _NVIDIA_NAME.fullmatch(name or "")
     resolution = _RESOLUTION.search(text)
     return VgpuType(
         id=type_id,
@@ -93,6 +115,46 @@ def describe_type(
         resolution=resolution[1] if resolution else None,
         max_instances=_number(fields.get("max_instance")),
     )
+
+
+def lives_in_gpu_instance(name: str) -> bool:
+    """Whether a name is that of a type which lives in a GPU instance (MIG): `A100-1-5CME`."""
+    return _GPU_INSTANCE_NAME.fullmatch(name) is not None
+
+
+def _without_attribute(name: str) -> str:
+    """A name without the attribute of its GPU instance: `DC-1-24Q` for `DC-1-24QGFX`."""
+    match = _GPU_INSTANCE_NAME.fullmatch(name)
+    return match["plain"] if match else name
+
+
+def types_called(kinds: Iterable[VgpuType], text: str) -> list[VgpuType]:
+    """The types of one GPU that a text means.
+
+    Identifiers and full names come before short names. Where the driver has no such name, the
+    attribute of a GPU instance (ME, NOME, MEALL, GFX) is left out: NVIDIA's configurations for the
+    RTX Pro 6000 Blackwell ask for DC-1-24QGFX, and its driver calls that type DC-1-24Q
+    (SetVGPUConfig in pkg/vgpu of vgpu-device-manager).
+    """
+    known = list(kinds)
+    return _called(known, text) or _called(known, _without_attribute(text))
+
+
+def _called(kinds: Sequence[VgpuType], text: str) -> list[VgpuType]:
+    wanted = _folded(text)
+    exact = [kind for kind in kinds if wanted in _exact_names(kind)]
+    return exact or [k for k in kinds if k.short_name and wanted == _folded(k.short_name)]
+
+
+@lru_cache(maxsize=4096)
+def _exact_names(kind: VgpuType) -> frozenset[str]:
+    number = kind.number if kind.number.isdecimal() else kind.id
+    names = (kind.id, number, kind.name, kind.model_name)
+    return frozenset(_folded(name) for name in names if name)
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", " ")
 
 
 def _framebuffer(fields: dict[str, str], text: str, gigabytes: str | None) -> int | None:

@@ -18,9 +18,10 @@ from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress, is_address
 from vfiomgr.model.plan import Plan
+from vfiomgr.model.vgpu import types_called
 from vfiomgr.planner import function_definitions
 from vfiomgr.planner.vgpu_boot import exchange
-from vfiomgr.planner.vgpu_choice import guess, is_called
+from vfiomgr.planner.vgpu_choice import guess
 from vfiomgr.planner.vgpu_room import by_number
 
 if TYPE_CHECKING:
@@ -198,9 +199,8 @@ def find_type(kinds: Sequence[VgpuType], wanted: str, where: str) -> VgpuType:
         UnknownDevice: there is none.
 
     """
-    for kind in kinds:
-        if is_called(kind, wanted):
-            return kind
+    for kind in types_called(kinds, wanted):
+        return kind
     names = [str(kind) for kind in sorted(kinds, key=by_number)]
     message = f"{where} has no vGPU type {wanted}; it has {', '.join(names) or 'none now'}"
     raise UnknownDevice(message, guess(kinds, wanted))

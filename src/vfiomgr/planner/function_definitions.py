@@ -16,7 +16,7 @@ from vfiomgr.model.gpu_definition import (
 )
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.pci import PciAddress
-from vfiomgr.planner.vgpu_choice import is_called
+from vfiomgr.model.vgpu import types_called
 from vfiomgr.planner.vgpu_room import gpus
 
 if TYPE_CHECKING:
@@ -135,9 +135,8 @@ def _type(
             return active.type, active.type_name
         message = f"{intent.name} is no vGPU now that could be defined as it is"
         raise UsageError(message, "name --type; vfiomgr vgpu types shows them")
-    for kind in gpu.types:
-        if is_called(kind, intent.type):
-            return kind.id, kind.name
+    for kind in types_called(gpu.types, intent.type):
+        return kind.id, kind.name
     if active is not None and intent.type in (active.type, active.type_name):
         return active.type, active.type_name
     names = ", ".join(map(str, gpu.types))

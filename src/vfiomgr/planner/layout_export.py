@@ -10,6 +10,7 @@ from vfiomgr.model.layout import Layout
 from vfiomgr.model.path import vfio_group_node
 from vfiomgr.model.reset import RESET_METHODS
 from vfiomgr.model.variant import PLAIN
+from vfiomgr.model.vgpu import types_called
 from vfiomgr.planner.vgpu_room import gpus
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import Vgpu
+    from vfiomgr.model.vgpu import Vgpu, VgpuType
     from vfiomgr.planner.vgpu_room import Gpu
 
     _Rule = dict[str, Any]
@@ -124,11 +125,17 @@ def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
     batches: dict[tuple[str, str], list[Vgpu]] = {}
     for vgpu in gpu.instances:
         kind = gpu.type_of(vgpu)
-        name = (kind and kind.short_name) or vgpu.type
+        name = _called(gpu, kind) if kind else vgpu.type
         parameters = dict(host.defined.attributes_of(vgpu.name)).get(PARAMETERS, "").strip()
         batches.setdefault((name, parameters), []).append(vgpu)
     rule["vgpus"] = [_wish(*batch, vgpus) for batch, vgpus in batches.items()]
     return rule
+
+
+def _called(gpu: Gpu, kind: VgpuType) -> str:
+    """The short name of a type, where no other type of the GPU has it."""
+    name = kind.short_name
+    return name if name and types_called(gpu.types, name) == [kind] else kind.id
 
 
 def _wish(kind: str, parameters: str, vgpus: Sequence[Vgpu]) -> _Rule:

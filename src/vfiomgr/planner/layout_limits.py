@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.layout_shares import creation
-from vfiomgr.planner.vgpu_choice import serves
+from vfiomgr.planner.vgpu_choice import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,16 +34,15 @@ def impossible(
         yield from _too_many(rule, gpu)
 
 
-def _serving(gpu: Gpu, wish: VgpuWish) -> Iterator[VgpuType]:
+def _serving(gpu: Gpu, wish: VgpuWish) -> list[VgpuType]:
     """The types of a GPU that would meet a wish."""
-    asked = creation(wish)
-    return (kind for kind in gpu.types if serves(kind, asked))
+    return serving(gpu, creation(wish))
 
 
 def _unmeetable(case: Case, lacking: Lacking) -> Iterator[Objection]:
     """A wish for more than its GPUs could ever carry, or for what none of them makes."""
     wish = lacking.wish
-    kinds = {gpu.name: list(_serving(gpu, wish)) for gpu in lacking.scope}
+    kinds = {gpu.name: _serving(gpu, wish) for gpu in lacking.scope}
     if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
         names = ", ".join(gpu.name for gpu in lacking.scope)
         yield Objection(
@@ -98,9 +97,7 @@ def _taken_names(
 def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Objection]:
     """What each GPU is to carry by itself, against what its types say."""
     wishes = [wish for wish in rule.vgpus if wish.per_gpu is not None]
-    kinds = [
-        (wish.per_gpu or 0, kind) for wish in wishes if (kind := next(_serving(gpu, wish), None))
-    ]
+    kinds = [(wish.per_gpu or 0, kind) for wish in wishes for kind in _serving(gpu, wish)[:1]]
     functions = [parent for parent in gpu.parents if parent.is_virtual_function]
     total = sum(count for count, _ in kinds)
     if functions and total > len(functions):

@@ -11,7 +11,7 @@ from vfiomgr.model.intent import CreateVgpu
 from vfiomgr.model.layout import VgpuWish
 from vfiomgr.model.vgpu import Vgpu
 from vfiomgr.planner.layout_parameters import are_others, found_on
-from vfiomgr.planner.vgpu_choice import serves
+from vfiomgr.planner.vgpu_choice import serving
 from vfiomgr.planner.vgpu_room import Gpu
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ def shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
         for scope in [tuple(known)] if wish.count else [(gpu,) for gpu in known]:
             count = wish.count or wish.per_gpu or 0
             mine = frozenset(wish.uuids) or None
+            kinds = {gpu.name: serving(gpu, creation(wish)) for gpu in scope}
             kept = [
                 (gpu, one)
                 for gpu in scope
                 for one in left[gpu.name]
-                if _is_wanted(gpu, one, wish)
+                if gpu.type_of(one) in kinds[gpu.name]
                 and (one.name not in named if mine is None else one.name in mine)
             ]
             kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], wish))
@@ -103,11 +104,6 @@ def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
         return not host.holders(one), not host.is_own(one), one.name
 
     return sorted(gpu.instances, key=worth)
-
-
-def _is_wanted(gpu: Gpu, one: Vgpu, wish: VgpuWish) -> bool:
-    kind = gpu.type_of(one)
-    return kind is not None and serves(kind, creation(wish))
 
 
 def _names(case: Case, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:

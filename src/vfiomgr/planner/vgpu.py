@@ -10,14 +10,14 @@ from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.model.vgpu import Vgpu, types_called
 from vfiomgr.model.vgpu_mark import MARKS, mark_file, mark_of
 from vfiomgr.model.vgpu_step import CreateMdev, RemoveMdev, SetVgpuType
 from vfiomgr.planner import gpu_instances, guards
 from vfiomgr.planner.cdi.following import following_notes
 from vfiomgr.planner.locks import device_lock
 from vfiomgr.planner.quota_room import refuse_function
-from vfiomgr.planner.vgpu_choice import Choice, Placement, choose, find_parents, is_called
+from vfiomgr.planner.vgpu_choice import Choice, Placement, choose, find_parents
 from vfiomgr.planner.vgpu_room import gpus
 
 if TYPE_CHECKING:
@@ -160,7 +160,9 @@ def _is_as_asked(host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, number: int
             return False
     if intent.type is None:
         return True
-    return vgpu.type == intent.type if kind is None else is_called(kind, intent.type)
+    if gpu is None or kind is None:
+        return vgpu.type == intent.type
+    return kind in types_called(gpu.types, intent.type)
 
 
 def _chosen_before(host: HostSnapshot, intent: CreateVgpu, missing: Sequence[int]) -> Choice | None:

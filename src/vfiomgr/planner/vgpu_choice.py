@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.vgpu import VgpuParent, VgpuType
+from vfiomgr.model.vgpu import VgpuParent, VgpuType, types_called
 from vfiomgr.planner.vgpu_room import Gpu, Room, by_number, gpus, in_order, room, why_none_is_free
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def _asked_gpus(host: HostSnapshot, intent: CreateVgpu) -> list[Gpu]:
 
 def _serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
     """The types of a GPU that serve a request, the smallest first."""
-    found = [kind for kind in gpu.types if serves(kind, intent)]
-    return sorted(found, key=_by_size)
+    return sorted(serving(gpu, intent), key=_by_size)
 
 
 def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
@@ -130,22 +129,18 @@ def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
     return int(unknown), kind.framebuffer or 0, kind.heads or 0, by_number(kind)
 
 
-def serves(kind: VgpuType, intent: CreateVgpu) -> bool:
-    """Whether a type is one that is asked for, by name or by need."""
-    if intent.type is not None and not is_called(kind, intent.type):
-        return False
+def serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
+    """The types of a GPU that a request means, by name or by need, in the order of the driver."""
+    kinds = gpu.types if intent.type is None else types_called(gpu.types, intent.type)
+    return [kind for kind in kinds if _meets_need(kind, intent)]
+
+
+def _meets_need(kind: VgpuType, intent: CreateVgpu) -> bool:
     if intent.series is not None and kind.series != intent.series:
         return False
     if intent.framebuffer is not None and (kind.framebuffer or 0) < intent.framebuffer:
         return False
     return intent.heads is None or (kind.heads or 0) >= intent.heads
-
-
-def is_called(kind: VgpuType, text: str) -> bool:
-    """Whether a type is meant by its identifier, its number, its full or its short name."""
-    names = (kind.id, kind.number if kind.number.isdecimal() else None, kind.name, kind.short_name)
-    wanted = text.casefold().replace("_", " ")
-    return any(n is not None and n.casefold().replace("_", " ") == wanted for n in names)
 
 
 def _is_open(

@@ -5,11 +5,11 @@ In a layout the first rule has a device: the rules come in the opposite order.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.layout import Layout, Selector, VgpuRule, VgpuWish
 from vfiomgr.model.layout_cover import covers
+from vfiomgr.model.vgpu import lives_in_gpu_instance
 from vfiomgr.model.vgpu_device_manager import identifier_of
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _NVIDIA = "10de"
 _GPU_CLASSES = ("0300", "0302")
 """What NVIDIA's own tools take for a GPU (go-nvlib, pkg/nvpci)."""
-_OF_MIG = re.compile(r".+-[1-9]-[0-9]+[ABCQ](ME|NOME|MEALL|GFX)?")
-"""`A100-1-5CME`: a type that lives in a GPU instance."""
 
 
 def layouts_of(
@@ -121,7 +119,7 @@ class _Rules:
                 self._tell(entry, f"{gpu.address} {why}")
 
     def _tell_of_types(self, entry: GpuConfig) -> None:
-        if any(map(_OF_MIG.fullmatch, entry.vgpus)):
+        if any(map(lives_in_gpu_instance, entry.vgpus)):
             why = "its types need MIG, which mig-parted sets there: add mig: true to set it here"
             self._tell(entry, why)
         elif len(entry.vgpus) > 1:

@@ -30,9 +30,13 @@ from vfiomgr.model.intent import (
     StartVgpu,
     SwitchGpu,
 )
-from vfiomgr.model.layout import Layout
+from vfiomgr.model.layout import Layout, VgpuRule
 from vfiomgr.model.path import pci_device
 from vfiomgr.model.pci import PciAddress
+from vfiomgr.model.vgpu_device_manager import read_vgpu_configs
+from vfiomgr.planner.layout import compare
+from vfiomgr.planner.layout_export import export
+from vfiomgr.planner.layout_import import import_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -263,6 +267,35 @@ def test_several_vgpus_share_an_instance_before_another_is_made(tmp_path: Path) 
     assert len(there(kernel)) == 2
     apply(kernel, CreateVgpu(UUIDS[:1], type="RTX Pro 6000 Blackwell DC-1-24Q"))
     assert len(there(kernel)) == 3, "of another size, it needs one of its own"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "mig", "made"),
+    [
+        ("DC-1-24QGFX: 4", True, "DC-1-24Q"),
+        ("DC-1-3QGFX: 9", True, "DC-1-3Q"),
+        ("DC-48Q: 2", False, "DC-48Q"),
+    ],
+)
+def test_nvidias_configurations_for_blackwell_are_applied_once(
+    tmp_path: Path, configuration: str, made: str, *, mig: bool
+) -> None:
+    """The driver says DC-1-24Q for what the shipped configurations call DC-1-24QGFX."""
+    kernel = mig_host(tmp_path, card=RTX_PRO_6000, total_vfs=12)
+    if mig:
+        kernel.call("nvidia-smi", "-mig", "1", "-i", str(GPU))
+    kernel.call("/usr/lib/nvidia/sriov-manage", "-e", str(GPU))
+    text = f"{{devices: all, vgpu-devices: {{{configuration}}}}}"
+    configs = read_vgpu_configs(f"version: v1\nvgpu-configs: {{a: [{text}]}}", "config.yaml")
+    intent = api.layout_intent(None, "a", import_layouts(None, configs).layouts["a"])
+    apply(kernel, intent)
+    host = api.scan(kernel, with_gpu_modes=True)
+    assert {vgpu.type_name for vgpu in host.vgpus} == {f"NVIDIA RTX Pro 6000 Blackwell {made}"}
+    assert len(host.vgpus) == int(configuration.rpartition(" ")[2])
+    assert compare(api.scan(kernel, with_users=True, with_gpu_modes=True), intent).differences == ()
+    (rule,) = export(host).devices
+    assert isinstance(rule, VgpuRule)
+    assert [wish.type for wish in rule.vgpus] == [made]
 
 
 def test_virtual_functions_take_no_instances_along(tmp_path: Path) -> None:

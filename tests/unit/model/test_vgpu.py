@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vfiomgr.model.vgpu import Vgpu, VgpuParent, describe_type
+from vfiomgr.model.vgpu import Vgpu, VgpuParent, describe_type, types_called
 
 NVIDIA = "num_heads=4, frl_config=45, framebuffer=1024M, max_resolution=5120x2880, max_instance=32"
 
@@ -22,7 +22,11 @@ def test_nvidias_description_tells_everything() -> None:
         ("GRID M60-0B", "B", 512, "M60-0B"),
         ("GRID A100-1-5C", "C", 5120, "A100-1-5C"),
         ("NVIDIA A100-1-5CME", "C", 5120, "A100-1-5CME"),
-        ("NVIDIA RTX Pro 6000 Blackwell DC-1-24QGFX", "Q", 24576, None),
+        ("NVIDIA RTX Pro 6000 Blackwell DC-48C", "C", 49152, "DC-48C"),
+        ("NVIDIA RTX Pro 6000 Blackwell DC-1-24Q", "Q", 24576, "DC-1-24Q"),
+        ("NVIDIA RTX6000-Ada-8Q", "Q", 8192, "RTX6000-Ada-8Q"),
+        ("GRID_M60-0B", "B", 512, "M60-0B"),
+        ("i915-GVTg_V5_4", None, None, "i915-GVTg_V5_4"),
         ("NVIDIA L40S-48A", "A", 49152, "L40S-48A"),
         ("H200X-141C", "C", 144384, "H200X-141C"),
         ("Dual port serial", None, None, "Dual port serial"),
@@ -59,6 +63,47 @@ def test_other_descriptions(
     assert kind.framebuffer == framebuffer
     assert resolution is None or kind.resolution == resolution
     assert kind.description is None or "\n" not in kind.description
+
+
+BLACKWELL = tuple(
+    describe_type(str(1500 + place), f"NVIDIA RTX Pro 6000 Blackwell {name}")
+    for place, name in enumerate(("DC-2B", "DC-48C", "DC-96Q", "DC-1-2Q", "DC-1-24C", "DC-4-96Q"))
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("DC-48C", "DC-48C"),
+        ("dc-48c", "DC-48C"),
+        ("RTX Pro 6000 Blackwell DC-48C", "DC-48C"),
+        ("NVIDIA_RTX_Pro_6000_Blackwell_DC-48C", "DC-48C"),
+        ("1501", "DC-48C"),
+        ("DC-1-24CGFX", "DC-1-24C"),
+        ("DC-4-96QGFX", "DC-4-96Q"),
+        ("DC-1-24CMEALL", "DC-1-24C"),
+        ("DC-48CGFX", None),
+        ("DC-1-24CX", None),
+        ("48C", None),
+        ("Blackwell", None),
+    ],
+)
+def test_types_are_found_by_the_names_of_nvidias_configurations(
+    text: str, called: str | None
+) -> None:
+    assert [kind.short_name for kind in types_called(BLACKWELL, text)] == [called] * bool(called)
+
+
+def test_a_type_that_the_driver_names_with_its_attribute_is_that_one() -> None:
+    kinds = [describe_type(str(n), f"GRID A100-1-5C{end}") for n, end in enumerate(("", "ME"))]
+    assert types_called(kinds, "A100-1-5CME") == [kinds[1]]
+    assert types_called(kinds, "A100-1-5C") == [kinds[0]]
+    assert types_called(kinds[:1], "A100-1-5CME") == [kinds[0]]
+
+
+def test_a_full_name_comes_before_the_same_short_name() -> None:
+    kinds = [describe_type("1", "DC-16Q"), describe_type("2", "NVIDIA RTX Pro 4500 DC-16Q")]
+    assert types_called(kinds, "DC-16Q") == kinds[:1]
 
 
 def test_the_driver_in_an_identifier_varies_and_the_number_does_not() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.model.intent import CreateVgpu, Strategy
+from vfiomgr.model.vgpu import describe_type
 from vfiomgr.planner.vgpu_choice import Placement, choose
 from vfiomgr.planner.vgpu_room import gpus
 
@@ -98,6 +99,24 @@ def test_what_no_gpu_has_names_what_there_is() -> None:
         choose(vgpu_host(()), asked(framebuffer=99999))
     with pytest.raises(UnknownDevice, match="with 5 heads or more"):
         choose(vgpu_host(()), asked(heads=5))
+
+
+def test_a_short_name_means_the_type_of_each_card() -> None:
+    """The shipped configurations say DC-16Q for cards that carry 6 and 2 of them."""
+    large, small = (
+        describe_type(
+            number,
+            f"NVIDIA RTX Pro {model} Blackwell DC-16Q",
+            f"framebuffer=16384M, max_instance={most}",
+        )
+        for number, model, most in (("1530", "6000", 6), ("1630", "4500", 2))
+    )
+    host = add_divided_gpu(vgpu_host(), 1, types=(large,))
+    host = add_divided_gpu(host, 2, types=(small,))
+    places = choose(host, asked(8, type="DC-16Q")).places
+    assert [place.type for place in places] == [large] * 6 + [small] * 2
+    with pytest.raises(Refusal, match="8 would fit"):
+        choose(host, asked(9, type="DC-16Q"))
 
 
 def test_without_any_gpu() -> None:
