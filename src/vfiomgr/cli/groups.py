@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +11,13 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.iommu import blockers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from vfiomgr.model.iommu import IommuGroup
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.planner.guards import Objection
 
+_VIABLE = {"viable": "yes", "blocked": "no", "not-for-guests": "-"}
 _HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
 
 
@@ -26,8 +27,9 @@ _HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
 def groups(session: Session) -> None:
     """List IOMMU groups: which are viable (a guest could own them now), and what keeps the others.
 
-    A group whose members are on host drivers becomes viable when they are bound; one of bridges
-    alone (-) holds nothing for a guest.
+    A group is viable when each of its members is on a VFIO driver, on no driver, or on one that
+    does no DMA of its own (pcieport, pci-stub). A group that contains nothing a guest can use, such
+    as PCIe ports only, is marked with - and is not viable.
 
     \b
     Examples:
@@ -36,6 +38,7 @@ def groups(session: Session) -> None:
     """
     host = session.devices()
     off = _iommu_off(host) if host.devices and not host.iommu.is_on else None
+    documents = [_document(host, group) for group in host.groups]
     if session.format != "table":
         body = {
             "iommu": {
@@ -43,7 +46,7 @@ def groups(session: Session) -> None:
                 "finding": off.reason if off else None,
                 "remedy": off.remedy if off else None,
             },
-            "items": [_document(host, group) for group in host.groups],
+            "items": documents,
         }
         print_document("IommuGroupList", body, session.format)
         return
@@ -52,8 +55,7 @@ def groups(session: Session) -> None:
     if off:
         click.echo(f"{off.reason}\nremedy: {off.remedy}")
     if host.groups:
-        rows = [row for group in host.groups for row in _rows(host, group)]
-        print_table(_HEADINGS, rows)
+        print_table(_HEADINGS, [row for document in documents for row in _rows(document)])
 
 
 def _iommu_off(host: HostSnapshot) -> Objection | None:
@@ -62,51 +64,46 @@ def _iommu_off(host: HostSnapshot) -> Objection | None:
     return iommu_off(host)
 
 
-def _obstacles(host: HostSnapshot, group: IommuGroup) -> dict[str, str]:
-    """Why the group is not viable, by the address of the member that is in the way."""
-    members = host.group_members(group.number)
-    return {str(d.address): f"{d.address} is on {d.driver}" for d in blockers(members)}
-
-
-def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, object]:
-    obstacles = _obstacles(host, group)
+def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, Any]:
+    """A group as JSON has it; the table shows the same."""
+    blocking = {str(device.address) for device in blockers(host.group_members(group.number))}
+    members = [_member(host, name, blocking) for name in group.members]
+    state = _state(host, group)
     return {
         "number": group.number,
         "type": group.type,
         "is_noiommu": group.is_noiommu,
-        "is_viable": not obstacles,
-        "obstacles": list(obstacles.values()),
+        "state": state,
+        "is_viable": state == "viable",
+        "obstacles": [f"{m['address']} is on {m['driver']}" for m in members if m["is_blocking"]],
         "node": group.node if group.has_node else None,
-        "members": [_member(host, name) for name in group.members],
+        "members": members,
     }
 
 
-def _member(host: HostSnapshot, name: str) -> dict[str, object]:
-    device = host.device_named(name)
-    if device is not None:
-        return {"address": name, "name": device.name, "driver": device.driver}
-    vgpu = host.vgpu(name)
-    return {
-        "address": name,
-        "name": f"vGPU {vgpu.type} of {vgpu.parent}" if vgpu else None,
-        "driver": vgpu.driver if vgpu else None,
-    }
-
-
-def _viable(host: HostSnapshot, group: IommuGroup) -> str:
-    """A dash for groups that hold nothing for a guest."""
+def _state(host: HostSnapshot, group: IommuGroup) -> str:
+    """Whether a guest could own a group now: viable, blocked, or not-for-guests."""
     if not host.is_viable(group.number):
-        return "no"
-    members = host.group_members(group.number)
-    return "-" if members and all(device.is_bridge for device in members) else "yes"
+        return "blocked"
+    functions = host.group_members(group.number)
+    vgpus = (host.vgpu(name) for name in group.members)
+    is_useful = any(not d.is_bridge for d in functions) or any(vgpus)
+    return "viable" if is_useful else "not-for-guests"
 
 
-def _rows(host: HostSnapshot, group: IommuGroup) -> Iterator[tuple[str, ...]]:
-    obstacles = _obstacles(host, group)
-    number, viable = str(group.number), _viable(host, group)
-    for name in group.members:
-        member = _member(host, name)
-        driver = or_dash(member["driver"])
-        why_not = "on a host driver" if name in obstacles else ""
-        yield (number, viable, name, or_dash(member["name"]), driver, why_not)
+def _member(host: HostSnapshot, name: str, blocking: Collection[str]) -> dict[str, Any]:
+    device, vgpu = host.device_named(name), host.vgpu(name)
+    title = f"vGPU {vgpu.type} of {vgpu.parent}" if vgpu else None
+    driver = vgpu.driver if vgpu else None
+    if device is not None:
+        title, driver = device.name, device.driver
+    return {"address": name, "name": title, "driver": driver, "is_blocking": name in blocking}
+
+
+def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    number, viable = str(document["number"]), _VIABLE[document["state"]]
+    for member in document["members"]:
+        why_not = "on a host driver" if member["is_blocking"] else ""
+        name, driver = or_dash(member["name"]), or_dash(member["driver"])
+        yield (number, viable, member["address"], name, driver, why_not)
         number = viable = ""
