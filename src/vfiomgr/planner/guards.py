@@ -13,6 +13,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Allowance
 from vfiomgr.model.iommu import blockers
 from vfiomgr.model.variant import best_variant
+from vfiomgr.planner.iommu import iommu_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
     Guard = Callable[[HostSnapshot, PciDevice], Iterator["Objection"]]
 
-_AMD = "AuthenticAMD"
-_FIRMWARE_NAMES = {"GenuineIntel": "VT-d", _AMD: "AMD-Vi (IOMMU)"}
 _LEAVING_OUT = "or leave it out with --only, "
-_SWITCHED_OFF = frozenset({"intel_iommu=off", "amd_iommu=off", "iommu=off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +51,6 @@ def refuse_if_any(objections: Iterable[Objection], allow: frozenset[Allowance]) 
     reasons = dict.fromkeys(reason for reason, _ in told)
     remedies = dict.fromkeys(remedy for _, remedy in told)
     raise Refusal("; ".join(reasons), "; ".join(remedies), tuple(told))
-
-
-def iommu_remedy(host: HostSnapshot) -> str:
-    """What switches the IOMMU on, by what this host shows.
-
-    An AMD IOMMU is used as soon as the firmware describes it; an Intel one may have to be asked
-    for (Documentation/admin-guide/kernel-parameters.txt).
-    """
-    switched_off = [w for w in (host.kernel_command_line or "").split() if w in _SWITCHED_OFF]
-    firmware = _FIRMWARE_NAMES.get(host.cpu_vendor or "", "VT-d or AMD-Vi (IOMMU)")
-    steps = []
-    if not host.iommu.firmware_tables:
-        steps.append(f"enable {firmware} in the firmware setup")
-    if switched_off:
-        steps.append(f"take {' '.join(switched_off)} off the kernel command line")
-    elif host.cpu_vendor != _AMD:
-        host_kind = "" if host.cpu_vendor else " (on an Intel host)"
-        steps.append(f"put intel_iommu=on on the kernel command line{host_kind}")
-    return f"{', '.join(steps) or 'see dmesg for IOMMU'}; then reboot and look with vfiomgr groups"
 
 
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:

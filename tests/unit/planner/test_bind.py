@@ -133,6 +133,22 @@ def test_bridges_are_refused() -> None:
         ("AuthenticAMD", (), "quiet", "enable AMD-Vi (IOMMU) in the firmware setup"),
         ("AuthenticAMD", ("IVRS",), "quiet", "see dmesg for IOMMU"),
         (
+            "AuthenticAMD",
+            (),
+            "quiet intel_iommu=off",
+            "enable AMD-Vi (IOMMU) in the firmware setup",
+        ),
+        (
+            "AuthenticAMD",
+            ("IVRS",),
+            "amd_iommu=off",
+            "take amd_iommu=off off the kernel command line",
+        ),
+        ("HygonGenuine", ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        (None, ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        (None, ("IORT",), "quiet", "see dmesg for smmu"),
+        (None, ("DMAR",), "quiet", "put intel_iommu=on on the kernel command line"),
+        (
             None,
             (),
             None,
@@ -156,6 +172,26 @@ def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
     assert refused.message.startswith("the IOMMU is off")
     assert "console" not in refused.message
     assert refused.hint == f"{hint}; then reboot and look with vfiomgr groups"
+
+
+@pytest.mark.parametrize(
+    ("known", "hint"),
+    [
+        ({"architecture": "aarch64"}, "enable the SMMU (IOMMU) in the firmware setup"),
+        ({"kernel_release": "6.1.0-18-arm64"}, "enable the SMMU (IOMMU) in the firmware setup"),
+        ({"kernel_release": "6.8.5.fc40.aarch64"}, "enable the SMMU (IOMMU) in the firmware setup"),
+        ({"architecture": "ppc64le"}, "enable the IOMMU in the firmware setup"),
+    ],
+)
+def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], hint: str) -> None:
+    host = replace(
+        host_of(replace(GPU, iommu_group=None)),
+        cpu_vendor=None,
+        iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
+        **known,  # type: ignore[arg-type]
+    )
+    told = refusal(host, "0000:04:00.0").hint
+    assert told == f"{hint}; then reboot and look with vfiomgr groups"
 
 
 def test_a_device_outside_of_all_groups_is_refused() -> None:
