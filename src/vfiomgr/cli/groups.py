@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.model.iommu import blockers
+from vfiomgr.model.iommu import acs_override_words, blockers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -38,6 +38,7 @@ def groups(session: Session) -> None:
     """
     host = session.devices()
     off = _iommu_off(host) if host.devices and not host.iommu.is_on else None
+    pretended = acs_override_words(host.kernel_command_line)
     documents = [_document(host, group) for group in host.groups]
     if session.format != "table":
         body = {
@@ -45,6 +46,7 @@ def groups(session: Session) -> None:
                 "is_on": host.iommu.is_on,
                 "finding": off.reason if off else None,
                 "remedy": off.remedy if off else None,
+                "acs_override": pretended,
             },
             "items": documents,
         }
@@ -52,6 +54,11 @@ def groups(session: Session) -> None:
         return
     if not host.devices:
         note(NO_DEVICES)
+    if pretended:
+        note(
+            f"groups may be smaller than what the hardware isolates: {' '.join(pretended)} is on "
+            "the kernel command line (see vfiomgr check)"
+        )
     if off:
         click.echo(f"{off.reason}\nremedy: {off.remedy}")
     if host.groups:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOADED = HostPath("/sys/module")
 _LIBRARIES = ("/usr/lib/modules", "/lib/modules")
-_VFIO = ("vfio", "vfio_pci", "vfio_iommu_type1", "mdev", "iommufd", "nouveau")
+_VFIO = ("vfio", "vfio_pci", "vfio_iommu_type1", "mdev", "iommufd", "nouveau", "vendor_reset")
 _PARAMETERS = {
     "vfio": ("enable_unsafe_noiommu_mode",),
     "vfio_iommu_type1": ("allow_unsafe_interrupts",),

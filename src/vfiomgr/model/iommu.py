@@ -85,3 +85,9 @@ def is_blocking(device: PciDevice) -> bool:
 def blockers(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
     """The members that keep a group from being viable."""
     return tuple(device for device in devices if is_blocking(device))
+
+
+def acs_override_words(command_line: str | None) -> tuple[str, ...]:
+    """The words of a kernel command line with which a patched kernel pretends isolation."""
+    words = (command_line or "").split()
+    return tuple(word for word in words if word.startswith("pcie_acs_override="))

@@ -247,10 +247,14 @@ class PciDevice:
     @property
     def is_graphics_or_accelerator(self) -> bool:
         """Display controllers, processing accelerators and NVSwitches."""
-        return (
-            self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR))
-            or (self.class_code.startswith(CLASS_OTHER_BRIDGE) and self.vendor_id == "10de")
-        ) and not self.is_bridge
+        is_gpu = self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR))
+        return (is_gpu and not self.is_bridge) or self.is_nvswitch
+
+    @property
+    def is_nvswitch(self) -> bool:
+        """NVIDIA's switch between GPUs, which is no GPU itself."""
+        is_other = self.class_code.startswith(CLASS_OTHER_BRIDGE)
+        return is_other and self.vendor_id == "10de" and not self.is_bridge
 
     def __str__(self) -> str:
         """Address and name."""

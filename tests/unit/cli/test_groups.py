@@ -133,3 +133,13 @@ def test_viable_is_what_a_guest_could_own(
     file.write_text(write_snapshot(host_of(*devices)))
     table, (item,) = _both(run, "--snapshot", str(file))
     assert (item["is_viable"], table[4]) == (viable, told)
+
+
+def test_isolation_that_the_command_line_pretends_is_said(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    host = replace(host_of(pci_device()), kernel_command_line="quiet pcie_acs_override=downstream")
+    file.write_text(write_snapshot(host))
+    answer = run("--snapshot", str(file), "groups")
+    assert "pcie_acs_override=downstream is on the kernel command line" in answer.stderr
+    document = json.loads(run("--snapshot", str(file), "groups", "--format", "json").stdout)
+    assert document["iommu"]["acs_override"] == ["pcie_acs_override=downstream"]

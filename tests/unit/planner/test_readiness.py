@@ -358,6 +358,39 @@ def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
     assert "update-initramfs -u -k all" in finding.remedy
 
 
+NOUVEAU = (KernelModule("nouveau", "loaded", ("nouveau",)),)
+CARD = device("0000:01:00.0", driver="nouveau", class_code="030000", iommu_group=1)
+CONSOLE = dataclasses.replace(CARD, is_boot_display=True)
+OTHER_CONSOLE = device("0000:00:02.0", driver="i915", is_boot_display=True, vendor_id="8086")
+THEIRS = device("0000:04:00.0", driver="nouveau", class_code="030000")
+SECOND = device("0000:05:00.0", driver=None, iommu_group=5)
+THEIR_AUDIO = dataclasses.replace(THEIRS, address=PciAddress.parse("0000:04:00.1"))
+
+
+@pytest.mark.parametrize(
+    ("functions", "advice"),
+    [
+        ([OTHER_CONSOLE, THEIRS], "put `blacklist nouveau` into"),
+        ([device(driver="nouveau")], "put `blacklist nouveau` into"),
+        ([CONSOLE, THEIRS], "vfiomgr bind --persist 0000:04:00.0"),
+        (
+            [CONSOLE, THEIRS, THEIR_AUDIO, SECOND],
+            "--persist 0000:04:00.0 0000:05:00.0",
+        ),
+        ([CONSOLE, device(driver=None)], "vfiomgr bind --persist 0000:04:00.0"),
+        ([CONSOLE], "a GPU for guests needs a card of its own"),
+        ([CARD, device(driver=None)], "vfiomgr bind --persist 0000:04:00.0"),
+    ],
+)
+def test_nouveau_stays_where_it_shows_the_console(functions: list[PciDevice], advice: str) -> None:
+    finding = found(host(*functions, readiness=facts(modules=NOUVEAU)), "nouveau")
+    assert finding is not None
+    assert advice in finding.remedy
+    assert ("blacklist" in advice) == ("blacklist" in finding.remedy)
+    shown = [line for line in finding.evidence if "console's display" in line]
+    assert bool(shown) == ("blacklist" not in advice)
+
+
 @pytest.mark.parametrize(("state", "expected"), [("loaded", "info"), ("built-in", "warning")])
 def test_a_host_driver_is_named_and_whether_it_comes_first(state: Any, expected: str) -> None:
     known = facts(modules=(KernelModule("nvidia", state),))
@@ -417,6 +450,68 @@ def test_identifiers_that_mean_two_devices(ids: str, expected: str | None) -> No
     assert severity(by_words, "vfio-pci-ids") == expected
 
 
+AUDIO = device("0000:04:00.1", device_id="22ba", class_code="040300", driver="snd_hda_intel")
+BOUND = device(driver="vfio-pci")
+
+
+@pytest.mark.parametrize(
+    ("functions", "lost"),
+    [
+        ([device()], ["0000:04:00.0"]),
+        ([BOUND], []),
+        ([device(driver=None)], []),
+        ([device(driver="pci-stub")], []),
+        ([BOUND, TWIN], ["0000:05:00.0"]),
+        ([device(is_boot_display=True)], []),
+        ([device(device_id="2684")], []),
+    ],
+)
+@pytest.mark.parametrize("by_words", [True, False])
+def test_identifiers_that_lost_the_race(
+    functions: list[PciDevice], lost: list[str], *, by_words: bool
+) -> None:
+    known = facts(modules=(KernelModule("vfio_pci", "available"),)) if by_words else options(IDS)
+    words = f"vfio-pci.ids={IDS}" if by_words else ""
+    finding = found(
+        host(*functions, readiness=known, kernel_command_line=words), "vfio-pci-ids-lost"
+    )
+    assert (finding is not None) == bool(lost)
+    if finding is not None:
+        source = f"/proc/cmdline: {words}" if by_words else "/etc/modprobe.d/x.conf: options"
+        assert finding.evidence[0].startswith(source)
+        assert f"{lost[0]} (" in finding.evidence[1]
+        assert "is on nvidia" in finding.evidence[1]
+        assert ("vfio_pci is not loaded" in finding.evidence) == by_words
+        assert finding.remedy.endswith(f"vfiomgr bind --persist {' '.join(lost)}")
+
+
+IDS = "10de:25b6"
+
+
+@pytest.mark.parametrize(
+    ("ids", "functions", "left"),
+    [
+        (IDS, [BOUND, AUDIO], ["0000:04:00.1"]),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, driver=None)], ["0000:04:00.1"]),
+        (f"{IDS},10de:22ba", [BOUND, AUDIO], []),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, driver="vfio-pci")], []),
+        (IDS, [BOUND], []),
+        ("10de:ffffffff", [BOUND, AUDIO], []),
+        (f'"{IDS},10de:22ba"', [BOUND, AUDIO], []),
+        (IDS, [device(is_boot_display=True), AUDIO], []),
+    ],
+)
+def test_identifiers_that_leave_out_functions_of_the_slot(
+    ids: str, functions: list[PciDevice], left: list[str]
+) -> None:
+    finding = found(host(*functions, readiness=options(ids)), "vfio-pci-ids-incomplete")
+    assert (finding is not None) == bool(left)
+    if finding is not None:
+        assert finding.severity == "warning"
+        assert [line[:12] for line in finding.evidence[1:]] == left
+        assert finding.remedy.endswith("vfiomgr bind --persist 0000:04:00.0")
+
+
 def test_identifiers_that_mean_the_console() -> None:
     console = device(is_boot_display=True)
     finding = found(host(console, readiness=options("10de:25b6")), "vfio-pci-ids")
@@ -449,6 +544,90 @@ def test_reset(methods: tuple[str, ...], rule: str | None) -> None:
 
 def test_a_kernel_without_reset_methods_is_not_judged_by_them() -> None:
     assert severity(host(device(reset_method=())), "no-reset") is None
+
+
+SWITCH = device(
+    "0000:06:00.0",
+    device_id="22a3",
+    class_code="068000",
+    driver="nvidia-nvswitch",
+    iommu_group=6,
+    reset_method=(),
+)
+SWITCHES = (SWITCH, dataclasses.replace(SWITCH, address=PciAddress.parse("0000:07:00.0")))
+
+
+@pytest.mark.parametrize("rule", ["twins", "no-reset", "host-driver", "d3cold", "weak-reset"])
+def test_nvswitches_are_no_gpus(rule: str) -> None:
+    with_gpu = host(device(driver="vfio-pci", d3cold_allowed=False), *SWITCHES, readiness=facts())
+    assert severity(with_gpu, rule) is None
+
+
+def amd(device_id: str, address: str = "0000:0a:00.0", **changes: Any) -> PciDevice:
+    """A GPU of AMD."""
+    plain = {"vendor_id": "1002", "class_code": "030000", "driver": "amdgpu", "iommu_group": 10}
+    return device(address, **{**plain, "device_id": device_id, "reset_method": ("bus",), **changes})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rule"),
+    [
+        (amd("67df"), "amd-reset"),
+        (amd("687f"), "amd-reset"),
+        (amd("731f"), "amd-reset"),
+        (amd("738c", class_code="120000"), "amd-reset"),
+        (amd("731f", reset_method=("device_specific", "bus")), None),
+        (amd("731f", is_boot_display=True), None),
+        (amd("731f", vendor_id="10de"), None),
+        (amd("73bf"), None),
+        (amd("74a1", class_code="120000"), "amd-lost-by-reset"),
+        (amd("75a3", class_code="120000"), "amd-lost-by-reset"),
+        (amd("74a1", physical_function=PciAddress.parse("0000:05:00.0")), None),
+        (amd("7550"), "amd-unbind"),
+    ],
+)
+def test_amd_cards_with_known_reset_trouble(gpu: PciDevice, rule: str | None) -> None:
+    rules = ("amd-reset", "amd-lost-by-reset", "amd-unbind")
+    there = host(gpu, readiness=facts())
+    assert [r for r in rules if found(there, r)] == ([rule] if rule else [])
+    if rule:
+        finding = found(there, rule)
+        assert finding is not None
+        assert finding.severity == "warning"
+        assert any("https://github.com/" in line for line in finding.evidence)
+        assert f"1002:{gpu.device_id}" in finding.evidence[0]
+        assert severity(there, "weak-reset") is None
+
+
+def test_the_remedy_of_an_amd_reset_fits_the_kernel() -> None:
+    gpu, place = amd("731f"), "/sys/bus/pci/devices/0000:0a:00.0/reset_method"
+    told = f"echo device_specific | tee {place}"
+    finding = found(host(gpu, readiness=facts()), "amd-reset")
+    assert finding is not None
+    assert finding.remedy.endswith(f"modprobe vendor-reset && {told}")
+    loaded = facts(modules=(KernelModule("vendor_reset", "loaded"),))
+    finding = found(host(gpu, readiness=loaded), "amd-reset")
+    assert finding is not None
+    assert finding.remedy.endswith(told)
+    assert "modprobe" not in finding.remedy
+    old = found(host(amd("731f", reset_method=()), readiness=facts()), "amd-reset")
+    assert old is not None
+    assert old.remedy.endswith(": modprobe vendor-reset")
+
+
+def test_isolation_that_the_command_line_pretends() -> None:
+    words = "quiet pcie_acs_override=downstream,multifunction"
+    finding = found(host(kernel_command_line=words, readiness=facts(distribution=DEBIAN)), RULE)
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.evidence == ("/proc/cmdline: pcie_acs_override=downstream,multifunction",)
+    assert finding.remedy.startswith("remove pcie_acs_override=downstream,multifunction from")
+    assert "update-grub" in finding.remedy
+    assert severity(host(kernel_command_line="quiet"), RULE) is None
+    assert severity(host(kernel_command_line=None), RULE) is None
+
+
+RULE = "acs-override"
 
 
 def test_d3cold() -> None:

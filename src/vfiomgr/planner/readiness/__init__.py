@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.readiness import SEVERITIES, Report
-from vfiomgr.planner.readiness import devices, drivers, groups, limits, modules, platform
+from vfiomgr.planner.readiness import (
+    amd,
+    devices,
+    drivers,
+    groups,
+    identifiers,
+    limits,
+    modules,
+    platform,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +31,7 @@ _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Finding]], ...] = (
     devices.silence,
     groups.without_group,
     groups.shared_with_gpu,
+    groups.acs_override,
     groups.unisolated_slots,
     devices.twins,
     devices.no_reset,
@@ -36,7 +46,12 @@ _OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Finding]], ...
     modules.iommu_backend,
     modules.driver_override,
     drivers.nouveau,
-    drivers.taken_by_identifiers,
+    identifiers.taken_by_identifiers,
+    identifiers.lost_race,
+    identifiers.left_out,
+    amd.reset_trouble,
+    amd.lost_by_reset,
+    amd.oops_at_unbind,
     devices.firmware_framebuffer,
     drivers.host_drivers,
     modules.iommufd,

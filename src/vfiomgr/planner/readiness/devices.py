@@ -9,6 +9,7 @@ from vfiomgr.model.pci import CLASS_VGA
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner import guards
 from vfiomgr.planner.readiness import remedy
+from vfiomgr.planner.readiness.amd import is_known
 from vfiomgr.planner.readiness.groups import gpus
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def twins(host: HostSnapshot) -> Iterator[Finding]:
     """Identical GPUs, the console's among them."""
     alike: dict[tuple[str, str], list[PciDevice]] = defaultdict(list)
     for device in host.devices:
-        if device.is_graphics_or_accelerator and device.physical_function is None:
+        is_whole = device.physical_function is None
+        if device.is_graphics_or_accelerator and is_whole and not device.is_nvswitch:
             alike[device.vendor_id, device.device_id].append(device)
     for (vendor, model), devices in alike.items():
         if len(devices) > 1:
@@ -103,10 +105,14 @@ def _methods(device: PciDevice) -> str:
 
 
 def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
-    """None on kernels before 5.15 and in recordings that lack the attribute."""
+    """None on kernels before 5.15 and in recordings that lack the attribute.
+
+    Those with trouble of their own are left to `amd.reset_trouble`.
+    """
     if not any(d.reset_method for d in host.devices):
         return []
-    return [d for d in gpus(host) if d.physical_function is None and d.is_responsive]
+    whole = (d for d in gpus(host) if d.physical_function is None and d.is_responsive)
+    return [d for d in whole if not is_known(d)]
 
 
 def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
@@ -140,6 +146,7 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Findi
         is_vga = device.class_code.startswith(CLASS_VGA)
         kept = "" if is_vga else ", and vfio-pci evicts it from VGA functions alone"
         since = "before Linux 6.0, " if is_vga else ""
+        since = f"if a guest is to have it, {since}" if device.is_boot_display else since
         yield Finding(
             "firmware-framebuffer",
             "info" if is_vga else "warning",

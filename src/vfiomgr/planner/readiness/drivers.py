@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.iommu import HARMLESS_DRIVERS
+from vfiomgr.model.pci import CLASS_VGA
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.readiness import remedy
 from vfiomgr.planner.readiness.groups import gpus
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _NVIDIA = "10de"
 _NOUVEAU = "nouveau"
-_IDS = re.compile(r"(?:^|\s)ids=(\S+)")
-_COMMAND_LINE_IDS = re.compile(r"(?:^|\s)(vfio[-_]pci\.ids=(\S+))")
-_ANY = "ffffffff"
 
 
 def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
@@ -33,15 +30,50 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     places = [f"/sys/module/{_NOUVEAU}"] if module.state == "loaded" else []
     holds = ", ".join(str(d) for d in held) or "no function now"
     blacklists = tuple(str(s) for s in facts.settings("blacklist", _NOUVEAU))
+    displays = [d for d in held if _may_be_console(host, d)]
+    shown = (f"{d} {_sign(d)}" for d in displays)
     yield Finding(
         "nouveau",
         "warning",
         "nouveau is loaded",
-        (*places, f"/sys/bus/pci/drivers/{_NOUVEAU} holds {holds}", *blacklists),
+        (*places, f"/sys/bus/pci/drivers/{_NOUVEAU} holds {holds}", *shown, *blacklists),
         "it takes any NVIDIA GPU that appears without a driver_override, at boot, at a rescan and "
         "after a guest, and unloads badly where a display is on it",
+        _pinning(host, displays) if displays else _blacklisting(facts),
+    )
+
+
+def _may_be_console(host: HostSnapshot, device: PciDevice) -> bool:
+    """The console's display, or one that could be it where no function is known to be."""
+    is_unknown = not any(d.is_boot_display for d in host.devices)
+    return device.is_boot_display or (is_unknown and device.class_code.startswith(CLASS_VGA))
+
+
+def _sign(device: PciDevice) -> str:
+    if device.is_boot_display:
+        return f"is the console's display ({', '.join(device.display_signs) or 'boot_vga is 1'})"
+    return f"may be the console's display: class {device.class_code}"
+
+
+def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
+    """Keep nouveau, which shows the console, from the other GPUs of NVIDIA."""
+    others = [
+        d
+        for d in gpus(host)
+        if d.vendor_id == _NVIDIA and d not in displays and d.physical_function is None
+    ]
+    slots = {d.address.slot: d for d in reversed(others)}
+    names = " ".join(str(d.address) for d in sorted(slots.values(), key=lambda d: d.address))
+    why = "keep nouveau: without it the console stays dark"
+    if not names:
+        return f"{why}; a GPU for guests needs a card of its own, or another one for the console"
+    return f"{why}; pin the GPUs for guests instead: vfiomgr bind --persist {names}"
+
+
+def _blacklisting(facts: Readiness) -> str:
+    return (
         f"put `blacklist nouveau` into /etc/modprobe.d/blacklist-nouveau.conf, "
-        f"{remedy.rebuild_initramfs(facts)}, and reboot",
+        f"{remedy.rebuild_initramfs(facts)}, and reboot"
     )
 
 
@@ -110,43 +142,3 @@ def _race_remedy(held: Sequence[PciDevice], facts: Readiness, *, is_first: bool)
     if is_first:
         return f"{bind}; so do it after each boot"
     return f"{bind}; for a rule to hold at boot, {remedy.rebuild_initramfs(facts)} after writing it"
-
-
-def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
-    """`ids=` of vfio-pci means every function with these numbers, twins and console included."""
-    for source, ids in _identifiers(host, facts):
-        for entry in ids.split(","):
-            taken = [d for d in host.devices if _matches(entry, d) and not d.is_bridge]
-            trouble = _trouble(taken)
-            if trouble is None:
-                continue
-            yield Finding(
-                "vfio-pci-ids",
-                "warning",
-                f"vfio-pci.ids={entry} means {trouble}",
-                (source, *(f"{d} has these identifiers" for d in taken)),
-                "when vfio-pci loads it takes all of them that have no driver yet",
-                "take the identifiers out, and bind by address: vfiomgr bind ADDRESS",
-            )
-
-
-def _trouble(taken: Sequence[PciDevice]) -> str | None:
-    if len({d.address.slot for d in taken}) > 1:
-        return "more than one device"
-    return "the console's display" if any(d.is_boot_display for d in taken) else None
-
-
-def _identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str]]:
-    for setting in facts.settings("options", "vfio_pci"):
-        for ids in _IDS.findall(setting.arguments):
-            yield str(setting), ids
-    for word, ids in _COMMAND_LINE_IDS.findall(host.kernel_command_line or ""):
-        yield f"/proc/cmdline: {word}", ids
-
-
-def _matches(entry: str, device: PciDevice) -> bool:
-    """Whether vendor:device[:subvendor[:subdevice[:class[:mask]]]] means a function."""
-    wanted = [part.lower().removeprefix("0x") or _ANY for part in entry.split(":")][:4]
-    found = [device.vendor_id, device.device_id, *device.subsystem_id.split(":")]
-    pairs = zip(wanted, found, strict=False)
-    return all(w == _ANY or w.zfill(4) == f for w, f in pairs) and len(wanted) > 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.iommu import blockers
+from vfiomgr.model.iommu import acs_override_words, blockers
 from vfiomgr.model.path import IOMMU_GROUPS
 from vfiomgr.model.pci import is_address
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner import guards
+from vfiomgr.planner.readiness import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 
 
 def gpus(host: HostSnapshot) -> list[PciDevice]:
-    """What guests want whole: not the console's display, nor what carries VFs or vGPUs."""
+    """GPUs and accelerators that guests want whole.
+
+    Not the console's display, nor what carries VFs or vGPUs, nor NVSwitches.
+    """
     parents = {parent.name for parent in host.vgpu_parents}
     return [
         d
         for d in host.devices
         if d.is_graphics_or_accelerator
+        and not d.is_nvswitch
         and not (d.is_boot_display or d.virtual_functions or str(d.address) in parents)
     ]
 
@@ -59,6 +64,24 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Finding]:
             "a group goes to one guest as a whole: with the GPU the host loses these too",
             "move the GPU to a slot with a group of its own; enable ACS in the firmware setup; or "
             "give all away with vfiomgr bind --with-group",
+        )
+
+
+def acs_override(host: HostSnapshot) -> Iterator[Finding]:
+    """Kernels with an out-of-tree patch split groups that the hardware does not isolate."""
+    words = acs_override_words(host.kernel_command_line)
+    if words:
+        facts = host.readiness
+        yield Finding(
+            "acs-override",
+            "warning",
+            "IOMMU groups may be smaller than what the hardware isolates",
+            (f"/proc/cmdline: {' '.join(words)}",),
+            "a kernel with the ACS override patch takes the isolation of these ports for granted: "
+            "a guest's device may then read and write devices of the host and of other guests "
+            "without the IOMMU seeing it; a kernel without the patch ignores the option",
+            f"remove {' '.join(words)} from the kernel command line{remedy.command_line(facts)}, "
+            "reboot, and see the real groups with vfiomgr groups",
         )
 
 
