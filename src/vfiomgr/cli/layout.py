@@ -12,6 +12,7 @@ from vfiomgr.cli.layout_files import source_of, text_of
 from vfiomgr.cli.output import note, print_document, print_yaml
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.model.layout import LayoutFile
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.vgpu_device_manager import VgpuConfigs
+    from vfiomgr.planner.layout_identifiers import Boards
 
 
 @click.group("layout")
@@ -136,28 +138,42 @@ def _rules(count: int) -> str:
     metavar="FILE",
     help="Also the configuration of NVIDIA's vGPU Device Manager; - reads from a pipe.",
 )
+@click.option(
+    "--board",
+    "boards",
+    metavar="ADDRESS|all",
+    multiple=True,
+    help="Which of several boards with one ID of vfio-pci go to guests.",
+)
 @session_options()
 @click.pass_obj
-def import_(session: Session, configuration: str | None) -> None:
+def import_(session: Session, configuration: str | None, boards: tuple[str, ...]) -> None:
     """Print a layout file of what other tools keep; nothing is changed.
 
     Of the host: /etc/driverctl.d, /etc/mdevctl.d, and the identifiers of vfio-pci on the kernel's
     command line and in modprobe.d, as one layout. Of the vGPU Device Manager: a layout for each of
     its configurations. What could not be carried over, and why, is told on stderr, item by item.
 
+    Identifiers of vfio-pci that mean several boards, of which host drivers have some, are refused
+    until --board names the boards for guests.
+
     \b
     Examples:
       vfiomgr layout import > layout.yaml
       vfiomgr layout import --vgpu-device-manager /etc/nvidia-vgpu-device-manager/config.yaml
       vfiomgr --snapshot host.json layout import
+      vfiomgr layout import --board 0000:41:00.0
     """
     from vfiomgr.model.layout_render import document_of, render_layouts  # noqa: PLC0415 - brings pydantic
     from vfiomgr.planner.layout_import import import_layouts  # noqa: PLC0415
 
     configs = None if configuration is None else _configs(configuration)
-    found = import_layouts(_host(session, configs), configs)
+    host = _host(session, configs)
+    found = import_layouts(host, configs, _boards(host, boards))
     for text in found.left:
         note(f"not as it was: {text}")
+    for objection in found.objections:
+        note(f"`vfiomgr apply` would refuse it now: {objection.reason}; {objection.remedy}")
     file = found.file
     if file is None:
         message = "there is nothing to import: no driver or vGPU is set for this host"
@@ -166,6 +182,13 @@ def import_(session: Session, configuration: str | None) -> None:
         click.echo(json.dumps(document_of(file), indent=2, ensure_ascii=False))
     else:
         click.echo(render_layouts(file), nl=False)
+
+
+def _boards(host: HostSnapshot | None, named: tuple[str, ...]) -> Boards:
+    if "all" in named:
+        return "all"
+    known = [device.address for device in host.devices] if host else []
+    return frozenset(PciAddress.parse(text, known) for text in named)
 
 
 def _configs(path: str) -> VgpuConfigs:

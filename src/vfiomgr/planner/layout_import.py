@@ -6,13 +6,13 @@ a slot has others. mdevctl names the device that makes a vGPU; a rule names its 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.model.definition import PARAMETERS
+from vfiomgr.model.intent import ApplyLayout
 from vfiomgr.model.layout import (
     VERSION,
     Layout,
@@ -22,27 +22,25 @@ from vfiomgr.model.layout import (
     VgpuRule,
     VgpuWish,
 )
-from vfiomgr.model.pci import PciAddress, PciDevice, is_vfio_driver
+from vfiomgr.model.pci import PciAddress, is_vfio_driver
 from vfiomgr.model.persistence import DRIVERCTL
+from vfiomgr.planner.guards import Objection
+from vfiomgr.planner.layout import compare
+from vfiomgr.planner.layout_identifiers import identifier_rules, is_alone
 from vfiomgr.planner.vgpu_device_manager import layouts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from vfiomgr.model.definition import VgpuDefinition
     from vfiomgr.model.layout import Rule
     from vfiomgr.model.snapshot import HostSnapshot
     from vfiomgr.model.vgpu_device_manager import VgpuConfigs
+    from vfiomgr.planner.layout_identifiers import Boards
 
 _NAME = "imported"
 _SECOND_NAME = "imported-host"
 """Where a vgpu-config has the first one."""
-_COMMAND_LINE_IDS = re.compile(r"\bvfio[-_]pci\.ids=(\S+)")
-_IDS = re.compile(r"\bids=(\S+)")
-_HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,8}")
-_ANY = "ffffffff"
-_PARTS = 2
-"""Vendor and device; vfio-pci reads four more."""
 
 
 @dataclass(slots=True)
@@ -51,6 +49,8 @@ class Import:
 
     layouts: dict[str, Layout] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    objections: tuple[Objection, ...] = ()
+    """What would keep the host's own layout from being applied as the host is now."""
 
     @property
     def file(self) -> LayoutFile | None:
@@ -60,34 +60,49 @@ class Import:
         return LayoutFile(version=VERSION, layouts=self.layouts)
 
 
-def import_layouts(host: HostSnapshot | None, configs: VgpuConfigs | None) -> Import:
+def import_layouts(
+    host: HostSnapshot | None, configs: VgpuConfigs | None, boards: Boards = frozenset()
+) -> Import:
     """A layout for each vgpu-config, and one for what the host itself is told to be.
 
     Without a host there are vgpu-configs alone.
+
+    Raises:
+        Refusal: boards share an ID of vfio-pci, and `boards` does not say which go to guests.
+        UsageError: a board is none of those.
+
     """
     found = Import()
     if configs is not None:
         found.layouts |= layouts_of(configs, host, found.left)
     if host is not None:
-        rules = tuple(_HostRules(host, found.left).rules())
+        rules = tuple(_HostRules(host, found.left, boards).rules())
         if rules:
             name = _SECOND_NAME if _NAME in found.layouts else _NAME
             found.layouts[name] = Layout(devices=rules)
+            found.objections = _objections(host, ApplyLayout(name, found.layouts[name]))
     return found
+
+
+def _objections(host: HostSnapshot, intent: ApplyLayout) -> tuple[Objection, ...]:
+    compared = compare(host, intent)
+    objections = [*compared.objections, *(o for part in compared.parts for o in part.objections)]
+    return tuple(dict.fromkeys(objections))
 
 
 class _HostRules:
     """Rules of what driverctl, the identifiers of vfio-pci, and mdevctl say on a host."""
 
-    def __init__(self, host: HostSnapshot, left: list[str]) -> None:
+    def __init__(self, host: HostSnapshot, left: list[str], boards: Boards) -> None:
         self._host = host
         self._left = left
+        self._boards = boards
         self._taken: dict[PciAddress, str] = {}
 
     def rules(self) -> Iterator[Rule]:
         """Those of addresses first: they are narrower."""
         yield from self._of_driverctl()
-        of_identifiers = list(self._of_identifiers())
+        of_identifiers = identifier_rules(self._host, self._taken, self._left, self._boards)
         yield from self._of_mdevctl()
         yield from of_identifiers
 
@@ -117,83 +132,9 @@ class _HostRules:
             select=Selector(address=tuple(addresses)),
             state="passthrough",
             driver=driver,
-            only=self._is_alone(present, "driverctl"),
+            only=is_alone(self._host, present, self._taken, "driverctl", self._left),
             at_least=1 if present else 0,
         )
-
-    def _is_alone(self, devices: list[PciDevice], source: str) -> bool:
-        """Whether other functions of the slots stay with the host."""
-        others = {o.address for d in devices for o in self._host.slot(d)}
-        staying = sorted(others - {device.address for device in devices} - set(self._taken))
-        if staying:
-            text = ", ".join(map(str, staying))
-            self._left.append(
-                f"{source}: {text} of the same slot stays with the host, by `only: true`; "
-                "without it, the whole slot goes to the guest"
-            )
-        return bool(staying)
-
-    def _of_identifiers(self) -> Iterator[Rule]:
-        ids: dict[str, str] = {}
-        for source, entry in self._identifiers():
-            identifier = self._identifier(source, entry)
-            if identifier is not None:
-                ids.setdefault(identifier, source)
-        if not ids:
-            return
-        select = Selector(id=tuple(ids))
-        meant = [d for d in self._host.devices if _has_identifier(d, ids) and not d.is_bridge]
-        for device in meant:
-            if device.is_boot_display:
-                self._left.append(
-                    f"vfio-pci.ids: {device} is the console's display, which no identifier "
-                    "selects: add a rule with its address, and allow: boot-display"
-                )
-        taken = [d for d in meant if not d.is_boot_display and d.address not in self._taken]
-        for device in taken:
-            self._taken[device.address] = "vfio-pci.ids"
-        if not taken:
-            self._left.append(
-                f"vfio-pci.ids: no other device has {' or '.join(ids)} now, so the rule says "
-                "at_least: 0"
-            )
-        yield PassthroughRule(
-            select=select,
-            state="passthrough",
-            driver="vfio-pci",
-            only=self._is_alone(taken, "vfio-pci.ids"),
-            at_least=1 if taken else 0,
-        )
-
-    def _identifiers(self) -> Iterator[tuple[str, str]]:
-        """Where an entry stands, and the entry."""
-        for ids in _COMMAND_LINE_IDS.findall(self._host.kernel_command_line or ""):
-            yield from (("the kernel command line", entry) for entry in ids.split(",") if entry)
-        readiness = self._host.readiness
-        if readiness is None:
-            self._left.append("modprobe.d: the snapshot does not hold it")
-            return
-        for setting in readiness.settings("options", "vfio_pci"):
-            for ids in _IDS.findall(setting.arguments):
-                entries = ids.strip('"').split(",")
-                yield from ((setting.source, entry) for entry in entries if entry)
-
-    def _identifier(self, source: str, entry: str) -> str | None:
-        """vendor:device as layouts write it, of vendor:device[:subvendor[:subdevice[:class…]]]."""
-        parts = entry.lower().split(":")
-        what = f"{source}: vfio-pci.ids={entry}"
-        if len(parts) < _PARTS or not all(map(_HEXADECIMAL.fullmatch, parts)):
-            self._left.append(f"{what}: this is no vendor:device, and vfio-pci does not read it")
-            return None
-        vendor, device, *rest = (part.removeprefix("0x") for part in parts)
-        if any(part.lstrip("0") and part != _ANY for part in rest):
-            why = "layouts do not tell subsystems apart: select these devices by address"
-            self._left.append(f"{what}: {why}")
-            return None
-        if vendor == _ANY:
-            self._left.append(f"{what}: it means every vendor: select the devices by class")
-            return None
-        return f"{vendor.zfill(4)}:{'*' if device == _ANY else device.zfill(4)}"
 
     def _of_mdevctl(self) -> Iterator[Rule]:
         for problem in self._host.vgpu_definition_problems:
@@ -283,8 +224,3 @@ def _order(gpu: PciAddress | str) -> tuple[int, PciAddress, str]:
     if isinstance(gpu, PciAddress):
         return 0, gpu, ""
     return 1, PciAddress(0, 0, 0, 0), gpu
-
-
-def _has_identifier(device: PciDevice, ids: Iterable[str]) -> bool:
-    known = (f"{device.vendor_id}:{device.device_id}", f"{device.vendor_id}:*")
-    return any(one in known for one in ids)

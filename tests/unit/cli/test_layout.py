@@ -166,10 +166,26 @@ def test_what_other_tools_keep_is_imported(run: Run, kernel: FakeKernel, tmp_pat
         "A40-4Q": ["vgpu"],
         "imported": ["passthrough", "vgpu", "passthrough"],
     }
-    assert "not as it was: driverctl: 0000:02:00.1 of the same slot stays" in answer.stderr
+    assert "driverctl: the guest also gets 0000:02:00.1 of the same slot: while" in answer.stderr
     as_json = json.loads(run("layout", "import", "--format", "json").stdout)
     assert as_json["layouts"]["imported"]["devices"][1]["select"] == {"parent": "mtty"}
     assert kernel.operations == []
+
+
+def test_the_boards_that_share_an_id_are_asked_for(run: Run, kernel: FakeKernel) -> None:
+    file = Path(kernel.root, "etc/modprobe.d/vfio.conf")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("options vfio-pci ids=10de:2684\n")
+    refused = run("layout", "import")
+    assert (refused.status, refused.stdout) == (4, "")
+    assert "vfio-pci.ids=10de:2684 means 2 boards: 0000:01:00.0 (" in refused.stderr
+    assert "vfiomgr layout import --board 0000:01:00.0 --board 0000:02:00.0" in refused.stderr
+    one = json.loads(run("layout", "import", "--board", "02:00.0", "--format", "json").stdout)
+    (rule,) = one["layouts"]["imported"]["devices"]
+    assert rule["select"] == {"address": "0000:02:00.0"}
+    every = json.loads(run("layout", "import", "--board", "all", "--format", "json").stdout)
+    assert every["layouts"]["imported"]["devices"][0]["select"] == {"id": "10de:2684"}
+    assert run("layout", "import", "--board", "0000:00:02.0").status == 2
 
 
 def test_nothing_to_import_is_no_empty_file(run: Run) -> None:

@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.errors import InvalidDocument
+from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.model.definition_facts import DefinitionFacts
+from vfiomgr.model.intent import ApplyLayout
+from vfiomgr.model.layout import PassthroughRule
 from vfiomgr.model.layout_document import read_layouts, render_layouts
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.vgpu_device_manager import identifier_of, read_vgpu_configs
+from vfiomgr.planner.layout import plan_layout
 from vfiomgr.planner.layout_import import Import, import_layouts
 
 if TYPE_CHECKING:
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.planner.layout_identifiers import Boards
 
 A40 = "0x223510DE"
 UUIDS = tuple(f"f715f63c-0d00-4007-9c5a-b07b0c6c05d{n}" for n in "abcdef")
@@ -26,10 +31,10 @@ def gpu(address: str, device_id: str = "2235", **changes: object) -> PciDevice:
 
 
 HOST = host_of(
-    gpu("0000:41:00.0"),
-    gpu("0000:42:00.0", "20b5"),
-    gpu("0000:43:00.0"),
-    gpu("0000:43:00.1", "22ba", class_code="040300"),
+    gpu("0000:41:00.0", iommu_group=41),
+    gpu("0000:42:00.0", "20b5", iommu_group=42),
+    gpu("0000:43:00.0", iommu_group=43),
+    gpu("0000:43:00.1", "22ba", class_code="040300", iommu_group=44),
 )
 
 
@@ -188,8 +193,8 @@ def test_what_vgpu_device_manager_would_not_take_is_refused(text: str, why: str)
         read_vgpu_configs(text, "c.yaml")
 
 
-def _of_host(host: HostSnapshot) -> Import:
-    found = import_layouts(host, None)
+def _of_host(host: HostSnapshot, boards: Boards = "all") -> Import:
+    found = import_layouts(host, None, boards)
     return replace(found, left=[left for left in found.left if "modprobe.d" not in left])
 
 
@@ -248,7 +253,7 @@ def test_a_slot_of_which_driverctl_has_all_goes_whole() -> None:
         ("vfio-pci.ids=10de:2235,10de:22ba", ("10de:2235", "10de:22ba"), []),
         ("vfio_pci.ids=0x10DE:2235", ("10de:2235",), ["0000:43:00.1 of the same slot"]),
         ("vfio-pci.ids=10de:ffffffff", ("10de:*",), []),
-        ("vfio-pci.ids=10de:2235:10de", (), ["layouts do not tell subsystems apart"]),
+        ("vfio-pci.ids=10de:2235:10df", (), ["no device is meant now"]),
         ("vfio-pci.ids=10de:20b5:ffffffff:ffffffff:0:0", ("10de:20b5",), []),
         ("vfio-pci.ids=ffffffff:2235", (), ["it means every vendor"]),
         ("vfio-pci.ids=10de", (), ["this is no vendor:device"]),
@@ -262,6 +267,165 @@ def test_identifiers_of_the_command_line(words: str, ids: tuple[str, ...], left:
     assert [rule.at_least for rule in rules] == ([0 if "1002" in words else 1] if ids else [])
     assert len(found.left) == len(left)
     assert all(part in told for part, told in zip(left, found.left, strict=True))
+
+
+def _slot_of_four(*drivers: str | None, group: int | None = 43) -> HostSnapshot:
+    """A card with graphics, audio, USB and UCSI, and these drivers."""
+    kinds = (("1e84", "030000"), ("10f8", "040300"), ("1ad8", "0c0330"), ("1ad9", "0c8000"))
+    return host_of(
+        *(
+            gpu(
+                f"0000:43:00.{number}",
+                device_id,
+                class_code=class_code,
+                driver=driver,
+                iommu_group=group or 50 + number,
+            )
+            for number, ((device_id, class_code), driver) in enumerate(
+                zip(kinds, drivers, strict=True)
+            )
+        )
+    )
+
+
+FOUR = ("nvidia", "snd_hda_intel", "xhci_hcd", "nvidia-gpu")
+TWO_IDS = "vfio-pci.ids=10de:1e84,10de:10f8"
+
+
+@pytest.mark.parametrize(
+    ("host", "only", "told"),
+    [
+        (
+            _slot_of_four(*FOUR),
+            False,
+            "gets 0000:43:00.2, 0000:43:00.3 of the same slot: while 0000:43:00.2 is on xhci_hcd, ",
+        ),
+        (_slot_of_four(*FOUR, group=None), True, "stays with the host, by `only: true`"),
+        (_slot_of_four("vfio-pci", "vfio-pci", None, None), True, "stays with the host"),
+        (_slot_of_four("vfio-pci", "vfio-pci", None, "pci-stub"), True, "stays with the host"),
+    ],
+)
+def test_two_identifiers_of_a_slot_of_four_make_a_layout_that_can_be_applied(
+    host: HostSnapshot, told: str, *, only: bool
+) -> None:
+    found = _of_host(replace(host, kernel_command_line=TWO_IDS))
+    (rule,) = found.layouts["imported"].devices
+    assert isinstance(rule, PassthroughRule)
+    assert rule.only is only
+    (left,) = found.left
+    assert told in left
+    assert found.objections == ()
+    plan_layout(host, ApplyLayout("imported", found.layouts["imported"]))
+
+
+def test_driverctl_of_a_part_of_a_group_makes_a_layout_that_can_be_applied() -> None:
+    files = _driverctl(x43_00_0="vfio-pci", x43_00_1="vfio-pci")
+    found = _of_host(replace(_slot_of_four(*FOUR), files=files))
+    (rule,) = found.layouts["imported"].devices
+    assert isinstance(rule, PassthroughRule)
+    assert not rule.only
+    assert found.objections == ()
+
+
+def test_what_keeps_the_layout_from_being_applied_is_said() -> None:
+    host = _slot_of_four(*FOUR)
+    nic = gpu("0000:44:00.0", "10d3", class_code="020000", driver="e1000e", iommu_group=43)
+    found = _of_host(replace(host_of(*host.devices, nic), kernel_command_line=TWO_IDS))
+    (objection,) = found.objections
+    assert objection.reason.startswith("IOMMU group 43 also holds 0000:44:00.0")
+
+
+TWINS = (
+    gpu("0000:41:00.0", iommu_group=41, subsystem_id="1458:1111", driver="vfio-pci"),
+    gpu("0000:42:00.0", iommu_group=42, subsystem_id="1043:2222"),
+    gpu("0000:43:00.0", "20b5", iommu_group=43),
+)
+TWIN_IDS = "vfio-pci.ids=10de:2235,10de:20b5"
+
+
+def test_boards_that_share_an_id_are_named_and_asked_for() -> None:
+    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    with pytest.raises(Refusal) as caught:
+        _of_host(host, frozenset())
+    (question,) = caught.value.objections
+    for part in (
+        "vfio-pci.ids=10de:2235 means 2 boards",
+        "0000:41:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), subsystem 1458:1111, on vfio-pci",
+        "0000:42:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), subsystem 1043:2222, on nvidia",
+    ):
+        assert part in question[0]
+    assert "layout import --board 0000:41:00.0 --board 0000:42:00.0;" in question[1]
+    assert question[1].endswith("vfiomgr layout import --board all")
+
+
+@pytest.mark.parametrize(
+    ("boards", "addresses"),
+    [
+        (["0000:42:00.0"], ["0000:42:00.0", "0000:43:00.0"]),
+        (["0000:41:00.0"], ["0000:41:00.0", "0000:43:00.0"]),
+        (["0000:41:00.1", "0000:42:00.0"], ["0000:41:00.0", "0000:42:00.0", "0000:43:00.0"]),
+    ],
+)
+def test_boards_that_are_named_go_by_address(boards: list[str], addresses: list[str]) -> None:
+    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    found = _of_host(host, frozenset(map(PciAddress.parse, boards)))
+    (rule,) = found.layouts["imported"].devices
+    assert (list(map(str, rule.select.address)), rule.select.id) == (addresses, ())
+    staying = {str(d.address) for d in TWINS} - set(addresses)
+    assert [left.split()[1] for left in found.left] == sorted(staying)
+
+
+def test_all_boards_go_by_their_id_where_that_is_said_or_so_already() -> None:
+    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    (rule,) = _of_host(host, "all").layouts["imported"].devices
+    assert rule.select.id == ("10de:2235", "10de:20b5")
+    bound = host_of(*(replace(twin, driver="vfio-pci") for twin in TWINS))
+    found = _of_host(replace(bound, kernel_command_line=TWIN_IDS), frozenset())
+    assert [r.select.id for r in found.layouts["imported"].devices] == [rule.select.id]
+
+
+def test_the_console_and_functions_of_one_slot_are_no_boards_to_ask_for() -> None:
+    console = replace(TWINS[0], is_boot_display=True)
+    ports = [gpu(f"0000:44:00.{n}", iommu_group=44) for n in range(4)]
+    for devices in ((console, TWINS[1]), ports):
+        host = replace(host_of(*devices), kernel_command_line="vfio-pci.ids=10de:2235")
+        assert len(_of_host(host, frozenset()).layouts["imported"].devices) == 1
+
+
+def test_a_board_that_shares_no_id_is_none_of_the_question() -> None:
+    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    with pytest.raises(
+        UsageError, match=r"0000:43:00\.0 is none of the boards that share"
+    ) as caught:
+        _of_host(host, frozenset({PciAddress.parse("0000:43:00.0")}))
+    assert caught.value.hint == "these are: 0000:41:00.0, 0000:42:00.0"
+
+
+@pytest.mark.parametrize(
+    ("entry", "addresses"),
+    [
+        ("10de:2235:1043", ["0000:42:00.0"]),
+        ("10de:2235:1043:2222", ["0000:42:00.0"]),
+        ("10de:2235:1043:1111", []),
+        ("10de:ffffffff:ffffffff:ffffffff:030000:ffff00", ["0000:43:00.0"]),
+    ],
+)
+def test_what_an_id_cannot_say_goes_by_address(entry: str, addresses: list[str]) -> None:
+    devices = (*TWINS[:2], replace(TWINS[2], class_code="030000"))
+    host = replace(host_of(*devices), kernel_command_line=f"vfio-pci.ids={entry}")
+    found = _of_host(host, frozenset())
+    rules = found.layouts["imported"].devices if addresses else ()
+    assert [list(map(str, rule.select.address)) for rule in rules] == [addresses] * bool(addresses)
+    assert (found.file is None) == (not addresses)
+
+
+def test_virtual_functions_are_not_selected_by_an_identifier() -> None:
+    function = gpu("0000:43:00.4", "2237", iommu_group=45, physical_function=TWINS[2].address)
+    host = host_of(*TWINS, function)
+    found = _of_host(replace(host, kernel_command_line="vfio-pci.ids=10de:2237"))
+    (rule,) = found.layouts["imported"].devices
+    assert rule.at_least == 0
+    assert "select those with physical_function: 0000:43:00.0" in found.left[0]
 
 
 def test_identifiers_do_not_select_the_console() -> None:
