@@ -171,7 +171,7 @@ def _load_module(tree: HostTree, step: LoadModule) -> None:
         brought = modules.driver_of_module(tree, step.module)
         other = f" but {brought}" if brought else ""
         message = f"the module {step.module} is loaded and brings no driver {step.driver}{other}"
-        raise HostError(message, "run the command again, or name the driver with --driver")
+        raise HostError(message, "run it again, or name the driver (--driver, in a layout driver)")
 
 
 def _change_driver(

@@ -76,7 +76,10 @@ _ALONE = "a bus reset needs the function to be alone on its bus, since it hits a
 _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("override", ENOENT): ("the function is gone, or this kernel has no driver_override", _GONE),
     ("override", EACCES): ("root's rights are missing here", "run as root, outside of a container"),
-    ("override", EINVAL): ("the kernel does not take this text as a driver name", "check --driver"),
+    ("override", EINVAL): (
+        "the kernel does not take this text as a driver name",
+        "check the name of the driver",
+    ),
     ("unbind", ENODEV): ("another driver took the function meanwhile", "run the command again"),
     ("unbind", ENOENT): ("the function lost its driver or vanished meanwhile", _GONE),
     ("unbind", EPERM): ("the driver refuses to let go", _LOCKDOWN),
@@ -103,7 +106,10 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("bind", EPERM): ("the driver denies this device", _LOCKDOWN),
     ("bind", ENOMEM): ("the kernel has no memory for it", _NO_FREE_MEMORY),
     ("bind", EIO): ("the device does not answer", "reset or power-cycle it; see dmesg"),
-    ("mdev-create", EEXIST): ("the UUID is in use", "leave out --uuid to get a fresh one"),
+    ("mdev-create", EEXIST): (
+        "the UUID is in use",
+        "choose another UUID, or none to get a fresh one",
+    ),
     ("mdev-create", EINVAL): (
         "the driver rejects this type now; on NVIDIA GPUs another size may be running",
         "vfiomgr vgpu types shows what still fits",

@@ -29,6 +29,7 @@ from vfiomgr.planner import (
 from vfiomgr.planner.guards import Objection
 from vfiomgr.planner.layout_lanes import in_lanes
 from vfiomgr.planner.layout_part import Case, Difference, Part, counted
+from vfiomgr.planner.layout_terms import in_terms_of
 from vfiomgr.planner.selection import Claim, moving_together, select
 
 if TYPE_CHECKING:
@@ -118,7 +119,11 @@ def compare(host: HostSnapshot, intent: ApplyLayout) -> Comparison:
     selection = select(host, intent.layout)
     claims = selection.claims
     held = layout_groups.holders(host, claims)
-    found = [part for case in _cases(host, intent, claims, held) for part in _parts(case)]
+    found = [
+        in_terms_of(case.claim.rule, part)
+        for case in _cases(host, intent, claims, held)
+        for part in _parts(case)
+    ]
     clashes = layout_groups.clashes(host, intent, claims, held)
     parts = layout_groups.judged(host, found, clashes)
     coming = layout_coming.numbers(parts)
