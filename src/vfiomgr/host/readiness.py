@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
+from shutil import which
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.distribution import read_distribution
@@ -62,6 +63,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         memlock=read_memlock(tree),
         distribution=read_distribution(tree),
         has_driver_override=_has_driver_override(tree, devices),
+        has_modprobe=which("modprobe") is not None if tree.runs_programs else None,
     )
 
 

@@ -150,6 +150,8 @@ class Readiness:
     distribution: Distribution | None
     has_driver_override: bool | None
     """Whether functions have that attribute; None where there are none."""
+    has_modprobe: bool | None = None
+    """Whether modules can be loaded by modprobe; None where that is not this machine."""
 
     def module(self, name: str) -> KernelModule:
         """What is known of a module, by its name with underscores."""

@@ -22,7 +22,8 @@ _INTEL = _Kind("VT-d", frozenset({"intel_iommu=off", "iommu=off"}), "intel_iommu
 _AMD = _Kind("AMD-Vi (IOMMU)", frozenset({"amd_iommu=off", "iommu=off"}))
 _ARM = _Kind("the SMMU (IOMMU)")
 _OTHER = _Kind("the IOMMU")
-_UNKNOWN = _Kind("VT-d or AMD-Vi (IOMMU)", _INTEL.off | _AMD.off, "intel_iommu=on")
+_OFF = _INTEL.off | _AMD.off
+_UNKNOWN = _Kind("VT-d or AMD-Vi (IOMMU)", _OFF, "intel_iommu=on")
 _BY_TABLE = {"DMAR": _INTEL, "IVRS": _AMD, "IORT": _ARM}
 _BY_CPU = {
     "GenuineIntel": _INTEL,
@@ -42,8 +43,10 @@ def iommu_remedy(host: HostSnapshot) -> str:
     An AMD IOMMU is used as soon as the firmware describes it, and so is an SMMU; an Intel one may
     have to be asked for (Documentation/admin-guide/kernel-parameters.txt).
     """
-    kind = _kind(host)
-    switched_off = [w for w in (host.kernel_command_line or "").split() if w in kind.off]
+    told = next((_BY_TABLE[t] for t in host.iommu.firmware_tables if t in _BY_TABLE), None)
+    kind = told or _guessed(host)
+    off = told.off if told else _OFF
+    switched_off = [word for word in (host.kernel_command_line or "").split() if word in off]
     steps = []
     if not host.iommu.firmware_tables:
         steps.append(f"enable {kind.firmware} in the firmware setup")
@@ -56,14 +59,11 @@ def iommu_remedy(host: HostSnapshot) -> str:
     return f"{', '.join(steps) or look}; then reboot and look with vfiomgr groups"
 
 
-def _kind(host: HostSnapshot) -> _Kind:
-    """By the firmware's table, which describes the IOMMU itself; else by the CPU."""
-    for table in host.iommu.firmware_tables:
-        if table in _BY_TABLE:
-            return _BY_TABLE[table]
+def _guessed(host: HostSnapshot) -> _Kind:
+    """By the CPU and the architecture, where no table of the firmware describes the IOMMU."""
     cpu = _BY_CPU.get((host.cpu_vendor or "").strip())
     if cpu is not None:
         return cpu
-    if (host.kernel_release or "").endswith(_ARM_RELEASES):
+    if any(name in (host.kernel_release or "") for name in _ARM_RELEASES):
         return _ARM
     return _BY_ARCHITECTURE.get(host.architecture, _OTHER)

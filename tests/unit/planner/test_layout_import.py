@@ -327,6 +327,22 @@ def test_driverctl_of_a_part_of_a_group_makes_a_layout_that_can_be_applied() -> 
     assert found.objections == ()
 
 
+def test_slots_that_need_different_rules_get_them() -> None:
+    whole = _slot_of_four(*FOUR).devices
+    alone = [
+        replace(d, address=replace(d.address, bus=0x44), iommu_group=60 + d.address.function)
+        for d in whole
+    ]
+    host = replace(host_of(*whole, *alone), kernel_command_line=TWO_IDS)
+    found = _of_host(host)
+    rules = [r for r in found.layouts["imported"].devices if isinstance(r, PassthroughRule)]
+    assert [([str(a) for a in r.select.address], r.only) for r in rules] == [
+        (["0000:43:00.0", "0000:43:00.1"], False),
+        (["0000:44:00.0", "0000:44:00.1"], True),
+    ]
+    assert found.objections == ()
+
+
 def test_what_keeps_the_layout_from_being_applied_is_said() -> None:
     host = _slot_of_four(*FOUR)
     nic = gpu("0000:44:00.0", "10d3", class_code="020000", driver="e1000e", iommu_group=43)

@@ -391,6 +391,23 @@ def test_nouveau_stays_where_it_shows_the_console(functions: list[PciDevice], ad
     assert bool(shown) == ("blacklist" not in advice)
 
 
+@pytest.mark.parametrize(
+    ("has_modprobe", "state", "expected"),
+    [
+        (False, "available", "blocker"),
+        (None, "available", "ok"),
+        (True, "available", "ok"),
+        (False, "loaded", "ok"),
+        (False, "built-in", "ok"),
+    ],
+)
+def test_a_host_without_modprobe_cannot_load_vfio_pci(
+    state: Any, expected: str, *, has_modprobe: bool | None
+) -> None:
+    known = facts(modules=(KernelModule("vfio_pci", state),), has_modprobe=has_modprobe)
+    assert severity(host(readiness=known, pci_drivers=()), "vfio-pci") == expected
+
+
 @pytest.mark.parametrize(("state", "expected"), [("loaded", "info"), ("built-in", "warning")])
 def test_a_host_driver_is_named_and_whether_it_comes_first(state: Any, expected: str) -> None:
     known = facts(modules=(KernelModule("nvidia", state),))
@@ -644,17 +661,22 @@ def test_a_silent_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("class_code", "address", "expected"),
+    ("class_code", "address", "release", "expected"),
     [
-        ("030000", "0000:04:00.0", "info"),
-        ("030200", "0000:04:00.0", "warning"),
-        ("030200", "0000:09:00.0", None),
+        ("030000", "0000:04:00.0", "5.15.0-91-generic", "info"),
+        ("030000", "0000:04:00.0", None, "info"),
+        ("030000", "0000:04:00.0", "6.1.0", None),
+        ("030000", "0000:04:00.0", "10.0.1", None),
+        ("030200", "0000:04:00.0", "6.1.0", "warning"),
+        ("030200", "0000:09:00.0", "6.1.0", None),
     ],
 )
-def test_the_firmwares_framebuffer(class_code: str, address: str, expected: str | None) -> None:
+def test_the_firmwares_framebuffer(
+    class_code: str, address: str, release: str | None, expected: str | None
+) -> None:
     claim = FirmwareFramebuffer("BOOTFB", PciAddress.parse(address))
     known = facts(framebuffers=(claim, FirmwareFramebuffer("efifb", None)))
-    plain = host(device(class_code=class_code), readiness=known)
+    plain = host(device(class_code=class_code), readiness=known, kernel_release=release)
     assert severity(plain, "firmware-framebuffer") == expected
 
 

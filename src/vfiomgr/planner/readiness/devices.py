@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _WEAK = frozenset({"bus", "pm"})
 _DEVICES = "/sys/bus/pci/devices"
+_EVICTING_MAJOR = 6
 
 
 def none(host: HostSnapshot) -> Iterator[Finding]:
@@ -136,14 +137,20 @@ def _power(device: PciDevice) -> str:
     return f", power_state {device.power_state}" if device.power_state else ""
 
 
+def _evicts(release: str | None) -> bool:
+    """Whether vfio-pci of a kernel evicts the firmware's screen from VGA functions."""
+    major = (release or "").partition(".")[0]
+    return major.isdecimal() and int(major) >= _EVICTING_MAJOR
+
+
 def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     """vfio-pci evicts it from VGA functions alone (vfio_pci_vga_init, since Linux 6.0)."""
     claims = facts.framebuffers or ()
     for device in host.devices:
         names = ", ".join(claim.name for claim in claims if claim.device == device.address)
-        if not names:
-            continue
         is_vga = device.class_code.startswith(CLASS_VGA)
+        if not names or (is_vga and _evicts(host.kernel_release)):
+            continue
         kept = "" if is_vga else ", and vfio-pci evicts it from VGA functions alone"
         since = "before Linux 6.0, " if is_vga else ""
         since = f"if a guest is to have it, {since}" if device.is_boot_display else since

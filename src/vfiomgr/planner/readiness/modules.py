@@ -35,6 +35,11 @@ def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
         title = "modprobe is told not to load vfio-pci"
         fix = "take that line out, or load it once with modprobe --ignore-install vfio-pci"
         yield Finding("vfio-pci", "blocker", title, tuple(map(str, stopped)), why, fix)
+    elif module.state == "available" and facts.has_modprobe is False:
+        evidence = (f"modules.dep of {host.kernel_release} lists vfio_pci", "modprobe: not found")
+        title = "vfio-pci is not loaded, and this host has no modprobe to load it"
+        fix = "have the system load vfio-pci at boot, in the way that it loads modules"
+        yield Finding("vfio-pci", "blocker", title, evidence, why, fix)
     elif module.state == "available":
         evidence = (f"modules.dep of {host.kernel_release} lists vfio_pci",)
         title = "vfio-pci can be loaded, and vfiomgr does so when it binds"
