@@ -61,10 +61,15 @@ class _Entry:
     def means(self, device: PciDevice) -> bool:
         """Whether vfio-pci would take a function (pci_match_one_device in drivers/pci/pci.h)."""
         wanted = (self.vendor, self.device, self.subvendor, self.subdevice)
-        texts = (device.vendor_id, device.device_id, *device.subsystem_id.split(":"))
-        pairs = zip(wanted, (int(text, 16) for text in texts), strict=False)
-        is_same = all(number in (_ANY, found) for number, found in pairs)
-        return is_same and not (int(device.class_code, 16) ^ self.class_code) & self.class_mask
+        found = (device.vendor_id, device.device_id, *device.subsystem_id.split(":"))
+        pairs = zip(wanted, found, strict=False)
+        is_same = all(number == _ANY or f"{number:04x}" == text for number, text in pairs)
+        return is_same and (not self.class_mask or self._is_of_class(device.class_code))
+
+    def _is_of_class(self, code: str) -> bool:
+        if not _HEXADECIMAL.fullmatch(code):
+            return False
+        return not (int(code, 16) ^ self.class_code) & self.class_mask
 
 
 def identifier_rules(

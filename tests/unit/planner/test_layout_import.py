@@ -435,6 +435,16 @@ def test_what_an_id_cannot_say_goes_by_address(entry: str, addresses: list[str])
     assert (found.file is None) == (not addresses)
 
 
+def test_odd_identifiers_of_a_recording_are_no_match() -> None:
+    odd = replace(TWINS[0], vendor_id="junk", subsystem_id="", class_code="junk")
+    classes = "vfio-pci.ids=10de:ffffffff:ffffffff:ffffffff:030200:ffff00"
+    host = replace(host_of(odd, TWINS[2]), kernel_command_line=classes)
+    (rule,) = _of_host(host, frozenset()).layouts["imported"].devices
+    assert list(map(str, rule.select.address)) == ["0000:43:00.0"]
+    host = replace(host_of(replace(TWINS[2], class_code="junk")), kernel_command_line=classes)
+    assert _of_host(host, frozenset()).file is None
+
+
 def test_virtual_functions_are_not_selected_by_an_identifier() -> None:
     function = gpu("0000:43:00.4", "2237", iommu_group=45, physical_function=TWINS[2].address)
     host = host_of(*TWINS, function)
