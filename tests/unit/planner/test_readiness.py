@@ -516,6 +516,9 @@ IDS = "10de:25b6"
         ("10de:ffffffff", [BOUND, AUDIO], []),
         (f'"{IDS},10de:22ba"', [BOUND, AUDIO], []),
         (IDS, [device(is_boot_display=True), AUDIO], []),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, bridge_path="pci0000:00")], ["0000:04:00.1"]),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, iommu_group=5, bridge_path="pci0000:00")], []),
     ],
 )
 def test_identifiers_that_leave_out_functions_of_the_slot(

@@ -72,11 +72,20 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
 
 
 def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
-    """Functions of a slot that no identifier names, and that no VFIO driver has."""
+    """Functions of a slot that no identifier names, and that no VFIO driver has.
+
+    On a root bus, which nothing resets, only those in the IOMMU group of one that is named.
+    """
     entries = _entries(host, facts)
     meant = _once(d for e in entries for d in e.meant if not d.is_boot_display)
     taken = [d for d in meant if d.physical_function is None]
-    rest = _once(o for d in taken for o in host.slot(d) if o not in meant and not o.is_on_vfio)
+    rest = _once(
+        o
+        for d in taken
+        for o in host.slot(d)
+        if o not in meant and not o.is_on_vfio
+        if o.iommu_group == d.iommu_group or "/" in o.bridge_path
+    )
     if not rest:
         return
     slots = {d.address.slot for d in rest}
