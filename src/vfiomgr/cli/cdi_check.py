@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.cdi_files import named_file, present_nodes
-from vfiomgr.cli.output import note, print_document, print_table
+from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.planner.cdi.consumers import ANY, NAMES, consumers_named
 
@@ -93,10 +93,10 @@ def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]
 
 def _print(report: CdiReport, consumers: Sequence[Consumer]) -> None:
     for finding in report.findings:
-        click.echo(f"{finding.severity}: {finding.file}:{finding.line}: {finding.what}")
-        click.echo(f"  rule      {finding.rule}")
-        click.echo(f"  concerns  {_concerned(finding, consumers)}")
-        click.echo(f"  remedy    {finding.remedy}")
+        say(f"{finding.severity}: {finding.file}:{finding.line}: {finding.what}")
+        say(f"  rule      {finding.rule}")
+        say(f"  concerns  {_concerned(finding, consumers)}")
+        say(f"  remedy    {finding.remedy}")
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)
     if files:
         headings = ("FILE", *(consumer.name.upper() for consumer in consumers))

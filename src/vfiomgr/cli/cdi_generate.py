@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.change import plan_or_apply, print_outcome
-from vfiomgr.cli.output import note, print_yaml
+from vfiomgr.cli.output import note, print_text, print_yaml
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -170,7 +170,7 @@ def _print(session: Session, wish: OfferWish, output: str | None) -> None:
     elif session.format == "yaml":
         print_yaml(document_of(made))
     else:
-        click.echo(render_specification(made), nl=False)
+        print_text(render_specification(made))
 
 
 def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.printable import printable
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Bind, wants_gpu_modes, wants_resets
 
@@ -98,7 +99,7 @@ def confirm(session: Session, question: str) -> None:
     """Ask a person before a guard is overridden; without a terminal the flag is the answer."""
     if session.yes or session.dry_run or not sys.stdin.isatty():
         return
-    if not click.confirm(question, err=True):
+    if not click.confirm(printable(question), err=True):
         message = "the guard stands: the question was not answered with yes"
         raise Refusal(message, "answer yes, or pass --yes; nothing was changed")
 
@@ -113,11 +114,11 @@ def print_outcome(
         print_document("Outcome", body, session.format)
         return
     for text in (*plan.notes, *plan.already):
-        click.echo(text)
+        say(text)
     if not outcome.is_changed:
-        click.echo("nothing to do")
+        say("nothing to do")
     for line in lines:
-        click.echo(line)
+        say(line)
 
 
 def plan_body(plan: Plan) -> dict[str, object]:
@@ -144,16 +145,16 @@ def print_plan(session: Session, plan: Plan, unseen: tuple[str, ...]) -> None:
         body = {**plan_body(plan), "not_checked": unseen}
         print_document("Plan", body, session.format)
         return
-    click.echo(f"plan: {plan.summary}")
+    say(f"plan: {plan.summary}")
     for text in (*plan.notes, *plan.already):
-        click.echo(f"  {text}")
+        say(f"  {text}")
     if plan.is_empty:
-        click.echo("nothing to do")
+        say("nothing to do")
     for number, step in enumerate(plan.steps, start=1):
-        click.echo(f"{number:3}. {step.describe()}")
+        say(f"{number:3}. {step.describe()}")
         for command in step.commands():
-            click.echo(f"       {command}")
+            say(f"       {command}")
     for text in plan.later:
-        click.echo(f"then: {text}")
+        say(f"then: {text}")
     for text in unseen:
         note(f"not checked: {text}")

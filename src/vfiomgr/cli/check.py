@@ -8,7 +8,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.findings import counted, print_findings, report_document
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check(context: click.Context, *, every: bool) -> None:
 
 def _print(report: Report, *, every: bool) -> None:
     print_findings(report, every=every)
-    click.echo(_summary(report, every=every))
+    say(_summary(report, every=every))
     for text in report.not_checked:
         note(f"not checked: {text}")
 

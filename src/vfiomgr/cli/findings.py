@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-import click
-
+from vfiomgr.cli.output import Marked, say
+from vfiomgr.cli.printable import printable
 from vfiomgr.model.readiness import SEVERITIES
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ def print_findings(report: Report, *, every: bool) -> None:
     """Each finding with evidence, why it matters and its remedy; what is fine where `every`."""
     for finding in report.findings:
         if every or finding.severity != "ok":
-            click.echo(f"{_painted(finding.severity)}: {finding.title}")
+            colour = _COLOURS[finding.severity]
+            say(Marked(finding.severity, colour, f": {finding.title}"))
             for label, text in _lines(finding):
                 _print_line(label, text)
 
@@ -42,13 +42,6 @@ def counted(report: Report, severity: Severity) -> str:
     """`2 blockers`."""
     count = report.count(severity)
     return f"{count} {severity}{'' if count == 1 else 's'}"
-
-
-def _painted(severity: Severity) -> str:
-    """In colour on a terminal that has not declined it (no-color.org); click knows a pipe."""
-    if os.environ.get("NO_COLOR"):
-        return severity
-    return click.style(severity, fg=_COLOURS[severity], bold=True)
 
 
 def _lines(finding: Finding) -> Iterator[tuple[str, str]]:
@@ -62,15 +55,14 @@ def _print_line(label: str, text: str) -> None:
     """Wrapped to a terminal; in a pipe one line each, for grep."""
     head = f"  {label.ljust(8)}  "
     if not sys.stdout.isatty():
-        click.echo(head + text)
+        say(head + text)
         return
-    click.echo(
-        textwrap.fill(
-            text,
-            width=max(shutil.get_terminal_size().columns, len(head) * 3),
-            initial_indent=head,
-            subsequent_indent=" " * len(head),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    wrapped = textwrap.wrap(
+        printable(text),
+        width=max(shutil.get_terminal_size().columns, len(head) * 3),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    say(*wrapped)

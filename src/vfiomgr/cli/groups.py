@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table
+from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.iommu import acs_override_words, blockers
 
@@ -60,7 +60,7 @@ def groups(session: Session) -> None:
             "the kernel command line (see vfiomgr check)"
         )
     if off:
-        click.echo(f"{off.reason}\nremedy: {off.remedy}")
+        say(off.reason, f"remedy: {off.remedy}")
     if host.groups:
         print_table(_HEADINGS, [row for document in documents for row in _rows(document)])
 

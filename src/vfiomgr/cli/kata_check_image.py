@@ -9,7 +9,7 @@ import click
 from vfiomgr.adapters.kata.read import read_settings
 from vfiomgr.cli import kata_situation as gather
 from vfiomgr.cli.findings import counted, print_findings, report_document
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.model.kata import DEFAULT_HANDLER
@@ -64,7 +64,7 @@ def check_image(
         print_findings(report, every=every)
         verdict = "no guest starts" if report.is_blocked else "nothing blocks"
         counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
-        click.echo(f"{verdict}: {', '.join(counts)}, {report.count('ok')} fine")
+        say(f"{verdict}: {', '.join(counts)}, {report.count('ok')} fine")
         for text in report.not_checked:
             note(f"not checked: {text}")
     if report.is_blocked:

@@ -20,7 +20,7 @@ from vfiomgr.cli.kata_bases import (
 )
 from vfiomgr.cli.kata_output import make_parent, output_path
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.parameters import guest_mebibytes
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
@@ -285,13 +285,13 @@ def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str
             body |= {"is_changed": is_changed}
         print_document("KataConfiguration", body, session.format)
     elif output is None:
-        click.echo(text, nl=False)
+        print_text(text)
     elif not is_changed:
-        click.echo(f"{path}: nothing to do")
+        say(f"{path}: nothing to do")
     elif session.dry_run:
-        click.echo(difference, nl=False)
+        say_text(difference)
     else:
-        click.echo(f"{path}: written")
+        say(f"{path}: written")
 
 
 def _refuse_over(before: str | None, text: str, path: str) -> None:

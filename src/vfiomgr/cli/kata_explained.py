@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-import click
-
-from vfiomgr.cli.output import print_document
+from vfiomgr.cli.output import Marked, print_document, say
 from vfiomgr.model.explanation import LIST
 
 if TYPE_CHECKING:
@@ -39,17 +36,14 @@ def print_explanations(found: Sequence[KataExplanation], output: Format, *, is_w
         print_document("KataExplanation", body, output)
         return
     for number, item in enumerate(found):
-        if number:
-            click.echo()
-        for line in _lines(item, is_whole=is_whole):
-            click.echo(line)
+        say(*[""] * bool(number), *_lines(item, is_whole=is_whole))
 
 
 def _members(item: KataExplanation) -> dict[str, object]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
-def _lines(item: KataExplanation, *, is_whole: bool) -> Iterator[str]:
+def _lines(item: KataExplanation, *, is_whole: bool) -> Iterator[str | Marked]:
     place = f" ({item.source}:{item.line})" if item.line else f" for {item.source}"
     handler = f", handler {item.handler}" if item.handler else ""
     yield f"{item.kind} {item.pod}{place}{handler}, {item.release} ({item.release_source})"
@@ -69,13 +63,14 @@ def _lines(item: KataExplanation, *, is_whole: bool) -> Iterator[str]:
     yield _verdict(item)
 
 
-def _step_lines(step: ChainStep, *, is_whole: bool) -> Iterator[str]:
+def _step_lines(step: ChainStep, *, is_whole: bool) -> Iterator[str | Marked]:
     what, looked, breaks = step.what, list(step.looked_at), step.breaks
     if not is_whole and step.name in _OF_EACH_DEVICE:
         what = LIST.join(_first(what.split(LIST)))
         looked = _first(looked)
         breaks = tuple(sorted(breaks, key=lambda found: not found.is_certain))[:_BREAKS]
-    yield f"{_painted(step.state)}{step.name.ljust(_NAME_WIDTH)}{what}"
+    state = step.state.ljust(_STATE_WIDTH)
+    yield Marked(state, _COLOURS[step.state], f"{step.name.ljust(_NAME_WIDTH)}{what}")
     if looked:
         yield f"{_INDENT}  looked at: {', '.join(looked)}"
     for found in breaks:
@@ -133,9 +128,3 @@ def _verdict(item: KataExplanation) -> str:
     if doubtful:
         return f"the chain is complete, unless what may break does: {', '.join(doubtful)}"
     return "the chain is complete"
-
-
-def _painted(state: str) -> str:
-    """In colour on a terminal that has not declined it (no-color.org)."""
-    text = state.ljust(_STATE_WIDTH)
-    return text if os.environ.get("NO_COLOR") else click.style(text, fg=_COLOURS[state], bold=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from vfiomgr.adapters.kubernetes import render
+from vfiomgr.cli.output import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +18,6 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     if output == "json":
         import json  # noqa: PLC0415 - slow
 
-        click.echo(json.dumps(render.as_json(objects), indent=2))
+        print_text(json.dumps(render.as_json(objects), indent=2) + "\n")
     else:
-        click.echo(render.as_yaml(objects), nl=False)
+        print_text(render.as_yaml(objects))

@@ -14,7 +14,7 @@ from vfiomgr.adapters.kata.run_command import DOCKER_FILE, RunWish, Tool, run_co
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.kata_situation import installed_handler
 from vfiomgr.cli.oci_inject import tell_who_comes_along
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.cli.readying import tell_how_to_bind
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
@@ -145,7 +145,7 @@ def command(
 
 def _print(session: Session, found: RunCommand, devices: Sequence[str]) -> None:
     if session.format == "table":
-        click.echo(found.text)
+        say_text(f"{found.text}\n")
         for words in found.before:
             note(f"before it: {shlex.join(words)}")
         for line in found.notes:

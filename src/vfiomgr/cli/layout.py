@@ -9,7 +9,7 @@ import click
 
 from vfiomgr.cli.layout_boot import add_commands
 from vfiomgr.cli.layout_files import source_of, text_of
-from vfiomgr.cli.output import note, print_document, print_yaml
+from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.model.pci import PciAddress
@@ -49,7 +49,7 @@ def schema(session: Session) -> None:
     if session.format == "yaml":
         print_yaml(document)
     else:
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_text(json.dumps(document, indent=2) + "\n")
 
 
 @layout.command("validate")
@@ -119,12 +119,12 @@ def _print_validated(item: dict[str, Any]) -> None:
     if item["valid"]:
         layouts = ", ".join(f"{one['name']} ({_rules(one['rules'])})" for one in item["layouts"])
         word = "layout" if len(item["layouts"]) == 1 else "layouts"
-        click.echo(f"{source}: {len(item['layouts'])} {word}: {layouts}")
+        say(f"{source}: {len(item['layouts'])} {word}: {layouts}")
     for found in item["findings"]:
         where = f"{found['where']}: " if found["where"] else ""
         remedy = f"; {found['remedy']}" if found["remedy"] else ""
         place = f"{source}:{found['line']}:{found['column']}"
-        click.echo(f"{place}: {where}{found['message']}{remedy}")
+        say(f"{place}: {where}{found['message']}{remedy}")
 
 
 def _rules(count: int) -> str:
@@ -179,9 +179,9 @@ def import_(session: Session, configuration: str | None, boards: tuple[str, ...]
         message = "there is nothing to import: no driver or vGPU is set for this host"
         raise HostError(message, "--vgpu-device-manager FILE reads a configuration; see --help")
     if session.format == "json":
-        click.echo(json.dumps(document_of(file), indent=2, ensure_ascii=False))
+        print_text(json.dumps(document_of(file), indent=2) + "\n")
     else:
-        click.echo(render_layouts(file), nl=False)
+        print_text(render_layouts(file))
 
 
 def _boards(host: HostSnapshot | None, named: tuple[str, ...]) -> Boards:

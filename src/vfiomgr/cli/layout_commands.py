@@ -11,7 +11,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.change import not_checked, plan_body, print_outcome, print_plan
 from vfiomgr.cli.layout_files import source_of, text_of
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.progress import followed
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
@@ -171,7 +171,7 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allow
     elif differences:
         _print_differences(compared)
     else:
-        click.echo(f"the host is as the layout {intent.name} wants it")
+        say(f"the host is as the layout {intent.name} wants it")
     return _DRIFT if differences else 0
 
 
@@ -194,9 +194,9 @@ def export(session: Session, *, name: str) -> None:
     host = session.host(with_gpu_modes=True)
     file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
     if session.format == "json":
-        click.echo(json.dumps(to_jsonable(file), indent=2))
+        print_text(json.dumps(to_jsonable(file), indent=2) + "\n")
     else:
-        click.echo(render_layouts(file), nl=False)
+        print_text(render_layouts(file))
     if not file.layouts[name].devices:
         note("nothing of this host is given to guests or divided for them: the layout is empty")
 
@@ -292,7 +292,7 @@ def _write_plan(out: str, body: dict[str, object]) -> None:
 
 def _print_differences(compared: Comparison) -> None:
     for difference in compared.differences:
-        click.echo(f"  {difference}")
+        say(f"  {difference}")
 
 
 def _is_changed(result: api.Outcome | VfiomgrError) -> bool:
@@ -319,11 +319,11 @@ def _apply_each(session: Session, intent: ApplyLayout) -> int:
     else:
         for name, result in results:
             if isinstance(result, VfiomgrError):
-                click.echo(f"{name or 'missing'}: failed: {result.message}; {result.hint}")
+                say(f"{name or 'missing'}: failed: {result.message}; {result.hint}")
             else:
-                click.echo(f"{name}: done")
+                say(f"{name}: done")
         if not results:
-            click.echo("nothing to do")
+            say("nothing to do")
     if any(isinstance(error, RollbackIncomplete) for error in failed):
         return _INCOMPLETE
     return _FAILED if failed else 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import GuestKeepsDevice
 
@@ -206,14 +206,14 @@ def _print_outcome(
         print_document(kind, {"changed": changed, **body}, session.format)
         return
     for text in plan.already:
-        click.echo(text)
+        say(text)
     for one, state in states:
         what = {"done": f"{verb}ed", "kept": f"not {verb}ed"}.get(state, state)
-        click.echo(f"{what}: {one.device} ({one.scope} of {domain.name})")
+        say(f"{what}: {one.device} ({one.scope} of {domain.name})")
     for text in plan.notes:
         note(text)
     if not states:
-        click.echo("nothing to do")
+        say("nothing to do")
 
 
 def _body(
@@ -247,14 +247,14 @@ def _print_plan(
         print_document(kind, _body(domain, plan, exchanges), session.format)
         return
     direction = "to" if verb == "attach" else "from"
-    click.echo(f"plan: {verb} {direction} {domain.name}")
+    say(f"plan: {verb} {direction} {domain.name}")
     for text in (*plan.already, *plan.notes):
-        click.echo(f"  {text}")
+        say(f"  {text}")
     for number, one in enumerate(exchanges, start=1):
         flags = "".join((" --live" * one.scope.live, " --config" * one.scope.config))
-        click.echo(f"{number:3}. {verb} {one.device}: {one.scope}")
-        click.echo(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
-        click.echo("".join(f"       {line}\n" for line in one.element.splitlines()), nl=False)
-        click.echo("       END")
+        say(f"{number:3}. {verb} {one.device}: {one.scope}")
+        say(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
+        say(*(f"       {line}" for line in one.element.splitlines()))
+        say("       END")
     if not exchanges:
-        click.echo("nothing to do")
+        say("nothing to do")

@@ -60,11 +60,14 @@ def _deadline_of_command() -> float | None:
 def complete_domain(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """Names of domains that continue what is typed; none where libvirt does not answer."""
+    """Names of domains that continue what is typed; none where libvirt does not answer.
+
+    A name that a terminal would act on is left out: a shell takes a candidate as it is.
+    """
     uri = context.params.get("uri") or DEFAULT_URI
     try:
         with connected(uri, read_only=True, deadline=_COMPLETION) as connection:
             names = connection.domain_names()
     except VfiomgrError:
         return []
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete) and name.isprintable()]

@@ -7,7 +7,7 @@ import click
 from vfiomgr.cli.layout_files import source_of
 from vfiomgr.cli.libvirt_connection import connect_option, connected
 from vfiomgr.cli.libvirt_files import read_xml
-from vfiomgr.cli.output import print_document
+from vfiomgr.cli.output import print_document, say
 from vfiomgr.cli.session import Session, session_options
 
 
@@ -62,7 +62,7 @@ def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
 
 def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
     if session.format == "table":
-        click.echo(text)
+        say(text)
     else:
         body = {"domain": name, "changed": is_changed, "message": text}
         print_document("DefineOutcome", body, session.format)

@@ -6,10 +6,8 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from vfiomgr.adapters.libvirt.document import Document
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.planner.domain_edit import Additions, Placed, Removals
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def print_edited(session: Session, done: Edited, *, is_piped: bool, undo: str) -
         for line in _told(done):
             note(line)
     elif session.format == "table":
-        click.echo("\n".join(_told(done)))
+        say(*_told(done))
         if done.additions.placed and not done.removals.devices:
             names = " ".join(f"--remove {one.names[0]}" for one in done.additions.placed)
             note(f"undo with: {undo} {names}")
@@ -91,7 +89,7 @@ def print_difference(session: Session, done: Edited) -> None:
         body = {**_body(done), "difference": difference}
         print_document("DomainEdit", body, session.format)
         return
-    click.echo(difference, nl=False)
+    say_text(difference)
     for line in _told(done):
         note(line.replace("added", "would add", 1).replace("removed", "would remove", 1))
 

@@ -11,7 +11,7 @@ from vfiomgr.cli import libvirt_versions
 from vfiomgr.cli.domain_options import GuestOptions, of_guest, wish_of
 from vfiomgr.cli.libvirt_hostdev import refuse_to_hurt, tell_what_waits
 from vfiomgr.cli.libvirt_versions import version_option
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, print_text
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.planner.guest.domain import plan_guest
 from vfiomgr.planner.guest.processors import MOST_WITHOUT_EIM
@@ -83,7 +83,7 @@ def domain(
 def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool) -> None:
     text = render.domain(plan, with_reasons=explain)
     if session.format == "table":
-        click.echo(text, nl=False)
+        print_text(text)
     else:
         body = {
             "name": plan.wish.name,

@@ -12,7 +12,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.intent import InstallHook, UninstallHook
 from vfiomgr.model.libvirt_hook import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE, SCRIPT
@@ -140,7 +140,7 @@ def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | N
     would = "would be " if session.dry_run else ""
     for name in is_there:
         so = f"{would}{state}" if name in changing else f"{state} already"
-        click.echo(f"{name}: the hook is {so}" if not would else f"{name}: the hook {so}")
+        say(f"{name}: the hook is {so}" if not would else f"{name}: the hook {so}")
 
 
 def _is_here(session: Session, uri: str) -> bool:

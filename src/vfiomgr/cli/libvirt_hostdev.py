@@ -9,7 +9,7 @@ import click
 from vfiomgr.adapters.libvirt import render
 from vfiomgr.cli import libvirt_versions
 from vfiomgr.cli.libvirt_versions import version_option
-from vfiomgr.cli.output import print_document
+from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.parameters import WholeNumber
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.model.hostdev import DeviceWish, HandOver
@@ -141,7 +141,7 @@ def hostdev(
     refuse_to_hurt(session.host, hostdevs, host)
     elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
-        click.echo("".join(elements), nl=False)
+        print_text("".join(elements))
     else:
         print_document("HostdevList", {"items": elements}, session.format)
     tell_what_waits(session.host, hostdevs, host)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.libvirt_connection import connect_option, connected
-from vfiomgr.cli.output import note, print_document, print_table
+from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice, UsageError
 
@@ -272,7 +272,9 @@ def _print_call(session: Session, verb: str, uuid: str, element: str) -> None:
     if session.format != "table":
         print_document("NodeMdevPlan", {"uuid": uuid, "xml": element}, session.format)
         return
-    click.echo(f"plan: {verb} {uuid}\n  virsh nodedev-{verb} /dev/stdin <<'END'\n{element}END")
+    say(f"plan: {verb} {uuid}", f"  virsh nodedev-{verb} /dev/stdin <<'END'")
+    print_text(element)
+    say("END")
 
 
 def _tell(session: Session, state: str, uuid: str, *, is_changed: bool) -> None:
@@ -281,4 +283,4 @@ def _tell(session: Session, state: str, uuid: str, *, is_changed: bool) -> None:
         print_document("NodeMdevOutcome", body, session.format)
         return
     would = "would be " if session.dry_run and is_changed else ""
-    click.echo(f"{would}{state}: {uuid}" if is_changed else f"{uuid} is {state} already")
+    say(f"{would}{state}: {uuid}" if is_changed else f"{uuid} is {state} already")

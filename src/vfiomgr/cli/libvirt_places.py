@@ -7,12 +7,11 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from vfiomgr.adapters.libvirt.document import read_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_connection import DEFAULT_URI, connected
 from vfiomgr.cli.libvirt_files import read_xml
+from vfiomgr.cli.output import print_text
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.host.rewrite import rewrite
 
@@ -63,7 +62,7 @@ class FilePlace:
 
         """
         if self.is_pipe:
-            click.echo(after, nl=False)
+            print_text(after)
         elif self.output is not None:
             _refuse_own_file(self.output)
             rewrite(self.output, None, after)

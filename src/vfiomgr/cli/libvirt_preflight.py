@@ -14,7 +14,7 @@ from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
 from vfiomgr.cli.libvirt_files import read_xml
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import HostError, UsageError
@@ -205,7 +205,7 @@ def _print(judged: Sequence[_Judged], why_not: str) -> None:
         counts = ", ".join(counted(one.report, s) for s in ("blocker", "warning", "info"))
         blocked = one.report.is_blocked
         verdict = "not ready" if blocked else "nothing about its devices blocks its start"
-        click.echo(f"{one.domain.source}: {verdict}: {counts}")
+        say(f"{one.domain.source}: {verdict}: {counts}")
     for text in dict.fromkeys(text for one in judged for text in one.report.not_checked):
         note(f"not checked: {text}")
     if why_not:

@@ -11,7 +11,7 @@ import click
 
 from vfiomgr import __version__
 from vfiomgr.cli.lazy import LazyGroup
-from vfiomgr.cli.output import print_error
+from vfiomgr.cli.output import note, note_text, print_error
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import VfiomgrError
 
@@ -95,7 +95,13 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    click.echo(f"vfiomgr: warning: {message}", err=True)
+    note(f"vfiomgr: warning: {message}")
+
+
+def _show_traceback(error: BaseException) -> None:
+    import traceback  # noqa: PLC0415 - for --debug alone
+
+    note_text("".join(traceback.format_exception(error)))
 
 
 def main() -> None:
@@ -106,7 +112,7 @@ def main() -> None:
         status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge
         if session.debug and not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
+            _show_traceback(error)
         sys.exit(_conclude(error))
     if status:
         sys.exit(status)

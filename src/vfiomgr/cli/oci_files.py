@@ -8,10 +8,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-import click
-
 from vfiomgr.adapters.oci.document import read_document
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.errors import InvalidDocument, UsageError
 
 if TYPE_CHECKING:
@@ -74,8 +72,8 @@ def conclude(session: Session, edit: Edit, notes: Sequence[str] = ()) -> None:
         print_document("OciEdit", {**_body(session, edit), "notes": notes}, session.format)
         return
     if session.dry_run:
-        click.echo(_difference(edit), nl=False)
-    tell = note if session.dry_run else click.echo
+        say_text(_difference(edit))
+    tell = note if session.dry_run else say
     for line in _told(edit):
         shown = line.replace("added", "would add", 1).replace("removed", "would remove", 1)
         tell(shown if session.dry_run else line)

@@ -1,11 +1,18 @@
-"""Data on stdout as table, JSON or YAML; everything else on stderr."""
+"""Data on stdout as table, JSON or YAML; everything else on stderr.
+
+All output passes through here. What is for people is escaped (cli/printable.py), newlines within
+a value too; a document that a program reads escapes by the rules of its format.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from vfiomgr.cli.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,6 +22,44 @@ if TYPE_CHECKING:
 
 
 NO_DEVICES = "this host has no PCI devices"
+
+
+class Marked(NamedTuple):
+    """A line that begins with a word in colour."""
+
+    word: str
+    colour: str
+    rest: str
+
+
+def say(*lines: str | Marked) -> None:
+    """Data for people on stdout, a line each."""
+    shown = (_marked(line) if isinstance(line, Marked) else printable(line) for line in lines)
+    click.echo("".join(f"{line}\n" for line in shown), nl=False)
+
+
+def say_text(text: str) -> None:
+    """A text for people on stdout whose newlines and tabs are its own, e.g. a difference."""
+    click.echo(_printable_lines(text), nl=False)
+
+
+def print_text(text: str | bytes) -> None:
+    """A document on stdout, byte for byte; what renders it has escaped what its format must."""
+    click.echo(text, nl=False)
+
+
+def _marked(line: Marked) -> str:
+    """In colour on a terminal that has not declined it (no-color.org); click knows a pipe."""
+    word, rest = printable(line.word), printable(line.rest)
+    if not os.environ.get("NO_COLOR"):
+        word = click.style(word, fg=line.colour, bold=True)
+    return word + rest
+
+
+def _printable_lines(text: str) -> str:
+    """Escaped but for newlines and tabs."""
+    lines = text.split("\n")
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
 
 
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
@@ -27,21 +72,23 @@ def print_document(kind: str, body: Mapping[str, object], output: Format) -> Non
     else:
         import json  # noqa: PLC0415 - tables need none
 
-        click.echo(json.dumps(document, indent=2))
+        print_text(json.dumps(document, indent=2) + "\n")
 
 
 def print_yaml(document: dict[str, Any]) -> None:
-    """A document as YAML 1.2."""
+    """A document as YAML 1.2; like JSON it escapes what is not ASCII."""
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
 
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
+    yaml.allow_unicode = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(document, sys.stdout)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on a terminal, aligned columns elsewhere."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout is not None and sys.stdout.isatty():
         _print_rich_table(headings, rows)
         return
@@ -70,7 +117,7 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for heading, *cells in zip(headings, *rows, strict=True):
         width = max(len(heading), *map(len, cells))
         least = min(width, _LEAST_WIDTH) if heading in _FLEXIBLE else width
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=least)
+        table.add_column(Text(heading), no_wrap=True, overflow="ellipsis", min_width=least)
         needed += least + _GAP
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -81,21 +128,26 @@ def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def note(message: str) -> None:
     """Something that is not data, on stderr."""
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)
+
+
+def note_text(text: str) -> None:
+    """Something that is not data and has lines of its own, e.g. a traceback, on stderr."""
+    click.echo(_printable_lines(text), nl=False, err=True)
 
 
 def print_error(error: VfiomgrError) -> None:
     """The cause on one line, a line for each detail, the remedy on the last one."""
     word = "refused" if type(error).__name__ == "Refusal" else "error"
-    click.echo(f"vfiomgr: {word}: {_one_line(error.message)}", err=True)
+    note(f"vfiomgr: {word}: {_one_line(error.message)}")
     for detail in error.details:
-        click.echo(_one_line(detail), err=True)
+        note(_one_line(detail))
     if error.hint:
-        click.echo(f"  remedy: {_one_line(error.hint)}", err=True)
+        note(f"  remedy: {_one_line(error.hint)}")
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(line.strip(" ") for line in text.split("\n") if line.strip(" "))
 
 
 def or_dash(value: object) -> str:

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.change import options_of
-from vfiomgr.cli.output import print_document
+from vfiomgr.cli.output import print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import NeedsRoot, UsageError
@@ -74,6 +74,6 @@ def _print_runs(session: Session, runs: tuple[CutOff, ...], state: str) -> None:
         return
     for run in runs:
         left = "left half done" if state == "left" else state
-        click.echo(f"{left}: {run.summary}, cut off in: {run.step}")
+        say(f"{left}: {run.summary}, cut off in: {run.step}")
     if not runs:
-        click.echo("nothing to do: no run was left half done")
+        say("nothing to do: no run was left half done")

@@ -9,7 +9,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.change import options_of, plan_body, print_outcome
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.kata import followed
 from vfiomgr.model.runtime import PROGRAMS, RECORD
@@ -180,15 +180,15 @@ def _print_plan(session: Session, prepared: Prepared) -> None:
         body = {**plan_body(plan), "not_checked": prepared.unchecked, "differences": texts}
         print_document("Plan", body, session.format)
         return
-    click.echo(f"plan: {plan.summary}")
+    say(f"plan: {plan.summary}")
     for text in (*plan.notes, *plan.already):
-        click.echo(f"  {text}")
+        say(f"  {text}")
     if plan.is_empty:
-        click.echo("nothing to do")
+        say("nothing to do")
     for number, step in enumerate(plan.steps, start=1):
-        click.echo(f"{number:3}. {step.describe()}")
+        say(f"{number:3}. {step.describe()}")
     for text in texts.values():
-        click.echo(text, nl=False)
+        say_text(text)
     for text in prepared.unchecked:
         note(f"not checked: {text}")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import or_dash, print_document
+from vfiomgr.cli.output import or_dash, print_document, say
 from vfiomgr.cli.quotas import quota_item, quota_items
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal
@@ -50,11 +50,11 @@ def show(session: Session, address: str) -> None:
     if session.format != "table":
         print_document("Device", {**_own_facts(device), **facts}, session.format)
         return
-    click.echo(str(device))
+    say(str(device))
     lines = _lines(host, device, facts)
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
-        click.echo(f"  {label.ljust(width)}  {text}")
+        say(f"  {label.ljust(width)}  {text}")
 
 
 def _own_facts(device: PciDevice) -> dict[str, object]:

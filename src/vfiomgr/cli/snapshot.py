@@ -6,7 +6,7 @@ import json
 
 import click
 
-from vfiomgr.cli.output import print_yaml
+from vfiomgr.cli.output import print_text, print_yaml
 from vfiomgr.cli.session import Session, session_options
 
 
@@ -28,4 +28,4 @@ def snapshot(session: Session) -> None:
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:
-        click.echo(text, nl=False)
+        print_text(text)

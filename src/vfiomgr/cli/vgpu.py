@@ -10,7 +10,7 @@ import click
 from vfiomgr.cli.change import plan_or_apply, print_outcome
 from vfiomgr.cli.gpu_instances import instances
 from vfiomgr.cli.gpu_modes import mode, switch
-from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.parameters import WholeNumber, mebibytes
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_definitions import add_commands
@@ -281,7 +281,7 @@ def _print_created(session: Session, outcome: api.Outcome, names: Sequence[str])
     for text in (*outcome.plan.notes, *outcome.plan.already):
         note(text if outcome.is_changed else f"{text}: nothing to do")
     for name in names:
-        click.echo(name)
+        say(name)
 
 
 def _made(outcome: api.Outcome) -> list[str]:

@@ -9,7 +9,7 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
-from vfiomgr.cli.output import note, print_document
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_names import name_of, uuid_of
 from vfiomgr.errors import InvalidDocument, UsageError
@@ -113,7 +113,7 @@ def _print_defined(session: Session, outcome: api.Outcome, name: str) -> None:
         note(text)
     for text in outcome.plan.already:
         note(text if outcome.is_changed else f"{text}: nothing to do")
-    click.echo(name)
+    say(name)
 
 
 def _name_to_define(session: Session, parent: str | None, uuid: str | None) -> str:
@@ -260,6 +260,6 @@ def _print_restored(session: Session, found: Sequence[Restored]) -> None:
         return
     for item in found:
         why = f": {item.reason}" if item.reason else ""
-        click.echo(f"{item.state}: vGPU {item.name} ({item.type} on {item.parent}){why}")
+        say(f"{item.state}: vGPU {item.name} ({item.type} on {item.parent}){why}")
     if not found:
-        click.echo("nothing to do: no vGPU is defined to start by itself")
+        say("nothing to do: no vGPU is defined to start by itself")

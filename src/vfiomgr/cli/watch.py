@@ -12,7 +12,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.layout_commands import intent_of
 from vfiomgr.cli.layout_files import STANDARD_INPUT, source_of, text_of
-from vfiomgr.cli.output import note, print_yaml
+from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.executor.change import once
@@ -149,7 +149,7 @@ def _teller(session: Session, wish: _FollowedLayout) -> Callable[[WatchEvent], N
     def tell(event: WatchEvent) -> None:
         now = datetime.now(UTC)
         if session.format == "table":
-            click.echo(f"{now.astimezone().isoformat(timespec='seconds')} {event}")
+            say(f"{now.astimezone().isoformat(timespec='seconds')} {event}")
             return
         document = {
             "api_version": API_VERSION,
@@ -159,9 +159,9 @@ def _teller(session: Session, wish: _FollowedLayout) -> Callable[[WatchEvent], N
             **to_jsonable(event),
         }
         if session.format == "json":
-            click.echo(json.dumps(document))
+            print_text(json.dumps(document) + "\n")
         else:
-            click.echo("---")
+            say("---")
             print_yaml(document)
 
     return tell

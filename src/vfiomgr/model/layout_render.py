@@ -32,6 +32,7 @@ def render_layouts(file: LayoutFile) -> str:
     """The file as YAML, without what is said by saying nothing."""
     yaml = YAML()
     yaml.width = _WIDTH
+    yaml.allow_unicode = False  # like JSON: nothing reaches a terminal as it is
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = StringIO()
     yaml.dump(document_of(file), out)

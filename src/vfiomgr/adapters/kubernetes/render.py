@@ -113,6 +113,7 @@ def _yaml() -> YAML:
     yaml = YAML()
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.preserve_quotes = True
+    yaml.allow_unicode = False
     yaml.width = _WIDTH
     return yaml
 
