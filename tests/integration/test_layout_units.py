@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,11 +18,17 @@ from vfiomgr.model.layout_service import (
     render_wanted,
     render_watch,
 )
-from vfiomgr.model.service import UNIT, render_unit
+from vfiomgr.model.service import SANDBOX, UNIT, render_unit
+from vfiomgr.model.vgpu_service import INSTANCE, SERVICE, render_instance, render_service
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ANALYZE = shutil.which("systemd-analyze") or "systemd-analyze"  # tools/packages-dev.txt
 
-PROGRAM = str(Path(sys.executable).with_name("vfiomgr"))
+PROGRAM = f"{sys.executable} -I -m vfiomgr"
+MOST_EXPOSED = 40
+"""Tenths of systemd's measure; a service without a sandbox has 96."""
 NAME = 'a "b" 50% $c \\d'
 TARGET = "[Unit]\nDescription=The units of other packages are not under test\n"
 
@@ -48,6 +54,8 @@ def units(tmp_path: Path) -> Path:
     (tmp_path / BOOT.name).write_text(render_boot(PROGRAM, NAME, ("boot-display",)))
     (tmp_path / WATCH.name).write_text(render_watch(PROGRAM, NAME))
     (tmp_path / UNIT.name).write_text(render_unit(PROGRAM))
+    (tmp_path / SERVICE.name).write_text(render_service(PROGRAM))
+    (tmp_path / INSTANCE.name).write_text(render_instance(PROGRAM))
     drop_in = tmp_path / WANTED.parent.name / WANTED.name
     drop_in.parent.mkdir()
     drop_in.write_text(render_wanted(with_watch=True))
@@ -57,6 +65,24 @@ def units(tmp_path: Path) -> Path:
 def test_systemd_accepts_the_units_and_their_order(units: Path) -> None:
     result = verified(units)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [BOOT.name, WATCH.name, UNIT.name, SERVICE.name, INSTANCE.name])
+def test_systemd_finds_each_unit_in_a_sandbox(units: Path, name: str) -> None:
+    result = exposure(units / name)
+    assert result.returncode == 0, result.stdout
+    (units / name).write_text((units / name).read_text().replace(SANDBOX, ""))
+    assert exposure(units / name).returncode != 0
+
+
+def exposure(unit: Path) -> subprocess.CompletedProcess[str]:
+    """Whether a unit is as little exposed as it is to be, by systemd's measure."""
+    return subprocess.run(
+        [_ANALYZE, "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_systemd_would_tell_what_is_wrong(units: Path) -> None:

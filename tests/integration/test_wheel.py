@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,15 @@ def test_it_lists(vfiomgr: Path, recording: Path) -> None:
     drivers = {item["address"]: item["driver"] for item in document["items"]}
     assert drivers["0000:01:00.0"] == "nvidia"
     assert drivers[BOUND] == "vfio-pci"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is protected")
+def test_it_takes_no_packages_of_the_callers_path(vfiomgr: Path, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('shadowed')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [str(vfiomgr), "--version"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    assert result.stdout.startswith("vfiomgr, version")
 
 
 def test_it_plans_a_bind(vfiomgr: Path, recording: Path) -> None:

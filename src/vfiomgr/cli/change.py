@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,13 +27,6 @@ update_initramfs_option = click.option(
     is_flag=True,
     help="Make the initramfs anew where rules that change are in it.",
 )
-
-
-def own_program() -> str | None:
-    """Where the command vfiomgr is, for a unit that runs it; None where it runs as a module."""
-    name = sys.argv[0]
-    found = shutil.which(name) if os.path.basename(name) == "vfiomgr" else None
-    return None if found is None else os.path.abspath(found)
 
 
 def plan_or_apply(

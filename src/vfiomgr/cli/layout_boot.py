@@ -8,7 +8,6 @@ import click
 
 from vfiomgr.cli.change import (
     not_checked,
-    own_program,
     plan_or_apply,
     print_outcome,
     print_plan,
@@ -16,7 +15,9 @@ from vfiomgr.cli.change import (
 )
 from vfiomgr.cli.layout_files import source_of, text_of
 from vfiomgr.cli.output import note
+from vfiomgr.cli.program import program_for_units
 from vfiomgr.cli.session import Session, session_options
+from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import ALLOWANCES, InstallLayout, UninstallLayout
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def install(
         text,
         enforce=enforce,
         update_initramfs=update_initramfs,
-        program=own_program(),
+        program=program_for_units(session),
     )
     if session.dry_run:
         host = host_for(session, wish)
@@ -99,7 +100,19 @@ def uninstall(session: Session, *, update_initramfs: bool) -> None:
       vfiomgr layout uninstall --dry-run
       vfiomgr layout uninstall
     """
-    _told(session, plan_or_apply(session, UninstallLayout(update_initramfs, own_program())))
+    _told(
+        session,
+        plan_or_apply(session, UninstallLayout(update_initramfs, _program_if_trusted(session))),
+    )
+
+
+def _program_if_trusted(session: Session) -> str | None:
+    """For the unit of rules that come back; a layout can be uninstalled without one."""
+    try:
+        return program_for_units(session)
+    except Refusal as refusal:
+        note(f"no unit is written: {refusal.message}")
+        return None
 
 
 def _told(session: Session, outcome: api.Outcome | None, undo: str = "", **facts: object) -> None:

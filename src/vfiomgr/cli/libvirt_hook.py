@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
+from vfiomgr.cli.change import options_of, plan_or_apply, print_outcome
 from vfiomgr.cli.libvirt_connection import complete_domain, connect_option, connected
 from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.program import own_program
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.intent import InstallHook, UninstallHook
 from vfiomgr.model.libvirt_hook import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE, SCRIPT

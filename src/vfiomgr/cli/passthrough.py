@@ -8,12 +8,12 @@ import click
 
 from vfiomgr.cli.change import (
     confirm,
-    own_program,
     plan_or_apply,
     print_outcome,
     update_initramfs_option,
 )
 from vfiomgr.cli.output import note
+from vfiomgr.cli.program import program_for_units
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_alone, forbid_together
 from vfiomgr.host.accounts import find_owner
@@ -96,7 +96,7 @@ def bind(
         persist=persist,
         owner=None if owner is None else _owner(session, owner),
         update_initramfs=update_initramfs,
-        program=own_program(),
+        program=program_for_units(session) if persist else None,
     )
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.change import (
-    own_program,
     plan_or_apply,
     print_outcome,
     update_initramfs_option,
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.program import program_for_units
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.model.intent import ForgetPersisted, ImportDriverctl
@@ -157,7 +157,10 @@ def take_over(session: Session, *, update_initramfs: bool) -> None:
       vfiomgr persist import --dry-run
       vfiomgr persist import
     """
-    _carry_out(session, ImportDriverctl(update_initramfs=update_initramfs, program=own_program()))
+    _carry_out(
+        session,
+        ImportDriverctl(update_initramfs=update_initramfs, program=program_for_units(session)),
+    )
 
 
 @persist.command("watch")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.change import options_of, own_program, plan_or_apply, print_outcome
+from vfiomgr.cli.change import options_of, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.program import own_program
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.vgpu_names import name_of, uuid_of
 from vfiomgr.errors import InvalidDocument, UsageError
@@ -91,13 +92,14 @@ def define(
         raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
     read = None if jsonfile is None else _configuration(jsonfile)
     name = _name_to_define(session, parent, uuid)
+    starts = read.autostart if read else autostart
     intent = DefineVgpu(
         name,
         parent=None if name == parent else parent,
         type=read.type_id if read else type_name,
         attributes=read.attributes if read else tuple(map(_attribute, attributes)) or None,
-        autostart=read.autostart if read else autostart,
-        program=own_program(),
+        autostart=starts,
+        program=own_program() if starts else None,
     )
     outcome = plan_or_apply(session, intent)
     if outcome is not None:

@@ -24,6 +24,10 @@ _PROGRAM_DEADLINE = 15.0
 """Seconds; nvidia-smi wakes every GPU first."""
 _DEATH_DEADLINE = 0.5
 """Seconds for a killed program to end: in the hands of a driver it may never do."""
+PROGRAM_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin"
+)
+"""Where programs are looked for, whatever the caller's PATH; the last one is NixOS's."""
 _PERMISSIONS = 0o7777
 _SAID = 1000
 """Characters that an error quotes of what a program said at last."""
@@ -327,6 +331,7 @@ class HostTree:
             process = subprocess.Popen(
                 command,
                 cwd="/",
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -399,6 +404,7 @@ class HostTree:
                     stderr=subprocess.STDOUT,
                     check=False,
                     timeout=limit,
+                    env=_environment(),
                 ).returncode
             except subprocess.TimeoutExpired:
                 message = f"{shown} has not ended within {limit:g} seconds, and was ended"
@@ -424,7 +430,12 @@ class HostTree:
         remedy = f"see dmesg, and whether the package of this kernel's modules holds {name}"
         try:
             result = subprocess.run(
-                ["modprobe", "--", name], capture_output=True, text=True, check=False, timeout=60
+                ["modprobe", "--", name],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+                env=_environment(),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             message = f"modprobe {name} did not work: {error}"
@@ -432,6 +443,11 @@ class HostTree:
         if result.returncode:
             message = f"the kernel module {name} cannot be loaded: {result.stderr.strip()}"
             raise HostError(message, remedy)
+
+
+def _environment() -> dict[str, str]:
+    """What a program is given: nothing of the caller's, as a service."""
+    return {"PATH": PROGRAM_PATH, "LC_ALL": "C"}
 
 
 def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vfiomgr.errors import Refusal
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.service import UNITS, require_plain
+from vfiomgr.model.service import SANDBOX, UNITS, require_plain
 
 DIRECTORY = HostPath("/etc/vfiomgr")
 FILE = DIRECTORY / "layout.yaml"
@@ -128,7 +128,7 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStartPre=-udevadm settle --timeout={_SETTLE}
 ExecStart={require_plain(program)} {boot_command(name, allow)}
-"""
+{SANDBOX}"""
 
 
 def render_watch(program: str, name: str, allow: tuple[str, ...] = ()) -> str:
@@ -149,7 +149,7 @@ After={BOOT.name}
 ExecStart={require_plain(program)} {command}
 Restart=on-failure
 RestartSec=10
-"""
+{SANDBOX}"""
 
 
 def render_wanted(*, with_watch: bool) -> str:

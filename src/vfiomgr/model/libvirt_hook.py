@@ -35,7 +35,8 @@ def render_script(program: str) -> str:
         Refusal: a path that would have to be quoted.
 
     """
-    plain = require_plain(program)
+    words = require_plain(program)
+    plain = words.partition(" ")[0]
     return f"""\
 #!/bin/sh
 # vfiomgr: removed by `vfiomgr libvirt hook uninstall`. It does nothing for a guest but for those
@@ -48,7 +49,7 @@ if [ ! -x {plain} ]; then
     echo "vfiomgr: {plain} is gone, so devices of guests are not bound" >&2
     exit 0
 fi
-exec {plain} libvirt hook run -- "$@"
+exec {words} libvirt hook run -- "$@"
 """
 
 

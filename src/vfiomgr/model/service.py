@@ -11,7 +11,37 @@ UNITS = HostPath("/etc/systemd/system")
 UNIT = UNITS / "vfiomgr-persist.service"
 SWEPT = RUNTIME / "persist-swept"
 """Tells the service that it has looked at all functions in this boot."""
-_PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+")
+_PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+( -I -m vfiomgr)?")
+_CAPABILITIES = (
+    "CAP_SYS_ADMIN CAP_SYS_MODULE CAP_SYS_PTRACE CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH "
+    "CAP_CHOWN CAP_FOWNER CAP_MKNOD"
+)
+SANDBOX = f"""\
+NoNewPrivileges=yes
+CapabilityBoundingSet={_CAPABILITIES}
+ProtectSystem=strict
+StateDirectory=vfiomgr
+ReadWritePaths=/run -/etc/cdi -/etc/vfiomgr -/etc/mdevctl.d
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectControlGroups=yes
+ProtectKernelLogs=yes
+ProtectHostname=yes
+RestrictAddressFamilies=AF_UNIX AF_NETLINK
+IPAddressDeny=any
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @module
+SystemCallErrorNumber=EPERM
+"""
+"""What a service of vfiomgr may do (systemd.exec(5)): docs/decisions/0014-programs-and-services.md.
+
+Not protected is what its work is about: /sys, kernel modules, device nodes, other processes (who
+holds a device), the host's own network namespace (events of udev, routes)."""
 
 
 def render_unit(program: str) -> str:
@@ -31,11 +61,11 @@ After=local-fs.target
 ExecStart={require_plain(program)} persist watch
 Restart=on-failure
 SuccessExitStatus=130
-"""
+{SANDBOX}"""
 
 
 def require_plain(program: str) -> str:
-    """A path that a unit can hold as it is.
+    """The words that run vfiomgr, as a unit and a shell can hold them: a path, or an interpreter's.
 
     Raises:
         Refusal: it would have to be quoted.

@@ -8,7 +8,7 @@ on another parent since stays stopped.
 from __future__ import annotations
 
 from vfiomgr.model.persistence import RULES
-from vfiomgr.model.service import UNITS, require_plain
+from vfiomgr.model.service import SANDBOX, UNITS, require_plain
 
 SERVICE = UNITS / "vfiomgr-vgpu.service"
 INSTANCE = UNITS / "vfiomgr-vgpu@.service"
@@ -41,7 +41,7 @@ Before={_BEFORE}
 [Service]
 Type=oneshot
 ExecStart={require_plain(program)} vgpu restore --boot
-"""
+{SANDBOX}"""
 
 
 def render_instance(program: str) -> str:
@@ -59,7 +59,7 @@ After={_AFTER}
 [Service]
 Type=oneshot
 ExecStart={require_plain(program)} vgpu restore --boot --parent %i
-"""
+{SANDBOX}"""
 
 
 def render_wanted() -> str:

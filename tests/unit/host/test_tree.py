@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.host_files import tree_of
-from vfiomgr.errors import HostError, WriteFailed
-from vfiomgr.host.tree import HostTree
+from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
+from vfiomgr.host.tree import PROGRAM_PATH, HostTree
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -194,3 +194,26 @@ def test_a_file_system_without_extended_attributes_keeps_nothing_from_being_repl
     monkeypatch.setattr("vfiomgr.host.tree.os.listxattr", lacking)
     HostTree(tmp_path).replace(HostPath("/file"), b"new\n")
     assert (tmp_path / "file").read_text() == "new\n"
+
+
+def test_programs_come_from_a_fixed_path_without_the_callers_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "modprobe"
+    fake.write_text("#!/bin/sh\necho fake\n")
+    fake.chmod(0o755)
+    (tmp_path / "vfiomgr-no-such-program").symlink_to(fake)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LC_ALL", "xx_XX")
+    monkeypatch.setenv("CALLER", "1")
+    tree = HostTree("/")
+    assert tree.run(("vfiomgr-no-such-program",)) is None
+    with pytest.raises(ProgramFailed, match="cannot be run"):
+        tree.call("vfiomgr-no-such-program")
+    with pytest.raises(HostError) as refused:
+        tree.load_module("vfiomgr-no-such-module")
+    assert "fake" not in refused.value.message
+    said = dict(line.split("=", 1) for line in (tree.run(("env",)) or "").splitlines())
+    assert {"PATH": PROGRAM_PATH, "LC_ALL": "C"}.items() <= said.items()
+    assert set(said) <= {"PATH", "LC_ALL", "PWD", "SHLVL", "_"}
+    tree.call("sh", "-c", '[ -z "$CALLER" ] && [ "$LC_ALL" = C ]')
