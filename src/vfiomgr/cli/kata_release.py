@@ -53,7 +53,7 @@ def kata_release(
     found = told or NEWEST
     release = KataRelease(found, runtime or installation.default_runtime(found))
     if told is None:
-        note(f"{_why_unknown(installation)}: this is for {release}; --kata-version tells another")
+        note(f"{_why_unknown(installation)}; assuming {release} (set --kata-version)")
     return release
 
 
@@ -63,4 +63,4 @@ def _why_unknown(installation: KataInstallation) -> str:
         return f"{installation.version_source} cannot be read as a version"
     if installation.shims:
         return f"{installation.shims[0].path} is there, and nothing tells its version"
-    return "no Kata was found here"
+    return "Kata not found"

@@ -67,14 +67,14 @@ def attach(
 
     \b
     Examples:
-      vfiomgr libvirt attach win 0000:41:00.4            a virtual function
-      vfiomgr libvirt attach win 0000:04:00.0 --config   a GPU with its audio, at the next start
+      vfiomgr libvirt attach win 0000:41:00.4            # a virtual function
+      vfiomgr libvirt attach win 0000:04:00.0 --config   # a GPU with its audio, at the next start
       vfiomgr libvirt attach win f715f63c-0d00-4007-9c5a-b07b0c6c05de --live
-      vfiomgr libvirt attach win 0000:04:00.0 --only --live    one of its functions, now
-      vfiomgr libvirt attach win 0000:09:00.0 --managed  libvirt binds it, if no guard speaks
+      vfiomgr libvirt attach win 0000:04:00.0 --only --live    # one of its functions, now
+      vfiomgr libvirt attach win 0000:09:00.0 --managed  # libvirt binds it, if no guard speaks
       vfiomgr libvirt attach win 41:00.4 --config --allow claimed
       vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
-      vfiomgr libvirt attach win 41:00.4 --dry-run       the XML and the calls
+      vfiomgr libvirt attach win 41:00.4 --dry-run       # the XML and the calls
     """
     from vfiomgr.planner.attachment import (  # noqa: PLC0415 - not for help
         AttachWish,

@@ -27,7 +27,7 @@ def define(session: Session, *, file: str, uri: str) -> None:
     \b
     Examples:
       vfiomgr libvirt define guest.xml
-      vfiomgr libvirt define guest.xml --dry-run     whether there is one already
+      vfiomgr libvirt define guest.xml --dry-run     # whether there is one already
       vfiomgr libvirt domain … | vfiomgr libvirt define -
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """

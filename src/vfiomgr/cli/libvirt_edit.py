@@ -101,9 +101,9 @@ def edit(
     \b
     Examples:
       vfiomgr libvirt edit guest.xml --add 0000:04:00.0
-      vfiomgr libvirt edit guest.xml --add 0000:04:00.0 --dry-run    show the difference
+      vfiomgr libvirt edit guest.xml --add 0000:04:00.0 --dry-run    # show the difference
       vfiomgr libvirt edit guest.xml --remove 0000:04:00.0 --output new.xml
-      vfiomgr libvirt edit guest --add 0000:04:00.0                  the definition of a domain
+      vfiomgr libvirt edit guest --add 0000:04:00.0                  # the definition of a domain
       vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
       vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
       vfiomgr libvirt edit guest.xml --add UUID --display --ramfb

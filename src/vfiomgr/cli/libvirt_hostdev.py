@@ -124,7 +124,7 @@ def hostdev(
       vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
       vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
       vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --only
-      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      of the group of another one
+      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # of the group of another one
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """

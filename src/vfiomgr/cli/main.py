@@ -68,11 +68,11 @@ def cli() -> None:
 
     \b
     Examples:
-      vfiomgr list                      GPUs and accelerators of this host
-      vfiomgr bind 0000:04:00.0         hand a GPU, whole, to guests
-      vfiomgr bind 04:00.0 --dry-run    show what that would do
-      vfiomgr libvirt hostdev 04:00.0   the XML for a domain
-      vfiomgr unbind 0000:04:00.0       give it back to the driver it had
+      vfiomgr list                      # GPUs and accelerators of this host
+      vfiomgr bind 0000:04:00.0         # hand a GPU, whole, to guests
+      vfiomgr bind 04:00.0 --dry-run    # show what that would do
+      vfiomgr libvirt hostdev 04:00.0   # the XML for a domain
+      vfiomgr unbind 0000:04:00.0       # give it back to the driver it had
 
     Exit status: 0 done or already so, 1 failed and rolled back (check: something blocks), 2 usage,
     3 assert found a difference, 4 refused by a guard, 5 failed and the roll-back is incomplete, 65

@@ -76,7 +76,7 @@ def inject(
     \b
     Examples:
       vfiomgr oci inject /run/bundle 0000:04:00.0
-      vfiomgr oci inject /run/bundle 04:00.0 --dry-run             show the difference
+      vfiomgr oci inject /run/bundle 04:00.0 --dry-run             # show the difference
       vfiomgr oci inject /run/bundle 04:00.0 --runtime kata --cdi nvidia.com/pgpu=23
       vfiomgr oci inject config.json 04:00.0 --node cdev --only --format json
       vfiomgr oci inject /run/bundle f715f63c-0d00-4007-9c5a-b07b0c6c05de --runtime runc

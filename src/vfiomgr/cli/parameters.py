@@ -26,7 +26,7 @@ def mebibytes(option: str, text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if not found or not int(found[1]):
         message = f"{option} {text} is no size"
-        raise UsageError(message, "write it like 6G or 6144M (MiB without a unit)")
+        raise UsageError(message, f"write a number with a unit, e.g. {option} 6G or {option} 6144M")
     return int(found[1]) * (_GIB if found[3] else 1)
 
 
@@ -42,7 +42,8 @@ def guest_mebibytes(option: str, text: str) -> int:
         message = (
             f"{option} {text} is {found} MiB: no guest of Kata has less than {LEAST_GUEST_MIB}"
         )
-        raise UsageError(message, "write a unit, as in 16G: without one it is MiB")
+        remedy = f"write a number with a unit, e.g. {option} 6G or {option} 6144M"
+        raise UsageError(message, f"{remedy} (a bare number is MiB)")
     return found
 
 

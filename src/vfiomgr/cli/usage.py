@@ -18,6 +18,7 @@ _OF_OPTIONS = (click.BadParameter, click.BadOptionUsage, click.NoSuchOption)
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 _WIDE_GAP = re.compile(r"\s{2,}")
 """What stands between an example and its explanation."""
+_CONTINUED = re.compile(r"\s*\\\n\s*")
 _SAMPLES = {
     "--format": "json",
     "--root": "/srv/recorded-host",
@@ -149,9 +150,9 @@ def _example(context: click.Context, parameter: click.Parameter | None) -> str:
 
 
 def _examples(command: click.Command) -> Iterator[str]:
-    """The lines below `Examples:` of its help, without what they are for."""
+    """The commands below `Examples:` of its help, each in one line, without what they are for."""
     _, _, text = (command.help or "").partition("Examples:\n")
-    for line in text.splitlines():
+    for line in _CONTINUED.sub(" ", text).splitlines():
         if not line.strip():
             return
         yield _WIDE_GAP.split(line.strip())[0]

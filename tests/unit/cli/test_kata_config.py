@@ -92,7 +92,7 @@ def test_the_installed_kata_is_found_with_its_runtime_and_configuration(
     directory = install(kernel)
     answer = run("kata", "config", "02:00.0")
     assert "create_container_timeout" in document(answer)["agent"]["kata"], "runtime-rs since 4.0"
-    assert "no Kata was found" not in answer.stderr
+    assert "Kata not found" not in answer.stderr
     body = json.loads(
         run("kata", "config", "02:00.0", "--runtime", "go", "--format", "json").stdout
     )
@@ -103,7 +103,8 @@ def test_the_installed_kata_is_found_with_its_runtime_and_configuration(
 
 def test_what_is_not_installed_is_the_newest_and_that_is_said(run: Run) -> None:
     answer = run("kata", "config")
-    assert answer.stderr.startswith("no Kata was found here: this is for Kata 4.1.0 (runtime-rs)")
+    first, *_ = answer.stderr.splitlines()
+    assert first == "Kata not found; assuming Kata 4.1.0 (runtime-rs) (set --kata-version)"
     assert run("kata", "config", "--kata-version", "x").status == 2
 
 
@@ -268,7 +269,7 @@ def test_a_snapshot_tells_nothing_of_kata_and_serves_all_the_same(
     file.write_text(run("snapshot").stdout)
     answer = run("--snapshot", str(file), "kata", "config", "02:00.0")
     assert document(answer)["hypervisor"]["qemu"]["pcie_root_port"] == 2
-    assert "no Kata was found" in answer.stderr
+    assert "Kata not found" in answer.stderr
 
 
 def test_files_of_kata_are_named_from_the_root_on(run: Run) -> None:
@@ -352,7 +353,7 @@ def test_a_snapshot_has_no_file_to_write(run: Run, tmp_path: Path) -> None:
 def test_a_version_that_cannot_be_read_is_told(run: Run, kernel: FakeKernel) -> None:
     install(kernel, version="junk")
     told = run("kata", "config").stderr
-    assert "/opt/kata/VERSION cannot be read as a version: this is for Kata 4.1.0" in told
+    assert "/opt/kata/VERSION cannot be read as a version; assuming Kata 4.1.0" in told
     (Path(kernel.root) / "opt/kata/VERSION").unlink()
     assert "containerd-shim-kata-v2 is there, and nothing" in run("kata", "config").stderr
 
@@ -483,7 +484,12 @@ def test_a_guest_of_a_few_mebibytes_is_a_forgotten_unit(run: Run, memory: str) -
         refused = run("kata", *line)
         assert refused.status == 2
         assert "MiB: no guest of Kata has less than 256" in refused.stderr
-        assert "write a unit, as in 16G" in refused.stderr
+        wrong = run("kata", *line[:-1], "lots")
+        remedy = f"remedy: write a number with a unit, e.g. {line[1]} 6G or {line[1]} 6144M"
+        assert remedy in refused.stderr
+        assert remedy in wrong.stderr
+        for size in ("6G", "6144M"):
+            assert run("kata", *line[:-1], size).status == 0
     assert run("kata", "config", "--memory", "256M").status == 0
 
 

@@ -169,3 +169,13 @@ def test_options_that_contradict_each_other_are_refused(
     first, second = answer.stderr.splitlines()
     assert words in first
     assert second.startswith("  remedy: pass ")
+
+
+def test_an_example_of_several_lines_is_suggested_in_one(run: Run) -> None:
+    answer = run("libvirt", "domain", "x", "--os", "dos")
+    assert "e.g. vfiomgr libvirt domain w11 --os windows" in answer.stderr
+    assert "--device 04:00.0; vfiomgr libvirt domain --help" in answer.stderr
+    for context in commands(click.Context(cli, info_name="vfiomgr")):
+        for option in context.command.params:
+            mistake = click.BadParameter("no", ctx=context, param=option)
+            assert "\\" not in explained(mistake, cli, ()).hint, context.command_path
