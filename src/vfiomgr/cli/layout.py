@@ -66,7 +66,7 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
     \b
     Examples:
       vfiomgr layout validate gpu-node.yaml
-      vfiomgr layout validate hosts/*.yaml --format json
+      vfiomgr layout validate host.yaml fleet.yaml --format json
       vfiomgr export | vfiomgr layout validate -
     """
     session: Session = context.obj

@@ -28,7 +28,7 @@ def define(session: Session, *, file: str, uri: str) -> None:
     Examples:
       vfiomgr libvirt define guest.xml
       vfiomgr libvirt define guest.xml --dry-run     # whether there is one already
-      vfiomgr libvirt domain … | vfiomgr libvirt define -
+      virsh dumpxml guest | vfiomgr libvirt define -
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """
     xml, source = read_xml(file), source_of(file)

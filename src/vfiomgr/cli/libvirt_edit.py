@@ -106,7 +106,8 @@ def edit(
       vfiomgr libvirt edit guest --add 0000:04:00.0                  # the definition of a domain
       vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
       vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
-      vfiomgr libvirt edit guest.xml --add UUID --display --ramfb
+      vfiomgr libvirt edit guest.xml --display --ramfb \\
+        --add f715f63c-0d00-4007-9c5a-b07b0c6c05de
       vfiomgr libvirt edit guest.xml --add 05:00.0 --managed --unassigned
       vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --iommufd \\
         --libvirt-version 12.1
