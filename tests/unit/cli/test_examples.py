@@ -49,6 +49,7 @@ _ABSENT = re.compile(
     r"error: (cannot read |there is no |libvirt (has|knows) no |'/\S*' holds no host"
     r"|'/\S*' is no directory|no CDI specification of this host has "
     r"|\S+ \(Device \S+\) makes no vGPUs now"
+    r"|\S+ is none of the boards that share an ID"
     r"|\S+ has no vGPU type called|/etc/passwd cannot be read|--jsonfile \S+: No such file)"
 )
 """The made host lacks what the example is about: its words are understood."""
