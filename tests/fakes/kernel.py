@@ -125,7 +125,7 @@ class FakeKernel(Hardware):
     def locate(self, path: HostPath) -> str:
         """As the real tree, but links are remembered only until one changes, by any process."""
         if self.stuck.really or self._generation != self.sysfs.generation:
-            self._directories.clear()
+            self._inside.forget()
             self._generation = self.sysfs.generation
         return super().locate(path)
 

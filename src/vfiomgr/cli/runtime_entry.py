@@ -11,7 +11,6 @@ from vfiomgr import api
 from vfiomgr.cli.change import options_of, plan_body, print_outcome
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.host.kata import followed
 from vfiomgr.model.runtime import PROGRAMS, RECORD
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def require_program(session: Session, path: HostPath, remedy: str) -> None:
 
     """
     require_file(session, path, remedy)
-    found = followed(session.files, path)
+    found = session.files.resolve(path)
     status = None if found is None else session.files.status(found)
     if status is not None and not status.st_mode & _EXECUTABLE:
         message = f"{path} is not executable"
@@ -98,7 +97,7 @@ def require_file(session: Session, path: HostPath, remedy: str) -> None:
         Refusal: it is none, or not there.
 
     """
-    found = followed(session.files, path)
+    found = session.files.resolve(path)
     status = None if found is None else session.files.status(found)
     if status is None:
         message = f"there is no {path}"

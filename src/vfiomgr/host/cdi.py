@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import HostError
 from vfiomgr.model.cdi import DYNAMIC, OLD_DYNAMIC, STATIC, CdiFile
 
 if TYPE_CHECKING:
@@ -41,12 +42,10 @@ def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath
 
 
 def _read(tree: HostTree, path: HostPath) -> CdiFile:
-    place: HostPath | None = path
-    if tree.link(path) is not None:
-        from vfiomgr.host.kata import followed  # noqa: PLC0415 - links are few
-
-        place = followed(tree, path)
-    data = None if place is None else tree.read_whole(place)
+    try:
+        data = tree.read_whole(path)
+    except HostError as error:
+        return CdiFile(path, None, error.message)
     if data is None:
         return CdiFile(path, None, "it cannot be opened")
     try:

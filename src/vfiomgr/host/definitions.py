@@ -7,7 +7,6 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError
 from vfiomgr.host.text import exists, settings_of, text_of
 from vfiomgr.model import gpu_definition, path, vgpu_service
 from vfiomgr.model.definition import DIRECTORY, PARAMETERS
@@ -55,10 +54,7 @@ def _definition_files(tree: HostTree) -> Iterator[HostPath]:
 
 def _is_file(tree: HostTree, place: HostPath) -> bool:
     """Whether it is a file, or a link that should lead to one."""
-    try:
-        real = tree.resolve(place)
-    except HostError:
-        return True  # it leads out of a recording, and cannot be read
+    real = tree.resolve(place)
     status = None if real is None else tree.status(real)
     return status is None or stat.S_ISREG(status.st_mode)
 

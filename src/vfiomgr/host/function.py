@@ -25,7 +25,9 @@ _MODALIAS = re.compile(
     r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
 )
 """All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
-_RESOURCE = re.compile(r"(0x[0-9a-f]+) (0x[0-9a-f]+) (0x[0-9a-f]+)")
+_RESOURCE = re.compile(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
+_NO_FLAGS = " 0x0000000000000000"
+"""At the end of the line of a BAR that is not there, as most are."""
 _INTEGER = re.compile(r"-?[0-9]+")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
@@ -214,7 +216,7 @@ def _bars(resource: str | None) -> tuple[Bar, ...]:
     """The six BARs of `resource`: start, end and flags, one line each."""
     bars: list[Bar] = []
     for index, line in enumerate((resource or "").splitlines()[:_BARS]):
-        match = _RESOURCE.fullmatch(line)
+        match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
         if match is None:
             continue
         start, end, flags = (int(field, 16) for field in match.groups())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, UsageError
+from vfiomgr.errors import UsageError
 from vfiomgr.model.kata import KATA_DIRECTORIES, search_path
 from vfiomgr.model.kata_installation import KataConfigurationFile, KataInstallation, Shim
 from vfiomgr.model.path import HostPath
@@ -45,13 +45,13 @@ def read_installation(tree: HostTree) -> KataInstallation:
 def runtime_at(tree: HostTree, path: HostPath) -> RuntimeName | None:
     """Whose shim is at a place, by where its links lead; None for one that nobody knows."""
     known = {place: name for name, place in SHIMS}
-    place = followed(tree, path)
+    place = tree.resolve(path)
     return (known.get(place) if place is not None else None) or known.get(path)
 
 
 def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile | None:
     """A configuration with what lies in its config.d; None where there is none to read."""
-    resolved = followed(tree, path)
+    resolved = tree.resolve(path)
     text = tree.read_text(resolved, _MOST) if resolved is not None else None
     if resolved is None or text is None:
         return None
@@ -64,7 +64,7 @@ def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile 
         resolved=resolved,
         text=text,
         drop_ins=tuple(TextFile(name, content) for name, content in found if content is not None),
-        neighbours=tuple(other for other in beside if followed(tree, other) != resolved),
+        neighbours=tuple(other for other in beside if tree.resolve(other) != resolved),
     )
 
 
@@ -105,31 +105,5 @@ def _parsed(text: str | None) -> Version | None:
 
 
 def _read(tree: HostTree, path: HostPath) -> str | None:
-    place = followed(tree, path)
+    place = tree.resolve(path)
     return None if place is None else tree.read_text(place, _MOST)
-
-
-def followed(tree: HostTree, path: HostPath) -> HostPath | None:
-    """The path without links, which lead on within the tree also where they are absolute."""
-    left = path.strip("/").split("/")[::-1]
-    place, links = HostPath(""), 0
-    while left:
-        name = left.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            place = place.parent if "/" in place else place
-            continue
-        try:
-            target = tree.link(place / name)
-        except HostError:
-            return None
-        if target is None:
-            place = place / name
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            return None
-        place = HostPath("") if target.startswith("/") else place
-        left += target.strip("/").split("/")[::-1]
-    return place if tree.exists(place) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.host.kata import followed
 from vfiomgr.model.kata_image import GuestFile, file_system_of
 from vfiomgr.model.path import HostPath
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:
     """What is there of a file; of an image also its file system."""
-    resolved = followed(tree, HostPath(path)) if path.startswith("/") else None
+    resolved = tree.resolve(HostPath(path)) if path.startswith("/") else None
     status = None if resolved is None else tree.status(resolved)
     if resolved is None or status is None:
         return GuestFile(key, path, None)

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.host.kata import followed, runtime_at
+from vfiomgr.host.kata import runtime_at
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str
 
 def has_program(tree: HostTree, program: str) -> bool:
     """Whether a program is there: where its path says, or where containerd would find its name."""
-    return any(followed(tree, path) is not None for path in _places(program))
+    return any(tree.resolve(path) is not None for path in _places(program))
 
 
 def runtime_of(tree: HostTree, program: str) -> RuntimeName | None:

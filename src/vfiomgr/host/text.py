@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -19,10 +18,7 @@ _ACCOUNT_FIELDS = 3
 
 def text_of(tree: HostTree, place: str) -> str | None:
     """The start of a text file; None where it cannot be read."""
-    try:
-        return tree.read_text(HostPath(place), _LIMIT)
-    except HostError:
-        return None  # a link leads out of a recording
+    return tree.read_text(HostPath(place), _LIMIT)
 
 
 def configuration_files(tree: HostTree, directories: Iterable[str]) -> list[str]:
@@ -32,17 +28,10 @@ def configuration_files(tree: HostTree, directories: Iterable[str]) -> list[str]
     """
     found: dict[str, str] = {}
     for directory in directories:
-        for name in _children(tree, directory):
+        for name in tree.children(HostPath(directory)):
             if name.endswith(".conf"):
                 found.setdefault(name, f"{directory}/{name}")
     return [found[name] for name in sorted(found)]
-
-
-def _children(tree: HostTree, directory: str) -> list[str]:
-    try:
-        return tree.children(HostPath(directory))
-    except HostError:
-        return []
 
 
 def settings_of(tree: HostTree, place: str) -> Iterator[str]:
@@ -56,10 +45,7 @@ def settings_of(tree: HostTree, place: str) -> Iterator[str]:
 
 def exists(tree: HostTree, place: str) -> bool:
     """Whether there is such a file, as far as can be seen."""
-    try:
-        return tree.exists(HostPath(place))
-    except HostError:
-        return False
+    return tree.exists(HostPath(place))
 
 
 def account_names(tree: HostTree) -> tuple[dict[int, str], dict[int, str]]:

@@ -6,10 +6,11 @@ import os
 import stat
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from errno import ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
+from errno import EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
+from vfiomgr.host.inside import Inside
 from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.path import HostPath
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
-_MOST_LINKS = 8
-"""Links one behind another that are followed step by step; sysfs has one."""
+_MOST_BYTES = 64 << 20
+"""No file that is read as a whole has as many; pci.ids and dpkg's status have a few."""
 _PROGRAM_DEADLINE = 15.0
 """Seconds; nvidia-smi wakes every GPU first."""
 _DEATH_DEADLINE = 0.5
@@ -51,8 +52,8 @@ class HostTree:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
-        self._directories: dict[str, str] = {}
-        self._reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        self._inside = Inside(self._prefix)
+        self._reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         if self._prefix:
             self._reading |= os.O_NOFOLLOW
 
@@ -77,54 +78,48 @@ class HostTree:
         return self.is_live
 
     def locate(self, path: HostPath) -> str:
-        """The path on this machine.
+        """The path on this machine; the last name in it may be a link.
 
-        In another root than `/`, links in the directory part are followed only within the root.
+        In another root than `/`, links in the directory part are followed within the root.
 
         Raises:
-            HostError: a link leads out of the root.
+            OSError: the links go round in a circle, or lead through what is no directory.
 
         """
         if not self._prefix:
             return path
         directory, _, name = path.rpartition("/")
-        return f"{self._directory(directory, _MOST_LINKS)}/{name}"
+        return f"{self._prefix}{self._inside.directory(directory)}/{name}"
 
-    def _directory(self, path: str, links: int) -> str:
-        """Where a directory really lies, remembered until something is written."""
-        real = self._directories.get(path)
-        if real is None:
-            real = self._directories[path] = self._follow(path, links)
-        return real
+    def _real(self, path: HostPath) -> str:
+        """The path on this machine without any link."""
+        if not self._prefix:
+            return os.path.realpath(path)
+        return self._prefix + self._inside.real(path)
 
-    def _follow(self, path: str, links: int) -> str:
-        """Where a path really lies; a link is followed from its own directory, which is known."""
-        directory, _, name = path.rpartition("/")
-        if name in ("", ".", "..") or not links:
-            return self._within_root(path)
-        parent = self._directory(directory, links)
-        try:
-            target = os.readlink(f"{parent}/{name}")
-        except OSError:
-            return f"{parent}/{name}"
-        while target.startswith("../") and parent != self.root:
-            parent, target = os.path.dirname(parent), target[3:]
-        if target.startswith("/") or ".." in target.split("/"):
-            return self._within_root(path)
-        return self._follow(f"{parent[len(self._prefix) :]}/{target}", links - 1)
+    def _open(self, path: HostPath) -> int:
+        """Open a file to read it; in a foreign tree a regular one alone.
 
-    def _within_root(self, path: str) -> str:
-        real = os.path.realpath(self._prefix + path)
-        if self._prefix and real != self.root and not real.startswith(self._prefix + "/"):
-            message = f"{path} leads out of {self.root}"
-            raise HostError(message, "the tree holds a link that points outside of it")
-        return real
+        Opening a device can start it, and a FIFO would keep the reader waiting.
+
+        Raises:
+            OSError: there is none, or it is closed to this user.
+
+        """
+        place = self.locate(path)
+        if self._prefix:
+            mode = os.lstat(place).st_mode
+            if stat.S_ISLNK(mode):
+                place = self._real(path)
+                mode = os.lstat(place).st_mode
+            _require_regular(mode, path)
+        return os.open(place, self._reading)
 
     def read_bytes(self, path: HostPath, limit: int = _READ_LIMIT) -> bytes | None:
         """The first bytes of a file."""
         try:
-            descriptor = os.open(self.locate(path), self._reading)
-        except OSError:
+            descriptor = self._open(path)
+        except (OSError, ValueError):  # a name that no file can have
             return None
         try:
             return os.read(descriptor, limit)
@@ -139,19 +134,31 @@ class HostTree:
         return None if data is None else data.decode(errors="replace").rstrip("\n")
 
     def read_whole(self, path: HostPath) -> bytes | None:
-        """All bytes of a file of any length."""
+        """All bytes of a regular file.
+
+        Raises:
+            HostError: it has more than any file that vfiomgr reads should have.
+
+        """
         try:
-            descriptor = os.open(self.locate(path), self._reading)
-            with open(descriptor, "rb", buffering=0) as file:
-                return file.readall()
-        except OSError:
+            with open(self._open(path), "rb") as file:
+                status = os.fstat(file.fileno())
+                _require_regular(status.st_mode, path)
+                # What the kernel makes as it is read has no size, e.g. /proc/PID/maps.
+                limit = _MOST_BYTES + 1 if self._prefix or status.st_size else -1
+                data = file.read(limit)
+        except (OSError, ValueError):
             return None
+        if limit > 0 and len(data) == limit:
+            message = f"cannot read {path}: it is larger than {_MOST_BYTES >> 20} MiB"
+            raise HostError(message, "check whether it is the right file, and replace or remove it")
+        return data
 
     def read_part(self, path: HostPath, start: int, length: int) -> bytes:
         """Some bytes of a file from a place on; fewer, or none, where it ends or is closed."""
         try:
-            descriptor = os.open(self.locate(path), self._reading)
-        except OSError:
+            descriptor = self._open(path)
+        except (OSError, ValueError):
             return b""
         try:
             return os.pread(descriptor, length, start)
@@ -161,19 +168,26 @@ class HostTree:
             os.close(descriptor)
 
     def read_text(self, path: HostPath, limit: int = -1) -> str | None:
-        """The text of a file of any length, or its first `limit` characters; ends of lines kept."""
+        """The text of a file, or its first `limit` characters; ends of lines are kept.
+
+        Raises:
+            HostError: without a limit, it has more than any file that vfiomgr reads should have.
+
+        """
+        if limit < 0:
+            data = self.read_whole(path)
+            return None if data is None else data.decode(errors="replace")
         try:
-            descriptor = os.open(self.locate(path), self._reading)
-            with open(descriptor, encoding="utf-8", errors="replace", newline="") as file:
+            with open(self._open(path), encoding="utf-8", errors="replace", newline="") as file:
                 return file.read(limit)
-        except OSError:
+        except (OSError, ValueError):
             return None
 
     def link(self, path: HostPath) -> str | None:
         """Where a symbolic link points, as written."""
         try:
             return os.readlink(self.locate(path))
-        except OSError:
+        except (OSError, ValueError):
             return None
 
     def link_name(self, path: HostPath) -> str | None:
@@ -183,21 +197,24 @@ class HostTree:
 
     def resolve(self, path: HostPath) -> HostPath | None:
         """The path with every link followed, as a path of this host."""
-        real = self._follow(path, _MOST_LINKS) if self._prefix else os.path.realpath(path)
+        try:
+            real = self._real(path)
+        except (OSError, ValueError):
+            return None
         return HostPath(real[len(self._prefix) :]) if os.path.exists(real) else None
 
     def status(self, path: HostPath) -> os.stat_result | None:
         """Owner, mode and kind of a file; of a link, its own."""
         try:
             return os.lstat(self.locate(path))
-        except OSError:
+        except (OSError, ValueError):
             return None
 
     def children(self, path: HostPath) -> list[str]:
         """The names in a directory, sorted; empty where it is absent or closed to this user."""
         try:
             return sorted(os.listdir(self.locate(path / "")))
-        except OSError:
+        except (OSError, ValueError):
             return []
 
     def why_unlisted(self, path: HostPath) -> str | None:
@@ -211,20 +228,20 @@ class HostTree:
     def device_number(self, path: HostPath) -> tuple[int, int] | None:
         """Major and minor number of a device node."""
         try:
-            number = os.stat(self.locate(path)).st_rdev
-        except OSError:
+            number = os.stat(self._real(path)).st_rdev
+        except (OSError, ValueError):
             return None
         return (os.major(number), os.minor(number)) if number else None
 
     def exists(self, path: HostPath) -> bool:
         """Whether there is a file, directory or link."""
-        return os.path.lexists(self.locate(path))
+        return self.status(path) is not None
 
     def modified(self, path: HostPath) -> int | None:
         """When a file, or what a directory holds, changed: nanoseconds of the host's clock."""
         try:
-            return os.stat(self.locate(path)).st_mtime_ns
-        except OSError:
+            return os.stat(self._real(path)).st_mtime_ns
+        except (OSError, ValueError):
             return None
 
     def write(self, path: HostPath, text: str) -> None:
@@ -237,9 +254,9 @@ class HostTree:
             WriteFailed: with the errno of the open or of the write.
 
         """
-        self._directories.clear()  # `driver` may link elsewhere by now
+        self._inside.forget()  # `driver` may link elsewhere by now
         try:
-            descriptor = os.open(self.locate(path), os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.locate(path), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 os.write(descriptor, (text or "\n").encode())
             finally:
@@ -292,12 +309,12 @@ class HostTree:
         """Remove a directory; it stays where anything is in it, or it cannot be."""
         with suppress(OSError):
             os.rmdir(self.locate(path))
-        self._directories.clear()
+        self._inside.forget()
 
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
         """Make a directory of vfiomgr's own, with its parents; only root may write in it."""
         missing: list[str] = []
-        directory = self._within_root(path)
+        directory = self._real(path)
         while not os.path.isdir(directory):
             missing.append(directory)
             directory = os.path.dirname(directory)
@@ -305,7 +322,7 @@ class HostTree:
             with suppress(FileExistsError):  # another process was first
                 os.mkdir(directory, mode)
                 os.chmod(directory, mode)
-        self._directories.clear()
+        self._inside.forget()
 
     def run(self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE) -> str | None:
         """What a program of this machine prints; None where it is absent, fails or hangs.
@@ -357,7 +374,7 @@ class HostTree:
         """Owner, group and permission bits of a node; None where it is absent."""
         try:
             found = os.lstat(self.locate(path))
-        except OSError:
+        except (OSError, ValueError):
             return None
         return NodeAccess(found.st_uid, found.st_gid, found.st_mode & _PERMISSIONS)
 
@@ -450,6 +467,11 @@ def _environment() -> dict[str, str]:
     return {"PATH": PROGRAM_PATH, "LC_ALL": "C"}
 
 
+def _require_regular(mode: int, path: HostPath) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(EINVAL, "not a regular file", path)
+
+
 def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:
     """The bare error of a write; whoever knows what the write was for adds cause and remedy."""
     shown = text or "\\n"
@@ -458,10 +480,10 @@ def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:
     )
 
 
-def take_over(target: str, descriptor: int) -> None:
+def take_over(target: str | int, descriptor: int) -> None:
     """Owner and extended attributes (SELinux's label, access lists) of a file that is replaced."""
     try:
-        found = os.lstat(target)
+        found = os.lstat(target) if isinstance(target, str) else os.fstat(target)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(found.st_mode):

@@ -20,10 +20,10 @@ class HostPath(str):
             ValueError: the name would leave the directory.
 
         """
-        if name.startswith("/") or "\0" in name or (".." in name and ".." in name.split("/")):
+        if name[:1] == "/" or "\0" in name or (".." in name and ".." in name.split("/")):
             message = f"{name!r} is not a name below {self}"
             raise ValueError(message)
-        return HostPath(f"{self}/{name}")
+        return HostPath(self + "/" + name)  # the quickest way, and scans make thousands
 
     @property
     def name(self) -> str:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
+import socket
+import stat
 import tempfile
 import time
 from typing import TYPE_CHECKING
@@ -34,41 +37,198 @@ def test_links_are_followed_within_the_root(tmp_path: Path) -> None:
     assert tree.link_name(device) == "0000:04:00.0"
 
 
+_TARGETS = [
+    "x",
+    "y",
+    "../a",
+    "../b",
+    "../a/x",
+    "./z",
+    "../../a/b",
+    "y/..",
+    "/a",
+    "/",
+    "/b/x",
+    "../../../../..",
+    "/../a/../b",
+    "file",
+    "/file/..",
+    "file/.",
+    "//a//b",
+]
+_OPENAT2 = 437
+_RESOLVE_IN_ROOT = 0x10
+
+
+class _How(ctypes.Structure):
+    """What openat2(2) is asked for (struct open_how)."""
+
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+def kernels_answer(root: str, path: str) -> str | None:
+    """Where the kernel goes from a root; None where it finds nothing."""
+    how = _How(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        found = call(_OPENAT2, directory, path.encode(), ctypes.byref(how), ctypes.sizeof(how))
+        if found < 0:
+            assert ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+            return None
+        place = os.readlink(f"/proc/self/fd/{found}")
+        os.close(found)
+        return place.removeprefix(root)
+    finally:
+        os.close(directory)
+
+
 @given(
     links=st.dictionaries(
-        st.sampled_from([f"{a}{b}" for a in ("a/", "b/", "a/b/") for b in "xyz"]),
-        st.sampled_from(["x", "y", "../a", "../b", "../a/x", "./z", "../../a/b", "y/..", "/a", ""]),
+        st.sampled_from([f"{a}{b}" for a in ("", "a/", "b/", "a/b/") for b in "xyz"]),
+        st.sampled_from(_TARGETS),
     ),
     asked=st.sampled_from(["a", "a/x", "b/y", "a/b/z", "a/x/x", "a/b/x/y", "b/z/../x", "a/y/b/x"]),
 )
-def test_any_links_lead_where_the_kernel_would_go(links: dict[str, str], asked: str) -> None:
+def test_any_links_lead_where_the_kernel_goes_in_a_root(links: dict[str, str], asked: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = os.path.realpath(directory)
         os.makedirs(f"{root}/a/b")
         os.mkdir(f"{root}/b")
+        for place in ("", "a/", "b/"):
+            with open(f"{root}/{place}file", "w") as file:
+                file.write(f"/{place}file")
         for name, target in links.items():
-            os.symlink(target or "../b", f"{root}/{name}")
-        real = os.path.realpath(f"{root}/{asked}")
-        try:
-            found = HostTree(root).resolve(HostPath(f"/{asked}"))
-        except HostError:
-            assert not real.startswith(f"{root}/")
-        else:
-            assert found == real[len(root) :] or not os.path.exists(f"{root}/{asked}")
+            os.symlink(target, f"{root}/{name}")
+        tree, expected = HostTree(root), kernels_answer(root, asked)
+        assert tree.resolve(HostPath(f"/{asked}")) == expected
+        is_file = expected is not None and expected.endswith("file")
+        assert tree.read(HostPath(f"/{asked}")) == (expected if is_file else None)
 
 
 @pytest.mark.parametrize("target", ["/", "../../../../../../../.."])
-def test_a_link_out_of_the_root_is_refused(tmp_path: Path, target: str) -> None:
-    tree = tree_of(tmp_path / "root", f"sys/trap -> {target}")
-    with pytest.raises(HostError, match="leads out of"):
-        tree.read(HostPath("/sys/trap/etc/hostname"))
-    with pytest.raises(HostError, match="leads out of"):
-        tree.resolve(HostPath("/sys/trap"))
+def test_a_link_out_of_the_root_leads_to_the_root(tmp_path: Path, target: str) -> None:
+    tree = tree_of(
+        tmp_path / "root",
+        f"""
+        sys/trap -> {target}
+        etc/name: inside
+        """,
+    )
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/name").write_text("outside")
+    assert tree.read(HostPath("/sys/trap/etc/name")) == "inside"
+    assert tree.read(HostPath("/sys/trap/etc/hostname")) is None
+    assert tree.resolve(HostPath("/sys/trap")) == ""
 
 
-def test_an_attribute_that_is_a_link_out_of_the_root_reads_as_absent(tmp_path: Path) -> None:
-    tree = tree_of(tmp_path / "root", "sys/device/vendor -> /etc/hostname")
-    assert tree.read(HostPath("/sys/device/vendor")) is None
+def test_a_file_that_is_an_absolute_link_is_the_trees_own(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path / "root",
+        """
+        etc/os-release -> /usr/lib/os-release
+        usr/lib/os-release: ID=inside
+        etc/passwd -> /etc/shadow-of-the-machine
+        """,
+    )
+    place = HostPath("/etc/os-release")
+    assert tree.read(place) == "ID=inside"
+    assert tree.read_text(place) == "ID=inside\n"
+    assert tree.read_text(place, 2) == "ID"
+    assert tree.read_whole(place) == b"ID=inside\n"
+    assert tree.read_part(place, 3, 2) == b"in"
+    assert tree.modified(place) == tree.modified(HostPath("/usr/lib/os-release"))
+    assert tree.read(HostPath("/etc/passwd")) is None
+
+
+def test_links_that_go_round_in_a_circle_read_as_absent(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        a -> b
+        b -> a
+        c/d -> ../c/d/e
+        """,
+    )
+    for name in ("/a", "/a/file", "/c/d", "/c/d/e/f"):
+        place = HostPath(name)
+        assert tree.read(place) is None
+        assert tree.children(place) == []
+        assert tree.resolve(place) is None
+        assert tree.modified(place) is None
+    assert tree.exists(HostPath("/a"))
+    assert not tree.exists(HostPath("/a/file"))
+
+
+def test_a_path_of_thousands_of_parts_is_no_defect(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, f"deep -> {'x/' * 2000}")
+    assert tree.read(HostPath("/deep/file")) is None
+    assert tree.resolve(HostPath("/" + "x/" * 5000)) is None
+
+
+def read_in_each_way(tree: HostTree, place: HostPath) -> list[object]:
+    readers = (tree.read, tree.read_bytes, tree.read_whole, tree.read_text)
+    found: list[object] = [read(place) for read in readers]
+    return [*found, tree.read_text(place, 10), tree.read_part(place, 0, 10) or None]
+
+
+def test_a_pipe_in_a_foreign_tree_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("pipe", tmp_path / "link")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"trap")
+    tree = HostTree(tmp_path)
+    try:
+        for name in ("/pipe", "/link"):
+            assert read_in_each_way(tree, HostPath(name)) == [None] * 6
+        assert os.read(writer, 4) == b"trap", "it was not read"
+    finally:
+        os.close(writer)
+
+
+def test_nothing_but_regular_files_of_a_foreign_tree_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a device can rewind a tape, or start a watchdog."""
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "socket"))
+    (tmp_path / "directory").mkdir()
+    names = ["/socket", "/directory"]
+    if os.geteuid() == 0:
+        os.mknod(tmp_path / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+        names.append("/device")
+    opened: list[object] = []
+    monkeypatch.setattr("vfiomgr.host.tree.os.open", lambda path, *_: opened.append(path))
+    tree = HostTree(tmp_path)
+    for name in names:
+        assert read_in_each_way(tree, HostPath(name)) == [None] * 6
+    assert opened == []
+
+
+@pytest.mark.parametrize("name", ["/a\0b", "/a\0/b", "/\ud800", "/\ud800/x"])
+def test_a_name_that_no_file_can_have_reads_as_absent(tmp_path: Path, name: str) -> None:
+    for tree in (HostTree(tmp_path), HostTree("/")):
+        place = HostPath(name)
+        assert read_in_each_way(tree, place) == [None] * 6
+        assert tree.children(place) == []
+        assert not tree.exists(place)
+        assert tree.resolve(place) is None
+        assert (tree.status(place), tree.access(place), tree.modified(place)) == (None, None, None)
+        assert (tree.link(place), tree.device_number(place)) == (None, None)
+
+
+def test_a_file_that_is_too_large_is_named(tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate((64 << 20) + 1)
+    tree = HostTree(tmp_path)
+    for read in (tree.read_whole, tree.read_text):
+        with pytest.raises(HostError, match="cannot read /large: it is larger than 64 MiB"):
+            read(HostPath("/large"))
+    assert tree.read_text(HostPath("/large"), 5) == "\0" * 5
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "a\0b"])
