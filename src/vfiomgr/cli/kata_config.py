@@ -18,7 +18,7 @@ from vfiomgr.cli.kata_bases import (
     tell_of_taken_in,
     with_drop_in,
 )
-from vfiomgr.cli.kata_output import make_parent, output_path
+from vfiomgr.cli.kata_output import output_path
 from vfiomgr.cli.kata_release import kata_release, read_installation, release_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.parameters import guest_mebibytes
@@ -339,8 +339,7 @@ def _write(path: str, text: str) -> None:
     """Exchange the file as a whole; its directory is made where there is none."""
     from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - printing needs none
 
-    make_parent(path)
-    rewrite(path, None, text.encode())
+    rewrite(path, None, text.encode(), makes_parents=True)
 
 
 def _difference(before: str, after: str, path: str) -> str:

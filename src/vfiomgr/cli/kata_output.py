@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError, UsageError
+from vfiomgr.errors import UsageError
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def output_path(session: Session, typed: str) -> str:
 
     Raises:
         UsageError: it is no file of that host.
-        HostError: a link leads out of the root.
+        OSError: the links in it go round in a circle.
 
     """
     session.require_live(
@@ -38,20 +38,6 @@ def output_path(session: Session, typed: str) -> str:
             message, f"name it from / on, as that host does; or redirect what is printed: > {typed}"
         )
     return _located(session, whole)
-
-
-def make_parent(path: str) -> None:
-    """The directory of a file that is to be written.
-
-    Raises:
-        HostError: it cannot be made.
-
-    """
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        raise HostError(message, "run as root, or name another file") from error
 
 
 def _located(session: Session, path: str) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.adapters.oci.document import read_document
 from vfiomgr.cli.output import note, print_document, say, say_text
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,22 +27,20 @@ def read_bundle(place: str) -> Document:
     """The configuration of a bundle: of its directory, or the file itself.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, is a link or another user's.
         InvalidDocument: it is no configuration; the message names line and column.
 
     """
+    from vfiomgr.host.rewrite import read_own  # noqa: PLC0415 - not for help
+
     path = os.path.join(place, _NAME) if os.path.isdir(place) else place
     try:
-        # A pipe that nobody writes to would be waited for, and a file is put in the place of what
-        # is named.
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                message = f"cannot read the bundle {path}: it is no regular file"
-                raise UsageError(message, _REMEDY)
-            data = file.read(_MOST_BYTES + 1)
+        data = read_own(path, _MOST_BYTES + 1)
     except OSError as error:
         message = f"cannot read the bundle {path}: {error.strerror}"
         raise UsageError(message, _REMEDY) from None
+    except HostError as error:
+        raise UsageError(error.message, error.hint) from None
     if len(data) > _MOST_BYTES:
         message = (
             f"{path} has more than {_MOST_BYTES >> 20} MiB: it is no container's configuration"
@@ -57,17 +54,13 @@ def read_bundle(place: str) -> Document:
         raise InvalidDocument(message, "have the runtime write it anew") from None
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def conclude(session: Session, edit: Edit, notes: Sequence[str] = ()) -> None:
     """Write what is different, and say what came and went; with --dry-run, show it alone."""
     if not session.dry_run and edit.is_changed:
-        from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - not where nothing changes
+        from vfiomgr.host.rewrite import rewrite_own  # noqa: PLC0415 - not where nothing changes
 
         before, after = edit.before.text.encode(), edit.after.text.encode()
-        rewrite(edit.before.source, before, after)
+        rewrite_own(edit.before.source, before, after)
     if session.format != "table":
         print_document("OciEdit", {**_body(session, edit), "notes": notes}, session.format)
         return

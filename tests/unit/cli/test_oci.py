@@ -230,7 +230,31 @@ def test_a_pipe_is_no_bundle(run: Run, tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "config.json"):
         answer = run("oci", "eject", str(place))
         assert answer.status == 2
-        assert f"{tmp_path}/config.json: it is no regular file" in answer.stderr
+        assert f"{tmp_path}/config.json: not a regular file" in answer.stderr
+
+
+@pytest.mark.parametrize("command", ["inject", "eject"])
+@pytest.mark.parametrize("form", ["symbolic", "hard"])
+def test_a_config_that_is_linked_from_elsewhere_is_not_changed(
+    run: Run, bundle: Path, tmp_path: Path, command: str, form: str
+) -> None:
+    """Whoever has the bundle could lead root to any file of the machine."""
+    run("bind", GPU[0])
+    victim = tmp_path / "victim.json"
+    if command == "eject":
+        run("oci", "inject", str(bundle), GPU[0])
+    text = (bundle / "config.json").read_text()
+    (bundle / "config.json").rename(victim)
+    if form == "hard":
+        (bundle / "config.json").hardlink_to(victim)
+    else:
+        (bundle / "config.json").symlink_to(victim)
+    answer = run("oci", command, str(bundle), *([GPU[0]] if command == "inject" else []))
+    assert answer.status == 2
+    why = "2 names (hard links)" if form == "hard" else f"it is a symbolic link to {victim}"
+    assert f"cannot use {bundle}/config.json: " in answer.stderr
+    assert why in answer.stderr
+    assert victim.read_text() == text
 
 
 def test_what_lifts_a_refusal_of_bind_is_told_as_its_command(
