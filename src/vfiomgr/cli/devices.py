@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table
+from vfiomgr.cli.output import NO_DEVICES, group_cell, note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, session_options
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _row(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
         str(device.address),
         device.name,
         or_dash(device.driver),
-        or_dash(device.iommu_group),
+        group_cell(host, device),
         or_dash(device.numa_node),
         ", ".join(_notes(host, device)),
     )

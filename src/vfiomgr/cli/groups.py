@@ -43,7 +43,7 @@ def groups(session: Session) -> None:
     if session.format != "table":
         body = {
             "iommu": {
-                "is_on": host.iommu.is_on,
+                "is_on": host.iommu.is_on if host.iommu.is_known else None,
                 "finding": off.reason if off else None,
                 "remedy": off.remedy if off else None,
                 "acs_override": pretended,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.session import Format
     from vfiomgr.errors import VfiomgrError
+    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.model.snapshot import HostSnapshot
 
 
 NO_DEVICES = "this host has no PCI devices"
@@ -153,3 +155,8 @@ def _one_line(text: str) -> str:
 def or_dash(value: object) -> str:
     """A cell of a table; a dash for what is not there."""
     return "-" if value is None or value == "" else str(value)
+
+
+def group_cell(host: HostSnapshot, device: PciDevice) -> str:
+    """The IOMMU group of a function as a cell; a recording need not show groups at all."""
+    return or_dash(device.iommu_group) if host.iommu.is_known else "unknown"

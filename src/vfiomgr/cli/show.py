@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import or_dash, print_document, say
+from vfiomgr.cli.output import group_cell, or_dash, print_document, say
 from vfiomgr.cli.quotas import quota_item, quota_items
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal
@@ -113,7 +113,7 @@ def _lines(
         ("ids", f"{device.vendor_id}:{device.device_id}, subsystem {device.subsystem_id}"),
         ("driver", _driver(device)),
         ("first state", or_dash(facts["origin"])),
-        ("iommu group", or_dash(device.iommu_group)),
+        ("iommu group", group_cell(host, device)),
         *_several("group member", _peers(host, device)),
         ("numa node", or_dash(device.numa_node)),
         ("power", _power(device)),

@@ -41,8 +41,14 @@ def _place(member: str) -> tuple[int, str]:
 
 
 def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
-    """What the kernel and the firmware say about IOMMUs; the command line is no evidence."""
+    """What the kernel and the firmware say about IOMMUs; the command line is no evidence.
+
+    A kernel that can drive an IOMMU has these directories also where it drives none
+    (iommu_init in drivers/iommu/iommu.c); a recording without both was made without them.
+    """
+    places = (path.IOMMU_GROUPS, path.IOMMU_UNITS)
     return IommuState(
+        is_known=bool(groups) or tree.is_live or any(map(tree.exists, places)),
         units=tuple(tree.children(path.IOMMU_UNITS)),
         firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(_ACPI_TABLES / n)),
         has_groups=any(group.has_pci_members and not group.is_noiommu for group in groups),

@@ -32,6 +32,17 @@ def list_addresses(tree: HostTree) -> tuple[PciAddress, ...]:
     return tuple(map(PciAddress.parse, names))
 
 
+def unidentified(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[str, ...]:
+    """The functions that are listed, and are not among these: nothing shows what they are.
+
+    One that vanished meanwhile is none of them.
+    """
+    known = {str(device.address) for device in devices}
+    names = filter(is_address, tree.children(path.PCI_DEVICES))
+    found = [n for n in names if n not in known and tree.exists(path.PCI_DEVICES / n)]
+    return tuple(sorted(found, key=PciAddress.parse))
+
+
 def read_devices(
     tree: HostTree,
     names: Names,

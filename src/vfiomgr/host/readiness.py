@@ -141,6 +141,7 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
 
 
 def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:
-    if not devices:
-        return None
-    return any(tree.exists(path.pci_device(d.address) / "driver_override") for d in devices)
+    """None where a recording has the attribute of no function: few recorders save it."""
+    if any(tree.exists(path.pci_device(d.address) / "driver_override") for d in devices):
+        return True
+    return False if devices and tree.is_live else None

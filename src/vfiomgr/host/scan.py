@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import display, iommu, mdev, origins, pci, vendor_vgpu
@@ -64,6 +65,9 @@ def scan_devices(
     groups = iommu.read_groups(tree)
     found = pci.read_devices(tree, Names(tree, machine), serials_of, only)
     devices = display.mark_displays(tree, found)
+    unidentified = pci.unidentified(tree, found) if only is None else ()
+    if unidentified:
+        warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)
     mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
     vendor_parents, vendor_vgpus = vendor_vgpu.read_vendor_vgpus(tree, devices)
@@ -83,7 +87,20 @@ def scan_devices(
         origins=origins.read_origins(tree),
         host_uses=None,
         vfio=iommu.read_vfio_state(tree),
+        pci_unidentified=unidentified,
         pci_unlisted=None if devices else tree.why_unlisted(PCI_DEVICES),
+    )
+
+
+_SHOWN = 4
+"""Addresses that a warning names; a recording can lack the files of all functions."""
+
+
+def _left_out(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"cannot identify {', '.join(names[:_SHOWN])}{more}, left out: there is neither a modalias "
+        "nor vendor, device and class"
     )
 
 

@@ -58,6 +58,8 @@ class IommuState:
     firmware_tables: tuple[str, ...]
     """ACPI tables that describe an IOMMU: DMAR (Intel), IVRS (AMD), IORT (Arm)."""
     has_groups: bool
+    is_known: bool = True
+    """False of a recording that lacks what would show it: no groups is no fact then."""
 
     @property
     def is_on(self) -> bool:

@@ -149,7 +149,7 @@ class Readiness:
     """None where neither units nor limits.conf are there to be read."""
     distribution: Distribution | None
     has_driver_override: bool | None
-    """Whether functions have that attribute; None where there are none."""
+    """Whether functions have that attribute; None where there are none, or nobody can tell."""
     has_modprobe: bool | None = None
     """Whether modules can be loaded by modprobe; None where that is not this machine."""
 

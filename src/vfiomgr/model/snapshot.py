@@ -126,6 +126,8 @@ class HostSnapshot:
     """
     pci_unlisted: str | None = None
     """Why its PCI functions could not be looked for; None where they could."""
+    pci_unidentified: tuple[str, ...] = ()
+    """Addresses of functions that are left out, since nothing shows what they are."""
     definitions: DefinitionFacts | None = None
     """What is kept of vGPUs that are to be; None where nobody looked."""
     gpu_partitions: tuple[GpuPartition, ...] = ()

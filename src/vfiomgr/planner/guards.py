@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import Refusal
 from vfiomgr.model.intent import Allowance
 from vfiomgr.model.iommu import blockers
+from vfiomgr.model.path import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.model.variant import best_variant
 from vfiomgr.planner.iommu import iommu_remedy
 
@@ -63,9 +64,15 @@ def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 
 def iommu_off(host: HostSnapshot) -> Objection | None:
-    """What is to be said of a host that isolates no device."""
+    """What is to be said of a host that isolates no device, as far as can be seen."""
     if host.iommu.is_on:
         return None
+    if not host.iommu.is_known:
+        return Objection(
+            f"cannot tell whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} nor "
+            f"{IOMMU_UNITS}",
+            "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json",
+        )
     unsafe = (
         "; no-IOMMU mode, which is switched on, would let a guest write to all of the memory"
         if host.vfio.is_noiommu_on

@@ -13,12 +13,15 @@ from tests.fakes.kernel import FakeKernel
 from vfiomgr import api
 from vfiomgr.errors import UsageError
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.path import PCI_DEVICES
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
+from vfiomgr.planner.guards import iommu_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vfiomgr.model.path import HostPath
     from vfiomgr.model.pci import PciDevice
     from vfiomgr.model.snapshot import HostSnapshot
 
@@ -259,7 +262,64 @@ def test_what_has_no_identifiers_is_no_function(
     directory = host_root / "sys/bus/pci/devices" / GPU
     for attribute in ("modalias", "vendor"):
         damage(directory / attribute)
-    assert [str(device.address) for device in scan(host_root).devices] == ["0000:02:00.0"]
+    words = f"cannot identify {GPU}, left out: there is neither a modalias nor vendor, device and"
+    with pytest.warns(UserWarning, match=words):
+        host = scan(host_root)
+    assert [str(device.address) for device in host.devices] == ["0000:02:00.0"]
+    assert host.pci_unidentified == (GPU,)
+    (line,) = [line for line in api.check(host).not_checked if "PCI functions" in line]
+    assert line == (
+        f"1 PCI functions, e.g. {GPU}: there is neither a modalias nor vendor, device and class"
+    )
+
+
+def test_a_function_that_vanishes_meanwhile_is_not_told(host_root: Path) -> None:
+    class Vanishing(HostTree):
+        def children(self, path: HostPath) -> list[str]:
+            found = super().children(path)
+            return [*found, "0000:77:00.0"] if path == PCI_DEVICES else found
+
+    host = api.scan(Vanishing(host_root))
+    assert len(host.devices) == 2
+    assert host.pci_unidentified == ()
+
+
+def without(root: Path, *names: str) -> Path:
+    """A recording whose recorder did not save these."""
+    for name in names:
+        for place in sorted(root.rglob(name), reverse=True):
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            else:
+                place.unlink()
+    return root
+
+
+def test_what_a_recorder_did_not_save_is_unknown(host_root: Path) -> None:
+    host = api.scan(
+        HostTree(without(host_root, "iommu_group", "iommu_groups", "iommu", "driver_override")),
+        with_readiness=True,
+    )
+    assert len(host.devices) == 2
+    assert not host.iommu.is_on
+    assert not host.iommu.is_known
+    assert host.readiness is not None
+    assert host.readiness.has_driver_override is None
+    report = api.check(host)
+    assert {"iommu", "driver-override"}.isdisjoint(finding.id for finding in report.findings)
+    for words in ("whether the IOMMU is on: there is neither ", "whether functions have a driver_"):
+        assert any(line.startswith(words) for line in report.not_checked)
+    off = iommu_off(host)
+    assert off is not None
+    assert off.reason.startswith("cannot tell whether the IOMMU is on: the recording has neither")
+
+
+def test_an_iommu_that_is_off_is_known_by_the_empty_directories(host_root: Path) -> None:
+    without(host_root, "iommu_group", "dmar0")
+    shutil.rmtree(host_root / "sys/kernel/iommu_groups")
+    host = api.scan(HostTree(host_root))
+    assert (host.iommu.is_on, host.iommu.is_known) == (False, True)
+    assert "iommu" in {finding.id for finding in api.check(host).findings}
 
 
 @pytest.mark.parametrize("link", ["driver", "iommu_group"])

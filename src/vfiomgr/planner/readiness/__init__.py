@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.path import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.model.readiness import SEVERITIES, Report
 from vfiomgr.planner.readiness import (
     amd,
@@ -77,6 +78,14 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
     if host.devices:
         yield from _unseen_of_devices(host.devices)
+    if host.pci_unidentified:
+        count, first = len(host.pci_unidentified), host.pci_unidentified[0]
+        yield (
+            f"{count} PCI functions, e.g. {first}: there is neither a modalias nor vendor, device "
+            "and class"
+        )
+    if not host.iommu.is_known:
+        yield f"whether the IOMMU is on: there is neither {IOMMU_GROUPS} nor {IOMMU_UNITS}"
     if host.kernel_command_line is None:
         yield "the kernel command line: there is no /proc/cmdline"
     if host.readiness is None:
@@ -96,6 +105,7 @@ def _unseen(facts: Readiness) -> Iterator[str]:
     if all(module.state is None for module in facts.modules):
         yield "kernel modules: neither /sys/module nor the lists of /lib/modules are there"
     for fact, text in (
+        (facts.has_driver_override, "whether functions have a driver_override: none has the file"),
         (facts.module_settings, "settings of kernel modules: there is no modprobe.d"),
         (facts.interrupt_chips, "whether interrupts are remapped: there is no /proc/interrupts"),
         (facts.framebuffers, "the firmware's framebuffer: there is no /proc/iomem"),

@@ -26,7 +26,7 @@ _PARAMETERS = "/sys/module/{}/parameters/{}"
 
 def iommu(host: HostSnapshot) -> Iterator[Finding]:
     """By groups, units and tables; the command line alone proves nothing."""
-    if not host.devices:
+    if not host.devices or not host.iommu.is_known:
         return
     evidence = tuple(_iommu_evidence(host))
     off = guards.iommu_off(host)
