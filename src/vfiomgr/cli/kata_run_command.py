@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from vfiomgr.model.kata import (
     search_path,
 )
 from vfiomgr.model.kata_settings import NO_PORT
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import HostPath
 from vfiomgr.planner import container_nodes
 from vfiomgr.planner.guest.units import units_of
@@ -244,7 +244,7 @@ def _docker_runtime(session: Session) -> str | None:
     """What daemon.json calls a runtime that is Kata's shim; vfiomgr's handler before others."""
     text = None if session.snapshot is not None else session.tree.read_text(HostPath(DOCKER_FILE))
     try:
-        runtimes = json.loads(text or "{}").get("runtimes", {})
+        runtimes = parse_json(text or "{}").get("runtimes", {})
         found = [name for name, entry in runtimes.items() if "kata" in str(entry["runtimeType"])]
     except (ValueError, AttributeError, KeyError, TypeError):
         return None

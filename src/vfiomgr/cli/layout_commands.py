@@ -22,6 +22,7 @@ from vfiomgr.host.rewrite import rewrite
 from vfiomgr.model.intent import ALLOWANCES, REVERSIBLE
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.layout_plan import KIND, is_plan, read_plan
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import BOOT_ID
 from vfiomgr.planner.recovery import refuse_other_steps
 
@@ -269,7 +270,7 @@ def _reviewed(text: str, source: str) -> ReviewedPlan | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError:
         return None  # and the reader of layouts tells what is wrong with it
     return read_plan(document, source) if is_plan(document) else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.origin import DriverState, Origin
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import STATE
 from vfiomgr.model.pci import DeviceIdentity, PciAddress
 
@@ -52,9 +53,8 @@ def remove_origin(tree: HostTree, origin: Origin) -> None:
 
 
 def _parse(text: str) -> Origin:
-    import json  # noqa: PLC0415 - slow to import, and lists need none
 
-    document = json.loads(text)
+    document = parse_json(text)
     if document["api_version"] != API_VERSION:
         message = f"api_version is {document['api_version']!r}"
         raise ValueError(message)

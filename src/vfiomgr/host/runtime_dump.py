@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import HostError, InvalidDocument
 from vfiomgr.host.runtimes import found
 from vfiomgr.host.tree import HostTree
+from vfiomgr.model.parsed import Malformed, parse_toml
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import absolute, covers, imports_of, is_pattern
 from vfiomgr.model.version import Version
@@ -81,7 +81,6 @@ class _Shown:
         None where there is no main file; an import that is not there is the program's to tell.
         """
         import tomlkit  # noqa: PLC0415 - slow to import
-        from tomlkit.exceptions import ParseError  # noqa: PLC0415 - slow to import
 
         text = self._text(path)
         if text is None:
@@ -89,7 +88,7 @@ class _Shown:
             return (gone if path in self.texts else self._own_place(path)) if depth else None
         try:
             document = tomlkit.parse(text)
-        except (ParseError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             message = f"{path} cannot be read: {error}"
             raise InvalidDocument(message, "mend the file first; nothing was changed") from None
         patterns = imports_of(document.unwrap(), path) if depth < _MOST_DEPTH else ()
@@ -131,8 +130,8 @@ def _read(answer: ProgramAnswer, name: str) -> Dump:
         message = f"{name} cannot read its configuration: {said}"
         raise HostError(message, "mend it first; nothing was changed")
     try:
-        data = tomllib.loads(answer.output)
-    except tomllib.TOMLDecodeError as error:
+        data = parse_toml(answer.output)
+    except Malformed as error:
         message = f"{name} told its configuration in a way that cannot be read: {error}"
         raise HostError(message, "nothing was changed; please report its version") from None
     lines = (line for line in answer.error.splitlines() if _UNKNOWN in line)

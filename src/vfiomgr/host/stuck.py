@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import RUNTIME, HostPath
 
 if TYPE_CHECKING:
@@ -34,12 +35,11 @@ def read_marks(tree: HostTree) -> dict[str, str]:
     names = tree.children(_MARKS)
     if not names:
         return {}
-    import json  # noqa: PLC0415 - slow to import, and lists need none
 
     found: dict[str, str] = {}
     for name in names:
         with suppress(ValueError, KeyError, TypeError):
-            record = json.loads(tree.read(_MARKS / name) or "")
+            record = parse_json(tree.read(_MARKS / name) or "")
             if _start_time(tree, record["pid"]) == record["started"] is not None:
                 found[name] = f"{record['what']} (PID {record['pid']})"
     return found

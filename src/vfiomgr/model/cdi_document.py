@@ -23,6 +23,7 @@ from vfiomgr.model.cdi import (
 )
 from vfiomgr.model.cdi_keys import KEYS, TOP, Key
 from vfiomgr.model.cdi_scalars import Family, scalar_of, text_of
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import HostPath
 
 if TYPE_CHECKING:
@@ -76,11 +77,9 @@ def read_quickly(file: CdiFile) -> CdiSpecification:
 
     What is odd about the text, as a key that is there twice, is not told.
     """
-    import json  # noqa: PLC0415 - slow to import
-
     try:
-        document = json.loads(file.text or "")
-    except (ValueError, RecursionError):
+        document = parse_json(file.text or "")
+    except ValueError:
         return read_file(file)
     return _specification(_Reader("go"), _unplaced(document), HostPath(file.path))
 

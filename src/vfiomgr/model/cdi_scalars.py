@@ -6,6 +6,7 @@ understood, written anew. Rust: serde_yaml 0.9 (de.rs), which gives a text as it
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Literal
@@ -65,7 +66,8 @@ def _go_number(text: str) -> Scalar:
         number = _integer(plain, is_old_octal=True)
         if -(2**63) <= number < 2**64:
             return number
-    return float(plain) if _GO_FLOAT.fullmatch(plain) else text
+    value = float(plain) if _GO_FLOAT.fullmatch(plain) else math.inf
+    return value if math.isfinite(value) else text  # ErrRange of ParseFloat
 
 
 def _rust_number(text: str) -> Scalar:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import MDEV_DEVICES, HostPath
 from vfiomgr.model.persistence import TextFile
 
@@ -161,13 +162,12 @@ def is_same_text(one: str, other: str) -> bool:
 
 
 def _document(text: str) -> dict[str, Any]:
-    import json  # noqa: PLC0415 - `list` needs none
 
     if _UNDECODED in text:
         _reject("it is no UTF-8 text")
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text)
+    except ValueError as error:
         _reject(f"no JSON: {error}" if text.strip() else "it is empty")
     if not isinstance(document, dict):
         _reject("no JSON object")

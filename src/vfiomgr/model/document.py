@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.parsed import parse_json, require_sane, require_shallow
 
 _OPENS_JSON = ("{", "[")
 
@@ -28,10 +29,8 @@ def parse_document(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 
 
 
 def _json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
-    import json  # noqa: PLC0415 - slow to import, and lists need none
-
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         message = f"not JSON: {error}"
         raise ValueError(message) from None
@@ -41,11 +40,14 @@ def _yaml(text: str) -> Any:  # noqa: ANN401 - as JSON has it
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and few documents are YAML
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
+    require_shallow(text)
     try:
-        return YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError) as error:
+        document = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError, LookupError) as error:  # the last of tags that lie
         message = f"not YAML: {_place(error)}"
         raise ValueError(message) from None
+    require_sane(document, len(text))
+    return document
 
 
 def _place(error: Exception) -> str:

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.located import Located, Place
+from vfiomgr.model.parsed import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +20,9 @@ _NEWLINE = re.compile("\n")
 def read_json(text: str) -> Located | None:
     """What a text says; None where it is no JSON, or has a key twice, which only YAML tells of."""
     try:
-        json.loads(text)
+        parse_json(text)
         return _Reader(text).read()
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vfiomgr.errors import Refusal
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.service import SANDBOX, UNITS, require_plain
 
@@ -90,10 +91,8 @@ def render_record(installed: InstalledLayout) -> str:
 
 def parse_record(text: str | None) -> InstalledLayout | None:
     """The record that `render_record` wrote; None where there is none, or another version's."""
-    import json  # noqa: PLC0415 - lists need none
-
     try:
-        document = json.loads(text or "null")
+        document = parse_json(text or "null")
         if document["api_version"] != _VERSION:
             return None
         rules = tuple(WrittenRule(**rule) for rule in document["rules"])

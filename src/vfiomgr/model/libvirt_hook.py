@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import RUNTIME, HostPath
 from vfiomgr.model.service import require_plain
 
@@ -95,7 +96,7 @@ def parse_record(uuid: str, text: str) -> GuestRecord:
 
     """
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         return GuestRecord(
             uuid, document["name"], tuple(document["functions"]), tuple(document["vgpus"])
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -10,15 +9,21 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
+from vfiomgr.model.parsed import Malformed, is_sane, parse_json, require_shallow
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MOST_NODES = 100_000
 """Aliases can make a short text mean more than any host could need."""
+_DEEPEST = 100
+_LONGEST = 4 << 20
+"""Characters; a reader of YAML that keeps places takes a minute for them."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
 MERGES = "<< merges mappings in YAML 1.1 alone"
 """What is told of it."""
+_HALF = ("half of a surrogate pair, which is no character", "take it out")
 Path = tuple[str | int, ...]
 """The keys and numbers that lead to a part of a document."""
 
@@ -170,6 +175,13 @@ def _located(
 
 def _nodes(text: str, wording: Wording) -> list[Any]:
     """The nodes of all documents, one at least; a text that is valid JSON is YAML 1.2, too."""
+    if len(text) > _LONGEST:
+        remedy = f"{wording.noun} needs no more than a few KiB: is it the right file?"
+        _fail(Place(), f"it is larger than {_LONGEST >> 20} MiB", remedy)
+    try:
+        require_shallow(text)
+    except Malformed as deep:
+        _fail(Place(deep.line, deep.column), deep.why, "write it flatter")
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
     except (YAMLError, ValueError) as error:
@@ -210,12 +222,11 @@ def _syntax_flaw(error: Exception, text: str) -> Flaw:
     """What is wrong with the text itself, in one line."""
     if text.lstrip().startswith("{"):
         try:
-            json.loads(text)
-        except json.JSONDecodeError as why:
-            what = f"neither JSON nor YAML: {why.msg[:1].lower()}{why.msg[1:]}"
-            return Flaw(Place(why.lineno, why.colno), "", what, "mend it there, or just before")
-        except ValueError:
-            pass  # a number of too many digits: YAML told the same
+            parse_json(text)
+        except Malformed as why:
+            if why.line:
+                what = f"neither JSON nor YAML: {why.why}"
+                return Flaw(Place(why.line, why.column), "", what, "mend it there, or just before")
     said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
     mark = getattr(error, "problem_mark", None)
     place = Place() if mark is None else Place(mark.line + 1, mark.column + 1)
@@ -250,6 +261,8 @@ class _Locator:
             )
         if id(node) in self._above:
             _fail(_place(node), "an alias contains itself", "write out what is meant")
+        if len(self._above) > _DEEPEST:
+            _fail(_place(node), f"it is nested deeper than {_DEEPEST} levels", "write it flatter")
         self._above.append(id(node))
         found = self._read(node, path)
         self._above.pop()
@@ -272,6 +285,8 @@ class _Locator:
         keys: dict[str, Place] = {}
         merged: list[Located] = []
         for key, value in node.value:
+            if isinstance(key, ScalarNode) and not is_sane(key.value):
+                _fail(_place(key), *_HALF)
             if not isinstance(key, ScalarNode):
                 self._add(key, path, "a list or mapping as a key", "a key is a text")
             elif key.value == _MERGE:
@@ -295,6 +310,8 @@ class _Locator:
 
     def _scalar(self, node: ScalarNode, path: Path) -> object:
         kind = str(node.tag).removeprefix(_TAG)
+        if not is_sane(node.value):
+            _fail(_place(node), *_HALF)
         match kind:
             case "null":
                 return None
@@ -307,9 +324,10 @@ class _Locator:
 
     def _plain(self, node: ScalarNode) -> object:
         try:
-            return self._constructor.construct_object(node)
-        except ValueError:  # a number of more digits than Python takes
+            found = self._constructor.construct_object(node)
+        except (ValueError, LookupError):  # more digits than Python takes, or a tag that lies
             return node.value
+        return found if is_sane(found) else node.value
 
     @property
     def _no_tags(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.model.access import NodeAccess
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import DeviceIdentity, PciAddress
 
@@ -115,12 +116,10 @@ def render_rule(binding: PersistedBinding) -> str:
 
 def parse_rule(text: str) -> PersistedBinding | None:
     """The record in a file that `render_rule` wrote; None where there is none."""
-    import json  # noqa: PLC0415 - `list` needs none
-
     for line in text.splitlines():
         if line.startswith(_RECORD):
             try:
-                return _binding(json.loads(line.removeprefix(_RECORD)))
+                return _binding(parse_json(line.removeprefix(_RECORD)))
             except (ValueError, KeyError, TypeError, AttributeError, VfiomgrError):
                 return None
     return None

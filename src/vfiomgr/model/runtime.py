@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import STATE, HostPath
 from vfiomgr.model.version import Version
 
@@ -154,7 +155,7 @@ def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
     if text is None:
         return ()
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         if document["api_version"] != _VERSION:
             message = f"api_version is {document['api_version']!r}"
             raise ValueError(message)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.adapters.toml_place import line_of
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.kata_settings import KataSettings
+from vfiomgr.model.parsed import Malformed, parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,11 +46,9 @@ def parse(text: str, source: str) -> dict[str, Any]:
         InvalidDocument: it is no TOML; `source` names it.
 
     """
-    import tomllib  # noqa: PLC0415 - few commands read TOML
-
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except Malformed as error:
         message = f"{source}:{line_of(error, text)}: it is no TOML: {error}"
         raise InvalidDocument(message, "Kata reads it no better: correct that place") from None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.kata.read import merged, parse
 from vfiomgr.adapters.kata.tables import make_tables
+from vfiomgr.model.parsed import Malformed, parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,11 +88,9 @@ def _with(document: Mapping[str, Any], entries: Iterable[KeyEntry]) -> dict[str,
 
 def _is(text: str, expected: Mapping[str, Any]) -> bool:
     """Whether a text that was made here is TOML, and says this."""
-    import tomllib  # noqa: PLC0415
-
     try:
-        return tomllib.loads(text) == expected
-    except tomllib.TOMLDecodeError:
+        return parse_toml(text) == expected
+    except Malformed:
         return False
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.model.parsed import Malformed, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _FIRST_MEMBER = re.compile(r'\s*\{(\s*)"(?:[^"\\]|\\.)*"\s*(:\s*)')
-_DEEPEST = 200
 _REMEDY = "have the runtime write it anew, or mend it there, or just before"
 
 
@@ -150,13 +150,11 @@ def read_document(text: str, source: str) -> Document:
 
     """
     try:
-        json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        what = f"{error.msg[:1].lower()}{error.msg[1:]}"
-        message = f"{source}:{error.lineno}:{error.colno}: not JSON: {what}"
-        raise InvalidDocument(message, _REMEDY) from None
-    except (ValueError, RecursionError) as error:
-        message = f"{source}: not JSON that a runtime reads: {error}"
+        parse_json(text)
+    except Malformed as error:
+        place = f":{error.line}:{error.column}" if error.line else ""
+        what = "not JSON" if place else "not JSON that a runtime reads"
+        message = f"{source}{place}: {what}: {error.why}"
         raise InvalidDocument(message, _REMEDY) from None
     reader = _Reader(text, source)
     root = reader.value(_skip(text, 0), None, 0)
@@ -164,11 +162,6 @@ def read_document(text: str, source: str) -> Document:
     if not isinstance(root.value, dict):
         document.fail(root, "not an object", "name the config.json of an OCI bundle")
     return document
-
-
-def _no_constant(name: str) -> NoReturn:
-    message = f"{name} is no number"
-    raise ValueError(message)
 
 
 def _place(text: str, position: int) -> tuple[int, int]:
@@ -193,9 +186,6 @@ class _Reader:
 
     def value(self, start: int, outer: Layout | None, depth: int) -> Node:
         first = self._text[start]
-        if depth > _DEEPEST:
-            message = f"{self._source}: it is nested deeper than {_DEEPEST} levels"
-            raise InvalidDocument(message, "no runtime's configuration is; is it the right file?")
         if first in "{[":
             return self._container(start, outer, depth, is_object=first == "{")
         value, stop = self._decode(self._text, start)

@@ -9,6 +9,7 @@ from typing import Any
 
 from vfiomgr.model.access import NodeAccess
 from vfiomgr.model.oci import DeviceNode
+from vfiomgr.model.parsed import parse_json
 
 RECORD = "io.vfiomgr.injected"
 """The annotation; runtimes pass over those that they do not know (config.md, "Annotations")."""
@@ -72,7 +73,7 @@ def read_record(text: str) -> Record:
 
     """
     try:
-        body = json.loads(text)
+        body = parse_json(text)
         if body["version"] != _VERSION:
             message = f"version {body['version']!r}"
             raise ValueError(message)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.toml_place import line_of
 from vfiomgr.model.handler import HandlerEntry, HandlerFacts, UnreadFile
+from vfiomgr.model.parsed import Malformed, parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -74,8 +74,8 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
 def imports_of(text: str) -> tuple[str, ...] | None:
     """The patterns of files that containerd's main file brings in; None where it says nothing."""
     try:
-        found = tomllib.loads(text).get("imports")
-    except tomllib.TOMLDecodeError:
+        found = parse_toml(text).get("imports")
+    except Malformed:
         return None
     if not isinstance(found, list):
         return None
@@ -90,8 +90,8 @@ class _Documents:
         unreadable = []
         for source, text in files:
             try:
-                self.found.append((source, tomllib.loads(text.removeprefix(_MARK))))
-            except tomllib.TOMLDecodeError as error:
+                self.found.append((source, parse_toml(text.removeprefix(_MARK))))
+            except Malformed as error:
                 place = f"{source}:{line_of(error, text)}"
                 unreadable.append(UnreadFile(place, f"it is no TOML: {error}", is_unsure=is_unsure))
         self.unreadable = tuple(unreadable)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.adapters.runtimes import json_text, values
 from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.model.parsed import Malformed, parse_toml
 from vfiomgr.model.runtime import Setting, shown
 
 if TYPE_CHECKING:
@@ -42,11 +43,9 @@ def is_json(text: str, place: str) -> bool:
 
 
 def _parse_toml(text: str, place: str) -> values.Data:
-    import tomllib  # noqa: PLC0415 - few commands read TOML
-
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return parse_toml(text)
+    except Malformed as error:
         message = f"{place} cannot be read: {error}"
         raise InvalidDocument(message, "mend the file first; nothing was changed") from None
 
@@ -144,14 +143,12 @@ def _add_to_toml(text: str, settings: Iterable[Setting]) -> str:
 
 def _header(lines: list[str], tables: list[str]) -> int | None:
     """The line that a table, or where none is named any table, begins at."""
-    import tomllib  # noqa: PLC0415 - few commands read TOML
-
     for at, line in enumerate(lines):
         if not line.lstrip().startswith("["):
             continue
         try:
-            header = tomllib.loads(line)
-        except tomllib.TOMLDecodeError:
+            header = parse_toml(line)
+        except Malformed:
             continue  # part of a list
         if not tables or values.found(header, tuple(tables)) == {}:
             return at

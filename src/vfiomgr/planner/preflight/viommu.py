@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.domain import TO_PCI
+from vfiomgr.model.parsed import parse_json
 from vfiomgr.model.path import IOMMU_GROUPS
 from vfiomgr.model.readiness import Finding
 from vfiomgr.planner.preflight.unassigned import seen
@@ -126,8 +126,8 @@ def _values(argument: str, implied: str) -> dict[str, object]:
     """The members of an argument, which is JSON or `a=b,c=d`; the first may have no name."""
     if argument.startswith("{"):
         try:
-            read = json.loads(argument)
-        except (ValueError, RecursionError):
+            read = parse_json(argument)
+        except ValueError:
             return {}
         return read if isinstance(read, dict) else {}
     first, *more = (part.partition("=") for part in argument.split(","))

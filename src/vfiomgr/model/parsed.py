@@ -1,0 +1,156 @@
+"""Texts of JSON and TOML as values: whatever a text holds, it is read, or is malformed.
+
+Python reads things that no other reader takes, and fails on others in its own ways: thousands of
+levels or digits, NaN, halves of surrogate pairs. Callers see one error for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, NoReturn
+
+_DEEPEST = 100
+"""Levels; configurations have ten."""
+_BRACKET = re.compile(r"[\[\]{}]")
+_MOST_BITS = 128
+"""Of integers; the numbers of devices have 64 at most, and 4,300 digits cannot be written."""
+
+
+class Malformed(ValueError):  # noqa: N818 - what the text is, not that it is an error
+    """A text that is no document; `line` and `column`, from 1, are 0 where they are not known."""
+
+    def __init__(self, why: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(f"line {line} column {column}: {why}" if line else why)
+        self.why = why
+        self.line = line
+        self.column = column
+
+
+def parse_json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
+    """The value of a JSON text.
+
+    Raises:
+        Malformed: it is none, or holds what no reader should have to take.
+
+    """
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
+    try:
+        value = json.loads(text, parse_constant=_reject_constant)
+    except json.JSONDecodeError as error:
+        why = f"{error.msg[:1].lower()}{error.msg[1:]}"
+        raise Malformed(why, error.lineno, error.colno) from None
+    except RecursionError:
+        raise Malformed(_TOO_DEEP) from None
+    except Malformed:
+        raise
+    except ValueError:
+        raise Malformed(_TOO_LARGE) from None
+    require_sane(value, len(text))
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text.
+
+    Raises:
+        Malformed: it is none, or holds what no reader should have to take.
+
+    """
+    import tomllib  # noqa: PLC0415 - few commands read TOML
+
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Malformed(str(error)) from None
+    except RecursionError:
+        raise Malformed(_TOO_DEEP) from None
+    except ValueError:
+        raise Malformed(_TOO_LARGE) from None
+    require_sane(tables, len(text), is_toml=True)
+    return tables
+
+
+_TOO_DEEP = f"it is nested deeper than {_DEEPEST} levels"
+_TOO_LARGE = f"a number has more than {_MOST_BITS} bits"
+
+
+def require_shallow(text: str) -> None:
+    """Refuse brackets within brackets, before a reader takes ages for them as that of YAML does.
+
+    Raises:
+        Malformed: they are nested too deeply; those in quotes count, too.
+
+    """
+    depth = 0
+    for match in _BRACKET.finditer(text):
+        depth += 1 if match[0] in "[{" else -1
+        if depth > _DEEPEST:
+            before = text[: match.start()]
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            raise Malformed(_TOO_DEEP, line, column)
+
+
+def is_sane(scalar: object) -> bool:
+    """Whether a text or a number can be computed with and written."""
+    try:
+        _require_scalar(scalar, is_toml=True)
+    except Malformed:
+        return False
+    return True
+
+
+def require_sane(value: object, most: int, *, is_toml: bool = False) -> None:
+    """Make sure that values can be walked through, computed with and written.
+
+    A text of `most` characters has no more parts than that, unless aliases repeat them.
+
+    Raises:
+        Malformed: they cannot.
+
+    """
+    left: list[tuple[object, int]] = [(value, 1)]
+    count = 0
+    while left:
+        part, depth = left.pop()
+        count += 1
+        if depth > _DEEPEST:
+            raise Malformed(_TOO_DEEP)
+        if count > most + 1:
+            message = "aliases make it larger than its text"
+            raise Malformed(message)
+        match part:
+            case dict():
+                left += [(member, depth + 1) for member in part.values()]
+                for key in part:
+                    _require_scalar(key, is_toml=is_toml)
+            case list() | tuple() | set():
+                left += [(item, depth + 1) for item in part]
+            case _:
+                _require_scalar(part, is_toml=is_toml)
+
+
+def _require_scalar(value: object, *, is_toml: bool) -> None:
+    match value:
+        case str():
+            if not value.isascii():
+                _require_text(value)
+        case int() if value.bit_length() > _MOST_BITS:
+            raise Malformed(_TOO_LARGE)
+        case float() if not is_toml and not math.isfinite(value):
+            message = "a number is not finite"
+            raise Malformed(message)
+
+
+def _require_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "a text holds half of a surrogate pair, which is no character"
+        raise Malformed(message) from None
+
+
+def _reject_constant(name: str) -> NoReturn:
+    message = f"{name} is not JSON"
+    raise Malformed(message)

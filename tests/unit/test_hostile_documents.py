@@ -1,0 +1,211 @@
+"""No document is a defect of vfiomgr: it is read, or refused as one, in little time."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.hostile import JSON, TOML, XML, YAML
+from vfiomgr.adapters.kata.read import read_settings, require_tables
+from vfiomgr.adapters.libvirt.read import read_domain
+from vfiomgr.adapters.oci import edit
+from vfiomgr.adapters.oci.document import read_document
+from vfiomgr.adapters.runtimes import text as runtime_text
+from vfiomgr.adapters.runtimes.handlers import imports_of, read_containerd, read_crio
+from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.model import layout_service, libvirt_hook, runtime
+from vfiomgr.model.cdi import CdiFile
+from vfiomgr.model.cdi_document import parse_specification, read_quickly
+from vfiomgr.model.definition import parse_definition, read_configuration
+from vfiomgr.model.document import parse_document
+from vfiomgr.model.gpu_definition import parse_gpu_definition
+from vfiomgr.model.jsonable import to_jsonable
+from vfiomgr.model.layout_document import read_layouts
+from vfiomgr.model.parsed import Malformed, parse_json, parse_toml
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.persistence import TextFile, parse_rule
+from vfiomgr.model.pod_document import read_objects
+from vfiomgr.model.runtime import Setting
+from vfiomgr.model.snapshot_document import read_snapshot
+from vfiomgr.model.vgpu_device_manager import read_vgpu_configs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SECONDS = 20.0
+"""Of processor time for one text: some are read in minutes, or in years, where nobody counts."""
+_SETTING = Setting(("plugins", "cri", "vfiomgr"), {"a": [1]})
+_UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+
+
+def _inject(text: str) -> object:
+    return edit.inject(read_document(text, "config.json"), ())
+
+
+def _eject(text: str) -> object:
+    return edit.eject(read_document(text, "config.json"), None)
+
+
+def _kata(text: str) -> object:
+    found = read_settings(HostPath("/a.toml"), text, [(HostPath("/config.d/b.toml"), text)])
+    require_tables(found.document, "/a.toml")
+    return found
+
+
+def _handlers(text: str) -> object:
+    return (
+        read_containerd([("/a", text)], [("/b", text)]),
+        read_crio([("/a", text)]),
+        imports_of(text),
+    )
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "snapshot": lambda text: read_snapshot(text, "host.json"),
+    "any": lambda text: parse_document(text, "file", "remedy"),
+    "layout": lambda text: read_layouts(text, "a.yaml"),
+    "vgpu-device-manager": lambda text: read_vgpu_configs(text, "config.yaml"),
+    "mdevctl": lambda text: parse_definition(TextFile(f"/etc/mdevctl.d/p/{_UUID}", text)),
+    "mdevctl input": lambda text: read_configuration(text, is_input=True),
+    "GPU definition": lambda text: parse_gpu_definition(TextFile("/0000:08:00.4", text)),
+    "CDI": parse_specification,
+    "CDI of Rust": lambda text: parse_specification(text, None, "rust"),
+    "CDI, quickly": lambda text: read_quickly(CdiFile(HostPath("/etc/cdi/a.json"), text)),
+    "pod": lambda text: read_objects(text, "pod.yaml"),
+    "OCI inject": _inject,
+    "OCI eject": _eject,
+    "Kata": _kata,
+    "handlers": _handlers,
+    "runtime": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/config.toml"),
+    "Docker": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/daemon.json"),
+    "runtimes' record": runtime.parse_record,
+    "guest's record": lambda text: libvirt_hook.parse_record(_UUID, text),
+    "layout's record": layout_service.parse_record,
+    "rule": lambda text: parse_rule(f"# vfiomgr: {text}"),
+}
+TEXTS = {**JSON, **TOML, **YAML}
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value can be written as UTF-8."""
+    try:
+        repr(value).encode()
+        json.dumps(value, ensure_ascii=False, default=repr).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read(reader: Callable[[Any], object], text: str | bytes) -> None:
+    """Read a text; what comes of it can be written for programs, and as UTF-8."""
+    began = time.process_time()
+    try:
+        found = reader(text)
+    except (InvalidDocument, Refusal) as refused:
+        said: object = refused.message
+    else:
+        said = to_jsonable(found)
+    assert is_plain(said), "it holds half of a surrogate pair"
+    assert time.process_time() - began < _SECONDS
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_text_is_read_or_refused(reader: str) -> None:
+    wrong = []
+    for name, text in TEXTS.items():
+        try:
+            read(READERS[reader], text)
+        except Exception as error:  # noqa: BLE001 - none is to be
+            wrong.append(f"{name}: {type(error).__name__}: {str(error)[:200]!a}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", XML)
+def test_xml_is_read_or_refused(name: str) -> None:
+    read(lambda text: read_domain(text, "a.xml"), XML[name])
+
+
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**40), 10**40)
+    | st.floats()
+    | st.text(max_size=4)
+    | st.just("\ud800")
+)
+
+
+@given(
+    value=st.recursive(
+        _LEAVES,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
+        max_leaves=8,
+    ),
+    depth=st.integers(0, 150),
+)
+@settings(max_examples=200)
+def test_what_is_read_of_json_can_be_written_again(value: object, depth: int) -> None:
+    text = "[" * depth + json.dumps(value) + "]" * depth
+    try:
+        found = parse_json(text)
+    except Malformed:
+        assert not _is_harmless(value) or depth > 80
+    else:
+        assert depth <= 100
+        assert parse_json(json.dumps(found, allow_nan=False).encode().decode()) == found
+
+
+def _is_harmless(value: object) -> bool:
+    match value:
+        case dict():
+            return all(_is_harmless(part) for pair in value.items() for part in pair)
+        case list():
+            return all(map(_is_harmless, value))
+        case str():
+            return not any("\ud800" <= letter <= "\udfff" for letter in value)
+        case int():
+            return value.bit_length() <= 128
+        case float():
+            return value - value == 0
+    return True
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(99, True), (100, False)])
+def test_a_hundred_levels_are_read(levels: int, is_read: bool) -> None:  # noqa: FBT001 - a parameter
+    texts = (
+        (parse_json, "[" * levels + "]" * levels),
+        (parse_toml, "a = " + "[" * (levels - 1) + "]" * (levels - 1)),
+    )
+    for parse, text in texts:
+        if is_read:
+            parse(text)
+        else:
+            with pytest.raises(Malformed, match="nested deeper than 100 levels"):
+                parse(text)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1.5e999}', '{"a": [NaN]}', '{"a": -Infinity}'])
+def test_a_number_that_is_not_finite_is_not_json(text: str) -> None:
+    with pytest.raises(Malformed, match=r"is not finite|is not JSON"):
+        parse_json(text)
+
+
+def test_a_number_is_as_large_as_128_bits_hold() -> None:
+    for parse, text in ((parse_json, "{}"), (parse_toml, "a = {}")):
+        for number in ((1 << 128) - 1, 1 - (1 << 128)):
+            assert parse(text.format(number)) in (number, {"a": number})
+        for number in (1 << 128, -(1 << 128), 10**5_000):
+            with pytest.raises(Malformed, match="more than 128 bits"):
+                parse(text.format(_written(number)))
+
+
+def _written(number: int) -> str:
+    """A number in digits, of which Python writes no more than 4,300."""
+    return "1" + "0" * 5_000 if number == 10**5_000 else str(number)
