@@ -17,6 +17,7 @@ from vfiomgr.adapters.oci import edit
 from vfiomgr.adapters.oci.document import read_document
 from vfiomgr.adapters.runtimes import text as runtime_text
 from vfiomgr.adapters.runtimes.handlers import imports_of, read_containerd, read_crio
+from vfiomgr.cli.layout_files import text_of
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.model import layout_service, libvirt_hook, runtime
 from vfiomgr.model.cdi import CdiFile
@@ -177,7 +178,7 @@ def _is_harmless(value: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("levels", "is_read"), [(99, True), (100, False)])
+@pytest.mark.parametrize(("levels", "is_read"), [(100, True), (101, False)])
 def test_a_hundred_levels_are_read(levels: int, is_read: bool) -> None:  # noqa: FBT001 - a parameter
     texts = (
         (parse_json, "[" * levels + "]" * levels),
@@ -209,3 +210,8 @@ def test_a_number_is_as_large_as_128_bits_hold() -> None:
 def _written(number: int) -> str:
     """A number in digits, of which Python writes no more than 4,300."""
     return "1" + "0" * 5_000 if number == 10**5_000 else str(number)
+
+
+def test_a_file_that_never_ends_is_no_document() -> None:
+    with pytest.raises(InvalidDocument, match="a layout file /dev/zero: it is larger than 16 MiB"):
+        text_of("/dev/zero", "a layout file")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.layout import LayoutFile
 
 STANDARD_INPUT = "-"
+_MOST_BYTES = 16 << 20
+"""No layout, plan, pod or specification has as many."""
 
 
 def read_layout_file(path: str) -> LayoutFile:
@@ -36,15 +38,16 @@ def text_of(path: str, what: str) -> str:
 
     Raises:
         UsageError: it cannot be read.
-        InvalidDocument: it is no text.
+        InvalidDocument: it is no text, or too long.
 
     """
     source = source_of(path)
     try:
-        if path == STANDARD_INPUT:
-            return sys.stdin.buffer.read().decode("utf-8")
-        with open(path, encoding="utf-8", newline="") as file:
-            return file.read()
+        data = _read(path)
+        if len(data) > _MOST_BYTES:
+            message = f"cannot read {what} {source}: it is larger than {_MOST_BYTES >> 20} MiB"
+            raise InvalidDocument(message, "check whether it is the right file")
+        return data.decode()
     except OSError as error:
         message = f"cannot read {what} {source}: {error.strerror}"
         raise UsageError(
@@ -54,3 +57,10 @@ def text_of(path: str, what: str) -> str:
         line = error.object[: error.start].count(b"\n") + 1
         message = f"{source}: no UTF-8 text in line {line}"
         raise InvalidDocument(message, "save it as UTF-8") from None
+
+
+def _read(path: str) -> bytes:
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer.read(_MOST_BYTES + 1)
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES + 1)

@@ -26,6 +26,8 @@ Format = Literal["table", "json", "yaml"]
 _MACHINE = "/"
 """The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
 _NVIDIA = "10de"
+_LONGEST_SNAPSHOT = 512 << 20
+"""Characters; a host of 16,384 functions takes a twentieth of it."""
 
 
 @dataclass
@@ -233,13 +235,17 @@ def _load_snapshot(source: str) -> HostSnapshot:
 
     try:
         with open(source, encoding="utf-8") as file:
-            text = file.read()
+            text = file.read(_LONGEST_SNAPSHOT + 1)
     except OSError as error:
         message = f"cannot read the snapshot {source}: {error.strerror}"
         raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
     except UnicodeDecodeError:
         message = f"{source}: neither JSON nor YAML, not even text"
         raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json") from None
+    if len(text) > _LONGEST_SNAPSHOT:
+        most = _LONGEST_SNAPSHOT >> 20
+        message = f"cannot read the snapshot {source}: it is larger than {most} MiB"
+        raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json")
     return read_snapshot(text, source)
 
 

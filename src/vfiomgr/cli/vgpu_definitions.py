@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.executor.restoration import Restored
 
+_LONGEST = 1 << 20
+"""Characters of a definition; what is cut off there is no JSON."""
 _FORMAT = "mdevctl(8) shows the format, under CONFIGURATION FILE FORMAT"
 
 
@@ -140,7 +142,7 @@ def _attribute(text: str) -> tuple[str, str]:
 def _configuration(source: str) -> Configuration:
     try:
         with open(source, encoding="utf-8") as file:
-            return read_configuration(file.read(), is_input=True)
+            return read_configuration(file.read(_LONGEST), is_input=True)
     except OSError as error:
         message = f"--jsonfile {source}: {error.strerror}"
         raise UsageError(message, _FORMAT) from None

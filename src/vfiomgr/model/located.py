@@ -170,7 +170,7 @@ def _located(
     try:
         return _Locator(flaws, where, wording).located(node, ())
     except RecursionError:
-        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
+        _fail(Place(), "it is nested too deeply", _too_deep(wording))
 
 
 def _nodes(text: str, wording: Wording) -> list[Any]:
@@ -181,16 +181,20 @@ def _nodes(text: str, wording: Wording) -> list[Any]:
     try:
         require_shallow(text)
     except Malformed as deep:
-        _fail(Place(deep.line, deep.column), deep.why, "write it flatter")
+        _fail(Place(deep.line, deep.column), deep.why, _too_deep(wording))
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
     except (YAMLError, ValueError) as error:
         raise Unreadable(_syntax_flaw(error, text)) from None
     except RecursionError:
-        _fail(Place(), "it is nested too deeply", f"{wording.noun} needs no more than ten levels")
+        _fail(Place(), "it is nested too deeply", _too_deep(wording))
     if not nodes:
         _fail(Place(), "the file is empty", wording.start)
     return nodes
+
+
+def _too_deep(wording: Wording) -> str:
+    return f"{wording.noun} needs no more than ten levels"
 
 
 def _fail(place: Place, what: str, remedy: str) -> NoReturn:
@@ -262,7 +266,8 @@ class _Locator:
         if id(node) in self._above:
             _fail(_place(node), "an alias contains itself", "write out what is meant")
         if len(self._above) > _DEEPEST:
-            _fail(_place(node), f"it is nested deeper than {_DEEPEST} levels", "write it flatter")
+            what = f"it is nested deeper than {_DEEPEST} levels"
+            _fail(_place(node), what, _too_deep(self._wording))
         self._above.append(id(node))
         found = self._read(node, path)
         self._above.pop()

@@ -103,7 +103,7 @@ BAD = (
     Bad(
         "nested without end",
         "version: " + "[" * 5000,
-        "1:1: it is nested too deeply; a layout needs no more than ten levels",
+        "1:110: it is nested deeper than 100 levels; a layout needs no more than ten levels",
         by_schema=False,
     ),
     Bad(

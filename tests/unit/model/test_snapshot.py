@@ -122,7 +122,7 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
     ("text", "why"),
     [
         ("{", "not JSON"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
         ("", "not a document of kind HostSnapshot"),
         ("kind: DeviceList", "not a document of kind HostSnapshot"),
         ("kind: HostSnapshot\napi_version: vfiomgr/v9", "vfiomgr/v9"),
