@@ -32,29 +32,20 @@ def list_addresses(tree: HostTree) -> tuple[PciAddress, ...]:
     return tuple(map(PciAddress.parse, names))
 
 
-def unidentified(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[str, ...]:
-    """The functions that are listed, and are not among these: nothing shows what they are.
-
-    One that vanished meanwhile is none of them.
-    """
-    known = {str(device.address) for device in devices}
-    names = filter(is_address, tree.children(path.PCI_DEVICES))
-    found = [n for n in names if n not in known and tree.exists(path.PCI_DEVICES / n)]
-    return tuple(sorted(found, key=PciAddress.parse))
-
-
 def read_devices(
     tree: HostTree,
     names: Names,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
-) -> tuple[PciDevice, ...]:
+) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
     """All functions, or those in some slots `only`, sorted by address.
 
-    One that cannot be read hides no other. Serial numbers are read in the slots that are named
-    alone: it takes its time.
+    The second are the addresses of those of which nothing shows what they are; one that vanished
+    meanwhile is none of them. One that cannot be read hides no other. Serial numbers are read in
+    the slots that are named alone: it takes its time.
     """
     found: list[PciDevice] = []
+    unidentified: list[str] = []
     addresses = list(filter(is_address, tree.children(path.PCI_DEVICES)))
     if only is not None:
         addresses = [name for name in addresses if PciAddress.parse(name).slot in only]
@@ -67,13 +58,19 @@ def read_devices(
             warnings.warn(f"{name} is left out: {error}", stacklevel=2)
         else:
             found += [device] if device else []
+            unidentified += [name] if device is None and _is_there(tree, name) else []
     found = [
         replace(device, serial=read_serial(tree, device.address))
         if device.address.slot in serials_of
         else device
         for device in found
     ]
-    return tuple(sorted(found, key=lambda device: device.address))
+    devices = tuple(sorted(found, key=lambda device: device.address))
+    return devices, tuple(sorted(unidentified, key=PciAddress.parse))
+
+
+def _is_there(tree: HostTree, name: str) -> bool:
+    return tree.exists(path.PCI_DEVICES / name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,8 @@ def scan_devices(
     With the slots that are `only` to be read there are no other functions in it.
     """
     groups = iommu.read_groups(tree)
-    found = pci.read_devices(tree, Names(tree, machine), serials_of, only)
+    found, unidentified = pci.read_devices(tree, Names(tree, machine), serials_of, only)
     devices = display.mark_displays(tree, found)
-    unidentified = pci.unidentified(tree, found) if only is None else ()
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)

@@ -235,7 +235,10 @@ class HostTree:
 
     def exists(self, path: HostPath) -> bool:
         """Whether there is a file, directory or link."""
-        return self.status(path) is not None
+        try:
+            return os.path.lexists(self.locate(path))
+        except OSError:
+            return False
 
     def modified(self, path: HostPath) -> int | None:
         """When a file, or what a directory holds, changed: nanoseconds of the host's clock."""

@@ -83,10 +83,10 @@ def put_mdev(root: Path, parent: str, uuid: str) -> None:
     place = (root / "sys/bus/pci/devices" / parent).resolve()
     device = place / uuid
     device.mkdir()
-    (device / "mdev_type").symlink_to(place / "mdev_supported_types/nvidia-558")
+    (device / "mdev_type").symlink_to("../mdev_supported_types/nvidia-558")
     link = root / "sys/bus/mdev/devices" / uuid
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(device)
+    link.symlink_to(f"../../../../{device.relative_to(root)}")
 
 
 @pytest.mark.parametrize("family", ["mdev-sriov", "vendor"])
