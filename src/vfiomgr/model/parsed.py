@@ -95,8 +95,10 @@ def require_shallow(text: str) -> None:
 def is_sane(scalar: object) -> bool:
     """Whether a text or a number can be computed with and written."""
     try:
+        if isinstance(scalar, str):  # a reader of YAML leaves pairs apart
+            scalar = scalar.encode("utf-16", "surrogatepass").decode("utf-16")
         _require_scalar(scalar, is_toml=True)
-    except Malformed:
+    except (Malformed, UnicodeDecodeError):
         return False
     return True
 

@@ -307,7 +307,7 @@ def test_what_was_never_put_in_is_told() -> None:
     [
         ("", "1:1", "not JSON: expecting value"),
         ('{"ociVersion": "1.0.2",\n  "linux": {"devices": [}}', "2:25", "not JSON"),
-        ('{"a": NaN, "linux": {}}', "", "NaN is no number"),
+        ('{"a": NaN, "linux": {}}', "", "NaN is not JSON"),
         ("[]", "1:1", "not an object"),
         ('\n {"x": 1}', "2:2", "no OCI configuration"),
         ('{"linux": []}', "1:11", "linux is not an object"),

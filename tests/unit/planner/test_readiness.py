@@ -47,7 +47,7 @@ def facts(**known: Any) -> Readiness:
         framebuffers=None,
         memlock=None,
         distribution=None,
-        has_driver_override=None,
+        has_driver_override=True,
     )
     return dataclasses.replace(nothing, **known)
 
