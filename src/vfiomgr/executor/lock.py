@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from contextlib import ExitStack, contextmanager
+from errno import EISDIR, ELOOP, ENODEV, ENXIO
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, StuckInKernel
@@ -20,6 +22,8 @@ _LOCKS = RUNTIME / "locks"
 DEADLINE = 300.0
 """Seconds to wait for another writer."""
 _POLL = 0.1
+_IN_THE_WAY = frozenset({EISDIR, ELOOP, ENODEV, ENXIO})
+"""What open() says of a directory, a link, and a socket or a device without driver."""
 
 
 @contextmanager
@@ -46,8 +50,7 @@ def hold(
 def _held(
     tree: HostTree, name: str, on_wait: Callable[[str], None], patience: float
 ) -> Iterator[None]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
+    descriptor = _opened(tree, name)
     try:
         _acquire(descriptor, name, on_wait, patience)
         os.ftruncate(descriptor, 0)
@@ -58,6 +61,31 @@ def _held(
         raise
     finally:
         os.close(descriptor)
+
+
+def _opened(tree: HostTree, name: str) -> int:
+    """The file of a lock.
+
+    Raises:
+        HostError: something else is in its place.
+
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise _not_a_lock(name) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_a_lock(name)
+    return descriptor
+
+
+def _not_a_lock(name: str) -> HostError:
+    message = f"cannot lock {_LOCKS / name}: not a regular file"
+    return HostError(message, f"move it away: mv {_LOCKS / name} /root/")
 
 
 def _leave(descriptor: int, name: str, error: StuckInKernel) -> None:

@@ -6,7 +6,7 @@ sriov_numvfs, waits too (driver_override_show in drivers/pci/pci-sysfs.c).
 
 from __future__ import annotations
 
-from contextlib import suppress
+import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.parsed import parse_json
@@ -38,10 +38,15 @@ def read_marks(tree: HostTree) -> dict[str, str]:
 
     found: dict[str, str] = {}
     for name in names:
-        with suppress(ValueError, KeyError, TypeError):
-            record = parse_json(tree.read(_MARKS / name) or "")
+        text = tree.read(_MARKS / name)
+        if name.startswith(".") or (text is None and not tree.exists(_MARKS / name)):
+            continue  # not in its place yet, or removed meanwhile
+        try:
+            record = parse_json(text or "")
             if _start_time(tree, record["pid"]) == record["started"] is not None:
                 found[name] = f"{record['what']} (PID {record['pid']})"
+        except (ValueError, KeyError, TypeError):
+            warnings.warn(f"ignoring {_MARKS / name}: not a record of vfiomgr", stacklevel=2)
     return found
 
 

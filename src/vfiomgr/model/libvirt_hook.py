@@ -97,10 +97,16 @@ def parse_record(uuid: str, text: str) -> GuestRecord:
     """
     try:
         document = parse_json(text)
-        return GuestRecord(
-            uuid, document["name"], tuple(document["functions"]), tuple(document["vgpus"])
-        )
+        functions, vgpus = _texts(document["functions"]), _texts(document["vgpus"])
+        return GuestRecord(uuid, str(document["name"]), functions, vgpus)
     except (ValueError, KeyError, TypeError) as error:
         message = f"{GUESTS / uuid}.json is no record of vfiomgr: {error}"
         hint = "remove it; vfiomgr list shows what is bound, and vfiomgr unbind gives it back"
         raise InvalidDocument(message, hint) from None
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        message = f"{values!r:.40} is not a list of texts"
+        raise TypeError(message)
+    return tuple(values)

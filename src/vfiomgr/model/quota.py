@@ -283,4 +283,11 @@ def record_text(originals: dict[str, str]) -> str | None:
 def parse_record(text: str | None) -> tuple[QuotaAttribute, ...]:
     """Read what `record_text` wrote."""
     pairs = (line.partition(" ") for line in (text or "").splitlines())
-    return tuple(QuotaAttribute(name, value) for name, found, value in pairs if found)
+    return tuple(
+        QuotaAttribute(name, value) for name, found, value in pairs if found and _is_below(name)
+    )
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name is one below a directory, as those of attributes are."""
+    return not name.startswith("/") and "\0" not in name and ".." not in name.split("/")

@@ -160,7 +160,7 @@ def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
             message = f"api_version is {document['api_version']!r}"
             raise ValueError(message)
         return tuple(_installed(entry) for entry in document["entries"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{RECORD} is no record of this vfiomgr: {error}"
         hint = (
             "put it back from a backup; without it nothing that was written is known as vfiomgr's"
