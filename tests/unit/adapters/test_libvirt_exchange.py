@@ -128,6 +128,20 @@ def test_one_that_fails_takes_the_others_back(scope: Scope, error: BaseException
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize(
+    ("act", "undone"), [(attach_all, "detach"), (detach_all, "attach")], ids=["attach", "detach"]
+)
+def test_the_last_is_taken_back_first(act: Callable[..., None], undone: str) -> None:
+    """A guest's functions of one slot go in the opposite order to that in which they came."""
+    given = set() if act is attach_all else set("bcd")
+    call = act.__name__.partition("_")[0]
+    connection = FakeConnection(given, set(), {(call, "d"): BROKEN})
+    with pytest.raises(RolledBack):
+        exchange(act, connection, "b", "c", "d", scope=LIVE)
+    shown = element_of if act is detach_all else str
+    assert connection.calls[-2:] == [f"{undone} {shown('c')}", f"{undone} {shown('b')}"]
+
+
 @pytest.mark.parametrize("devices", [["b"], ["b", "c"]], ids=["first", "second"])
 @pytest.mark.parametrize("scope", [BOTH, LIVE, CONFIG], ids=str)
 def test_what_libvirt_did_after_an_interrupt_is_taken_back(
