@@ -13,7 +13,8 @@ import pytest
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
-from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
+from vfiomgr.executor.journal import cut_off_runs, read_journal
+from vfiomgr.executor.journal_files import DIRECTORY
 from vfiomgr.host.pci import read_driver_state, read_virtual_functions
 from vfiomgr.model.layout import Layout
 from vfiomgr.model.pci import PciAddress

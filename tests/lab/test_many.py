@@ -12,7 +12,8 @@ import pytest
 
 from vfiomgr import api
 from vfiomgr.errors import Refusal
-from vfiomgr.executor.journal import DIRECTORY, read_journal
+from vfiomgr.executor.journal import read_journal
+from vfiomgr.executor.journal_files import DIRECTORY
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, Unbind
 from vfiomgr.model.path import pci_device

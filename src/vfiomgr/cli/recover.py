@@ -8,11 +8,12 @@ import click
 
 from vfiomgr import api
 from vfiomgr.cli.change import options_of
-from vfiomgr.cli.output import print_document, say
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.errors import NeedsRoot, UsageError
-from vfiomgr.executor.journal import CutOff, cut_off_runs
+from vfiomgr.executor.journal import CutOff, survey
+from vfiomgr.executor.lost_state import unusable
 from vfiomgr.model.intent import REVERSIBLE
 from vfiomgr.model.path import BOOT_ID
 
@@ -52,11 +53,13 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowanc
         raise UsageError(message, "run vfiomgr recover on the host itself")
     if session.dry_run:
         try:
-            runs = tuple(cut_off_runs(session.files, session.files.read(BOOT_ID)))
+            left = survey(session.files, session.files.read(BOOT_ID))
         except PermissionError:
             message = "reading the journal"
             raise NeedsRoot(message) from None
-        _print_runs(session, runs, "left")
+        _print_runs(session, left.cut_off, "left")
+        for text in unusable(left):
+            note(text)
         return
     ended = api.recover(
         tree=session.files, finish=finish, allow=frozenset(allow), **options_of(session)

@@ -209,14 +209,18 @@ class Session:
     def tell_of_cut_off_runs(self) -> None:
         """Say which earlier runs were left half done, where this user may read the journal."""
         from vfiomgr.cli.output import note  # noqa: PLC0415 - as the next one
-        from vfiomgr.executor.journal import cut_off_runs  # noqa: PLC0415 - `list` needs none
+        from vfiomgr.executor.journal import survey  # noqa: PLC0415 - `list` needs none
+        from vfiomgr.executor.lost_state import unusable  # noqa: PLC0415 - as this one
 
         if self.snapshot is not None:
             return
         boot_id = self.files.read(BOOT_ID)
         with suppress(PermissionError):
-            for run in cut_off_runs(self.files, boot_id):
+            left = survey(self.files, boot_id)
+            for run in left.cut_off:
                 note(f"left half done: {run.summary}, in: {run.step}; vfiomgr recover ends it")
+            for text in unusable(left):
+                note(text)
 
     def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:
         """Addresses as users type them; the domain may be left out where it is plain."""

@@ -6,6 +6,7 @@ or after it was interrupted in the middle, it does only what is missing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.errors import HostError
@@ -181,24 +182,39 @@ def _change_driver(
     require_same_device(tree, device)
     pins.tighten(tree, address, target)
     has_override = tree.exists(path.pci_device(address) / "driver_override")
+    current = tree.link_name(path.pci_device(address) / "driver")
+    override = _override_on_the_way(current, target)
     if has_override:
-        _set_override(tree, address, target.driver_override)
+        _set_override(tree, address, override)
     elif before.driver is not None and is_vfio_driver(before.driver):
         by_id.withdraw(tree, device, before.driver)
-    current = tree.link_name(path.pci_device(address) / "driver")
     if current != target.driver:
         if current is not None:
             _unbind(tree, address)
         if target.driver is None:
             pass
         elif has_override:
-            _probe(tree, address, target)
+            _probe(tree, address, replace(target, driver_override=override))
         else:
             by_id.bind_by_id(tree, device, target)
     _verify_driver(tree, address, target.driver)
+    if has_override and override != target.driver_override:
+        _set_override(tree, address, target.driver_override)
     if target.power_control is not None:
         _set_power_control(tree, address, target.power_control)
     pins.loosen(tree, address, target)
+
+
+def _override_on_the_way(current: str | None, target: DriverState) -> str | None:
+    """The override with which the driver of a state can bind.
+
+    A run that was cut off may have left a function on one driver with the override of another. No
+    driver binds to it then, so that this override comes last.
+    """
+    is_contrary = target.driver_override not in (None, target.driver)
+    if is_contrary and target.driver is not None and current != target.driver:
+        return target.driver
+    return target.driver_override
 
 
 def _release_driver(tree: HostTree, step: ReleaseDriver) -> None:

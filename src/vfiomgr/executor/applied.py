@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import Refusal
-from vfiomgr.executor.journal import DIRECTORY, read_journal, read_unfinished
+from vfiomgr.executor.journal import read_journal
+from vfiomgr.executor.journal_files import names
+from vfiomgr.executor.unfinished import read_unfinished
 from vfiomgr.model.intent import ApplyLayout, RevertLayout
 from vfiomgr.planner.reversion import of_several
 
@@ -79,9 +81,9 @@ def _last_application(tree: HostTree, boot_id: str | None) -> list[_Run]:
 
 def _ended(tree: HostTree) -> Iterator[_Run]:
     """All runs about layouts that did what they were to do, the newest first."""
-    for name in reversed(tree.children(DIRECTORY)):
+    for name in reversed(names(tree)):
         records = read_journal(tree, name)
-        if not records or records[0].get("event") != "plan":
+        if not records:
             continue
         intent = records[0]["intent"]
         last = records[-1]

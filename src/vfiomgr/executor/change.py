@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.executor.applied import reversion
-from vfiomgr.executor.journal import Journal, cut_off_runs, runs_so_far, supersede
+from vfiomgr.executor.journal import Journal, runs_so_far, supersede, survey
 from vfiomgr.executor.lock import hold
+from vfiomgr.executor.lost_state import refuse_lost_state, unusable
 from vfiomgr.executor.rights import require_file_rights, require_rights
 from vfiomgr.executor.run import DEADLINE, Outcome
 from vfiomgr.executor.run import run as run_plan
@@ -79,10 +80,12 @@ class Work:
         """Whether an intent takes a running host; of images and recordings there are files."""
         return self.tree.is_live or not is_about_files(intent)
 
-    def scan(self, intent: Intent | None = None) -> HostSnapshot:
-        """The host with all that a change must know."""
-        host = scan_for(intent, self.tree, self.machine)
-        if host.users is None and (intent is None or self.needs_kernel(intent)):
+    def scan(self, intent: Intent | None = None, *others: Intent) -> HostSnapshot:
+        """The host with all that a change must know, or several that are undone together."""
+        host = scan_for(intent, self.tree, self.machine, others)
+        if host.users is None and (
+            intent is None or any(map(self.needs_kernel, (intent, *others)))
+        ):
             message = "who holds devices cannot be seen: /proc hides the files of some process"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
         return host
@@ -153,13 +156,16 @@ def apply(intent: Intent, work: Work) -> Outcome:
     """As `carry_out`, for one of several changes that were `prepared` together."""
     seen = runs_so_far(work.tree)
     host = work.scan(intent)
-    lost = cut_off_runs(work.tree, host.boot_id)
-    for run in lost:
+    left = survey(work.tree, host.boot_id)
+    for run in left.cut_off:
         work.on_note(
             f"an earlier run was left half done: {run.summary}, in: {run.step}; "
             "vfiomgr recover undoes it, recover --finish completes it"
         )
+    for text in unusable(left):
+        work.on_note(text)
     host, first = _plan_patiently(intent, host, work)
+    refuse_lost_state(first, left, work.tree)
     outcome = Outcome(first, is_changed=False)
     if not first.is_empty:
         with hold(work.tree, first.locks, work.on_note):
@@ -167,7 +173,7 @@ def apply(intent: Intent, work: Work) -> Outcome:
                 host = work.scan(intent)  # another vfiomgr was at work meanwhile
                 _refuse_stale(intent, work.tree)
             outcome = _apply_locked(intent, host, first, work)
-    for run in lost:
+    for run in left.cut_off:
         if run.is_settled_by(outcome.plan):
             supersede(work.tree, run)
     return outcome

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.executor.change import apply
-from vfiomgr.executor.journal import Journal, cut_off_runs, read_unfinished, supersede
+from vfiomgr.executor.journal import Journal, cut_off_runs, supersede, survey, unreadable
 from vfiomgr.executor.lock import hold
 from vfiomgr.executor.rights import without_kernel
 from vfiomgr.executor.run import undo as undo_steps
+from vfiomgr.executor.together import Journals, overlapping, sequel
+from vfiomgr.executor.unfinished import read_unfinished
 from vfiomgr.model.intent import ApplyLayout
 from vfiomgr.model.path import BOOT_ID
 from vfiomgr.model.step import subject
@@ -18,7 +21,8 @@ from vfiomgr.planner.recovery import plan_undo, refuse_other_devices, refuse_wha
 
 if TYPE_CHECKING:
     from vfiomgr.executor.change import Work
-    from vfiomgr.executor.journal import CutOff, Unfinished
+    from vfiomgr.executor.journal import CutOff
+    from vfiomgr.executor.together import Sequel
     from vfiomgr.model.intent import Allowance
     from vfiomgr.planner.recovery import Undoing
 
@@ -29,22 +33,25 @@ def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[C
     Raises:
         Refusal: the kernel has still not returned, a guard speaks against one of them, or it takes
             a kernel that the tree does not have.
+        InvalidDocument: a journal cannot be read.
 
     """
     ended: list[CutOff] = []
-    refused: list[Refusal] = []
-    runs = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
-    for run in runs if finish else reversed(runs):
+    refused: list[Refusal | InvalidDocument] = []
+    left = survey(work.tree, work.tree.read(BOOT_ID))
+    for runs in [(run,) for run in left.cut_off] if finish else overlapping(left.cut_off):
         try:
-            _require_kernel(run, work)
+            for run in runs:
+                _require_kernel(run, work)
             if finish:
-                _finish(run, work)
+                _finish(runs[0], work)
             else:
-                _undo(run, work, allow)
-        except Refusal as refusal:
+                _undo(runs, work, allow)
+        except (Refusal, InvalidDocument) as refusal:
             refused.append(refusal)  # what is stuck keeps no other run from being ended
         else:
-            ended.append(run)
+            ended += reversed(runs)
+    refused += [unreadable(journal.name, journal.why) for journal in left.damaged]
     if refused:
         for run in ended:
             work.on_note(f"{'finished' if finish else 'undone'}: {run.summary}")
@@ -66,32 +73,62 @@ def _require_kernel(run: CutOff, work: Work) -> None:
         raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
 
 
-def _undo(run: CutOff, work: Work, allow: frozenset[Allowance]) -> None:
-    """Undo what a run had begun, as far as its devices are still there.
+def _undo(runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]) -> None:
+    """Undo what runs on the same devices had begun, as far as the devices are still there.
 
     It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and
     nobody should wait for those.
     """
-    _plan_undo(run, work, allow)
-    with hold(work.tree, run.locks, work.on_note):
-        if run not in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
-            return  # another process has ended it meanwhile
-        left, undoing = _plan_undo(run, work, allow)
+    _plan_undo(runs, work, allow)
+    locks = frozenset(lock for run in runs for lock in run.locks)
+    with hold(work.tree, locks, work.on_note):
+        runs = _still_left(runs, locks, work)
+        if not runs:
+            return  # another process has ended them meanwhile
+        together, undoing = _plan_undo(runs, work, allow)
         for text in undoing.notes:
             work.on_note(text)
-        with Journal.resume(work.tree, run.name) as journal:
+        with ExitStack() as open_journals:
+            journals = [
+                open_journals.enter_context(Journal.resume(work.tree, run.name)) for run in runs
+            ]
             undo_steps(
-                left.steps, undoing.steps, tree=work.tree, journal=journal, deadline=work.limit
+                together.steps,
+                undoing.steps,
+                tree=work.tree,
+                journal=Journals(journals, together),
+                deadline=work.limit,
             )
 
 
-def _plan_undo(run: CutOff, work: Work, allow: frozenset[Allowance]) -> tuple[Unfinished, Undoing]:
-    left = read_unfinished(work.tree, run.name)
-    host = work.scan(left.intent)
-    is_of_this_boot = run.is_of_this_boot
-    undoing = plan_undo(host, left.steps, left.begun, allow, is_of_this_boot=is_of_this_boot)
-    refuse_what_is_kept(host, left.steps, undoing, allow)
-    return left, undoing
+def _still_left(runs: tuple[CutOff, ...], locks: frozenset[str], work: Work) -> tuple[CutOff, ...]:
+    """Those that nobody has ended since, and later ones that were cut off on the same devices.
+
+    Raises:
+        Refusal: a later one touches more than what is locked.
+
+    """
+    now = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
+    groups = [group for group in overlapping(now) if not set(runs).isdisjoint(group)]
+    left = tuple(run for run in now if any(run in group for group in groups))
+    if not locks.issuperset(lock for run in left for lock in run.locks):
+        message = "another vfiomgr was interrupted meanwhile on the same devices"
+        raise Refusal(message, "vfiomgr recover")
+    return left
+
+
+def _plan_undo(
+    runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]
+) -> tuple[Sequel, Undoing]:
+    left = [read_unfinished(work.tree, run.name) for run in runs]
+    together = sequel(left)
+    host = work.scan(*(run.intent for run in left))
+    is_of_this_boot = runs[0].is_of_this_boot
+    undoing = plan_undo(
+        host, together.steps, together.begun, allow, is_of_this_boot=is_of_this_boot
+    )
+    refuse_what_is_kept(host, together.steps, undoing, allow)
+    return together, undoing
 
 
 def _finish(run: CutOff, work: Work) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vfiomgr.errors import (
     RollbackIncomplete,
@@ -34,7 +34,7 @@ from vfiomgr.model.plan import Plan
 from vfiomgr.model.step import AwaitVfioNode, ForgetOrigin, RememberOrigin, Step, subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.executor.journal import Journal
     from vfiomgr.host.tree import HostTree
@@ -47,6 +47,19 @@ DIVIDING_DEADLINE = 300.0
 """Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
 of them is set up."""
 _MOST_WORKERS = 8
+
+
+class Recorder(Protocol):
+    """A journal, or several as one."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Open files that a child must not keep."""
+
+    def record(
+        self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
+    ) -> None:
+        """Append one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +130,7 @@ def _advance(
     with _crew(stage.steps, tree, journal, schedule.width, deadline) as crew:
         work = _Work(stage.steps, tree, journal, crew, stage.begun)
         try:
-            failure = work.advance(schedule, on_step)
+            failure = work.advance(journal, schedule, on_step)
             following = stage.go_on() if failure is None else None
         except (Exception, KeyboardInterrupt) as cause:  # noqa: BLE001 - a defect too is undone
             failure = Result(work.begun[-1] if work.begun else 0, cause)
@@ -146,7 +159,7 @@ def undo(
     begun: Iterable[int],
     *,
     tree: HostTree,
-    journal: Journal,
+    journal: Recorder,
     deadline: float = DEADLINE,
 ) -> None:
     """Undo the begun steps of a run that was cut off, in reverse.
@@ -163,7 +176,7 @@ def undo(
 
 
 def _crew(
-    steps: Sequence[Step], tree: HostTree, journal: Journal, width: int, deadline: float
+    steps: Sequence[Step], tree: HostTree, journal: Recorder, width: int, deadline: float
 ) -> Crew:
     """Workers that know each step (by its number), and its inverse (counted on from there)."""
     tasks = [
@@ -176,7 +189,7 @@ def _crew(
         size=min(width, _MOST_WORKERS),
         in_children=tree.can_hang,
         deadline=deadline,
-        closed=(journal.descriptor,),
+        closed=journal.descriptors,
         own=frozenset(number for number, is_own in enumerate((*records, *records)) if is_own),
     )
 
@@ -199,7 +212,7 @@ class _Work:
         self,
         steps: Sequence[Step],
         tree: HostTree,
-        journal: Journal,
+        journal: Recorder,
         crew: Crew,
         begun: list[int],
     ) -> None:
@@ -209,12 +222,14 @@ class _Work:
         self._crew = crew
         self.begun = begun
 
-    def advance(self, schedule: Schedule, on_step: Callable[[Step], None]) -> Result | None:
+    def advance(
+        self, journal: Journal, schedule: Schedule, on_step: Callable[[Step], None]
+    ) -> Result | None:
         """Begin what may begin until nothing is left; the first result that is no success."""
         while (ready := schedule.ready()) or self._crew.is_busy:
             starting = ready[: self._crew.room]
             if starting:
-                self._journal.begin(starting)
+                journal.begin(starting)
             for number in starting:
                 self.begun.append(number)
                 schedule.begin(number)
@@ -225,7 +240,7 @@ class _Work:
                 continue
             if result.error is not None or result.stuck_pid is not None:
                 return result
-            self._journal.record("done", {"step": result.task}, durable=False)
+            journal.record("done", {"step": result.task}, durable=False)
             schedule.finish(result.task)
         return None
 
@@ -334,7 +349,7 @@ def _late(step: RebuildInitramfs) -> RollbackIncomplete:
     )
 
 
-def _note(journal: Journal, event: str, **details: object) -> None:
+def _note(journal: Recorder, event: str, **details: object) -> None:
     """Record where that is possible: a full disk must not keep a device from being restored."""
     try:
         journal.record(event, details)

@@ -19,27 +19,33 @@ from vfiomgr.model.persistence import TextFile
 from vfiomgr.model.snapshot import HostSnapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.intent import Intent
 
 
-def scan_for(intent: Intent | None, tree: HostTree, machine: HostTree | None) -> HostSnapshot:
-    """The host with its users, and with what else an intent is planned on."""
-    if isinstance(intent, ChangeFiles):
-        return _files_of(intent, tree)
+def scan_for(
+    intent: Intent | None, tree: HostTree, machine: HostTree | None, others: Iterable[Intent] = ()
+) -> HostSnapshot:
+    """The host with its users, and with what else an intent, and `others`, are planned on."""
+    intents = [one for one in (intent, *others) if one is not None]
+    only_files = [one for one in intents if isinstance(one, ChangeFiles)]
+    if intents and len(only_files) == len(intents):
+        return _files_of(only_files, tree)
     return scan(
         tree,
         machine or tree,
         with_users=True,
-        with_resets=intent is not None and wants_resets(intent),
-        with_gpu_modes=intent is not None and wants_gpu_modes(intent),
-        serials_of=frozenset() if intent is None else slots_with_serials(tree, intent),
+        with_resets=any(map(wants_resets, intents)),
+        with_gpu_modes=any(map(wants_gpu_modes, intents)),
+        serials_of=frozenset(slot for one in intents for slot in slots_with_serials(tree, one)),
     )
 
 
-def _files_of(intent: ChangeFiles, tree: HostTree) -> HostSnapshot:
-    """The files that an intent is about, and nothing of the devices."""
-    paths = dict.fromkeys(change.path for change in intent.changes)
+def _files_of(intents: Iterable[ChangeFiles], tree: HostTree) -> HostSnapshot:
+    """The files that intents are about, and nothing of the devices."""
+    paths = dict.fromkeys(change.path for intent in intents for change in intent.changes)
     texts = ((path, tree.read_text(HostPath(path))) for path in paths)
     return HostSnapshot(
         kernel_release=None,

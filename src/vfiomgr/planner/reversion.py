@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.attribute_step import SetVgpuAttribute
 from vfiomgr.model.gpu_step import RunSriovManage, SetPersistence
-from vfiomgr.model.host_step import ReplaceFile
 from vfiomgr.model.plan import Plan
-from vfiomgr.model.quota_step import SetQuotas
 from vfiomgr.model.step import ChangeDriver, ForgetOrigin, SetVfCount, subject
 from vfiomgr.planner import recovery
 from vfiomgr.planner.locks import device_lock
 from vfiomgr.planner.sriov_manage import kept_from_leaving
+from vfiomgr.planner.topics import topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -54,8 +52,8 @@ def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
     makers: set[str | None] = set()
     for run in map(tuple, runs):
         not_ours = _ways_to_guests(run, makers)
-        new = [step for step in run if _topic(step) not in changed and step not in not_ours]
-        changed.update(_topic(step) for step in new if step.inverse() is not None)
+        new = [step for step in run if topic(step) not in changed and step not in not_ours]
+        changed.update(topic(step) for step in new if step.inverse() is not None)
         makers.update(subject(s) for s in new if isinstance(s, RunSriovManage | SetVfCount))
         found += new
     return tuple(found)
@@ -68,20 +66,6 @@ def _letting_go(host: HostSnapshot, steps: Sequence[Step]) -> Iterator[Step]:
         if step in held:
             yield SetPersistence(held.pop(held.index(step)).device, before=True, after=False)
         yield step
-
-
-def _topic(step: Step) -> tuple[object, ...]:
-    """What a step changes: of a GPU's quotas, those of one function; of a vGPU, one attribute."""
-    match step:
-        case SetQuotas():
-            names = frozenset(change.name for change in step.changes)
-            return step.kind, subject(step), step.function, names
-        case SetVgpuAttribute():
-            return step.kind, subject(step), step.attribute
-        case ReplaceFile():
-            return step.kind, step.path
-        case _:
-            return step.kind, subject(step)
 
 
 def _ways_to_guests(run: Sequence[Step], makers: set[str | None]) -> list[Step]:

@@ -25,7 +25,8 @@ from vfiomgr.errors import (
     VfiomgrError,
 )
 from vfiomgr.executor import actions, change
-from vfiomgr.executor.journal import DIRECTORY, cut_off_runs, read_journal
+from vfiomgr.executor.journal import cut_off_runs, read_journal
+from vfiomgr.executor.journal_files import DIRECTORY
 from vfiomgr.executor.lock import hold
 from vfiomgr.executor.scanning import scan_for
 from vfiomgr.host.pci import read_driver_state

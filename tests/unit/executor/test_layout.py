@@ -15,7 +15,8 @@ from tests.unit.executor.faults import Course, EveryFault, changes, kept, named
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack, StillDiffers
 from vfiomgr.executor import change
-from vfiomgr.executor.journal import DIRECTORY, read_journal
+from vfiomgr.executor.journal import read_journal
+from vfiomgr.executor.journal_files import DIRECTORY
 from vfiomgr.executor.lock import hold
 from vfiomgr.executor.run import run as run_plan
 from vfiomgr.host.pci import read_virtual_functions

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.fakes.hosts import workstation
+from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.executor.faults import is_even
 from tests.unit.executor.test_apply import (
     AUDIO,
@@ -20,17 +19,22 @@ from tests.unit.executor.test_apply import (
     course,
 )
 from vfiomgr import api
-from vfiomgr.errors import InvalidDocument, Refusal, RollbackIncomplete
-from vfiomgr.executor.journal import DIRECTORY, cut_off_runs
+from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
+from vfiomgr.executor.journal import cut_off_runs, read_journal
+from vfiomgr.executor.journal_files import DIRECTORY
+from vfiomgr.executor.records import encode
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, RemoveVgpu, Unbind
 from vfiomgr.model.origin import DriverState
 from vfiomgr.model.path import pci_device
+from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+
+ADAPTER = PciAddress.parse("0000:05:00.0")
 
 
 @pytest.mark.parametrize("name", INTENTS)
@@ -146,16 +150,18 @@ def operations(kernel: FakeKernel) -> int:
     return taken
 
 
+def without_checksum(record: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in record.items() if key != "crc32"}
+
+
 def test_a_journal_of_another_version_is_named_and_kept(tmp_path: Path) -> None:
     kernel = cut_off_bind(tmp_path)
     (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
     file = kernel.locate(DIRECTORY / run.name)
-    with open(file, encoding="utf-8") as source:
-        lines = source.readlines()
-    plan = json.loads(lines[0])
+    plan, *others = read_journal(kernel, run.name)
     plan["steps"][0]["kind"] = "a step of the future"
-    with open(file, "w", encoding="utf-8") as target:
-        target.writelines([json.dumps(plan) + "\n", *lines[1:]])
+    with open(file, "wb") as target:
+        target.writelines(encode(without_checksum(record)) for record in (plan, *others))
     with pytest.raises(InvalidDocument, match=r"cannot be read by this vfiomgr") as caught:
         api.recover(tree=kernel)
     assert run.name in caught.value.message
@@ -188,3 +194,22 @@ def test_an_override_that_contradicts_the_driver_is_not_given_back(tmp_path: Pat
     api.apply(Bind((GPU,)), tree=kernel)
     api.apply(Unbind((GPU,)), tree=kernel)
     assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+def test_a_run_that_fails_leaves_what_another_one_left_half_done(
+    tmp_path: Path, *, late: bool
+) -> None:
+    """A host driver with the override of another cannot bind: the override has to come last."""
+    failed = 0
+    for at in range(1, 12):
+        kernel = network_adapter(tmp_path / str(at))
+        kernel.write(pci_device(ADAPTER) / "driver_override", "vfio-pci")
+        half = read_driver_state(kernel, ADAPTER)
+        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
+        try:
+            api.apply(Bind((ADAPTER,)), tree=kernel)
+        except (RolledBack, HostError):
+            failed += 1
+            assert read_driver_state(kernel, ADAPTER) == half
+    assert failed > len(("override", "unbind", "probe"))

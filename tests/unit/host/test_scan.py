@@ -135,5 +135,5 @@ def test_a_record_that_is_none_hides_no_other(tmp_path: Path) -> None:
     for name, address in {"a": '"zz"', "b": "5"}.items():
         text = '{"api_version": "vfiomgr/v1", "device": {"address": ' + address + "}}"
         (origins / f"{name}.json").write_text(text)
-    with pytest.warns(UserWarning, match="is no record of vfiomgr"):
+    with pytest.warns(UserWarning, match="not a record of vfiomgr"):
         assert len(scan(kernel).origins) == 2
