@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tests.lab.topology import current
 from vfiomgr import api
+from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.executor.worker import Crew
 from vfiomgr.host.pci import read_driver_state
 from vfiomgr.model.intent import Bind, Unbind
@@ -22,7 +24,8 @@ from vfiomgr.model.path import pci_device
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from random import Random
 
     from vfiomgr.executor.worker import Result
     from vfiomgr.model.intent import Intent
@@ -82,11 +85,16 @@ def _problem(
 
 
 def dies(intent: Intent, step: int, moment: Moment) -> bool:
-    """Apply in a child that ends with SIGKILL; whether it did."""
+    """Apply in a child that ends with SIGKILL at a step; whether it did."""
+    return _dies(intent, lambda _: step, moment)
+
+
+def _dies(intent: Intent, chosen: Callable[[int], int], moment: Moment) -> bool:
+    """The same, at the step that is chosen by how many there are."""
     child = os.fork()
     if child == 0:
         try:
-            _arm(step, moment)
+            _arm(chosen, moment)
             api.apply(intent, tree=TREE)
         finally:
             os._exit(0)  # never a second copy of the tests
@@ -94,11 +102,15 @@ def dies(intent: Intent, step: int, moment: Moment) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-def _arm(step: int, moment: Moment) -> None:
+def _arm(chosen: Callable[[int], int], moment: Moment) -> None:
     """Make the executor of this process die at a step."""
     start, wait = Crew.start, Crew.wait_a_moment
 
+    def step_of(crew: Crew) -> int:
+        return chosen(len(crew._tasks) // 2)
+
     def deadly_start(crew: Crew, task: int, deadline: float | None = None) -> None:
+        step = step_of(crew)
         if task == step and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         start(crew, task, deadline)
@@ -107,11 +119,89 @@ def _arm(step: int, moment: Moment) -> None:
 
     def deadly_wait(crew: Crew) -> Result | None:
         result = wait(crew)
-        if result is not None and result.task == step and moment == "after":
+        if result is not None and result.task == step_of(crew) and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
     Crew.start, Crew.wait_a_moment = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
+
+
+# ---- two runs that die one after the other
+
+
+@dataclass(frozen=True)
+class Double:
+    """Two deaths and what came of them; `problem` is empty where all was well."""
+
+    first: str
+    second: str
+    is_clock_set_back: bool
+    recovered: int
+    problem: str
+
+
+def doubles(
+    random: Random, pairs: Sequence[tuple[Intent, Intent]], names: Sequence[PciAddress], count: int
+) -> Iterator[Double]:
+    """Random deaths of two runs, `count` times; the clock is set back in half of them.
+
+    A second run that finds nothing to do does not die, and does not count.
+    """
+    before = picture(names)
+    done = 0
+    while done < count:
+        earlier, later = pairs[done % len(pairs)]
+        set_back = done % 2 == 0
+        first = _dies_somewhere(random, earlier)
+        with clock_set_back() if set_back else nullcontext():
+            second = _dies_somewhere(random, later)
+            recovered = len(api.recover(tree=TREE))
+        now = picture(names)
+        if second is None:
+            _lead_back(before, names)
+            continue
+        done += 1
+        problem = "" if now == before else f"{now}, and not {before}"
+        yield Double(f"{earlier.kind} {first}", second, set_back, recovered, problem)
+
+
+def _dies_somewhere(random: Random, intent: Intent) -> str | None:
+    """Die at a random step; where, or None where nothing was to be done."""
+    share, moment = random.random(), random.choice(MOMENTS)
+    died = _dies(intent, lambda steps: int(share * steps), moment)
+    return f"{moment} {share:.0%} of {intent.kind}" if died else None
+
+
+def picture(names: Sequence[PciAddress]) -> dict[str, object]:
+    """What two runs must not change: functions, virtual functions, and what vfiomgr keeps."""
+    host = api.scan(TREE)
+    found: dict[str, object] = {str(o.device.address): o.state for o in host.origins}
+    present = [device for device in host.devices if device.address in names]
+    found |= {f"driver of {d.address}": read_driver_state(TREE, d.address) for d in present}
+    found |= {f"functions of {d.address}": d.sriov_numvfs for d in present}
+    found |= {f"autoprobe of {d.address}": d.sriov_drivers_autoprobe for d in present}
+    return found | {"left": [run.name for run in cut_off_runs(TREE, host.boot_id)]}
+
+
+def _lead_back(before: dict[str, object], names: Sequence[PciAddress]) -> None:
+    """To the state of before, where a run came to its end."""
+    for address in names:
+        if f"driver of {address}" in before and picture(names) != before:
+            wanted = before[f"driver of {address}"]
+            is_taken = getattr(wanted, "driver", None) == "vfio-pci"
+            api.apply((Bind if is_taken else Unbind)((address,)), tree=TREE)
+    assert picture(names) == before
+
+
+@contextmanager
+def clock_set_back(seconds: float = 86400.0) -> Iterator[None]:
+    """The wall clock of this machine, which is the laboratory's own, shows an earlier time."""
+    ahead = time.time() - time.monotonic()
+    time.clock_settime(time.CLOCK_REALTIME, time.time() - seconds)
+    try:
+        yield
+    finally:
+        time.clock_settime(time.CLOCK_REALTIME, time.monotonic() + ahead)
 
 
 def binding(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
