@@ -1,7 +1,8 @@
 """Kills vfiomgr before, during and after every step of a run, then recovers: `make lab-faults`.
 
-In a guest: `python -m tests.lab.deaths`. A child process plans and applies an intent and is ended
-with SIGKILL; the parent then recovers and looks where each function is.
+And in two runs on the same functions, one after the other, at random steps. In a guest:
+`python -m tests.lab.deaths`. A child process plans and applies an intent and is ended with SIGKILL;
+the parent then recovers and looks where each function is.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Literal
 
 from tests.lab.topology import current
 from vfiomgr import api
 from vfiomgr.executor.journal import cut_off_runs
 from vfiomgr.executor.worker import Crew
+from vfiomgr.host.origins import read_origins
 from vfiomgr.host.pci import read_driver_state
-from vfiomgr.model.intent import Bind, Unbind
-from vfiomgr.model.path import pci_device
+from vfiomgr.model.intent import Bind, SetVirtualFunctions, Unbind
+from vfiomgr.model.path import BOOT_ID, pci_device
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from random import Random
 
+    from tests.lab.topology import Topology
     from vfiomgr.executor.worker import Result
     from vfiomgr.model.intent import Intent
     from vfiomgr.model.origin import DriverState
@@ -35,6 +38,8 @@ Moment = Literal["before", "during", "after"]
 MOMENTS: tuple[Moment, ...] = ("before", "during", "after")
 TREE = api.HostTree("/")
 _VIRTUAL_FUNCTIONS = 2
+_DOUBLES = 30
+"""Double deaths in each guest, for `make lab-faults`."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class Double:
 
 
 def doubles(
-    random: Random, pairs: Sequence[tuple[Intent, Intent]], names: Sequence[PciAddress], count: int
+    random: Random, pairs: Sequence[Sequence[Intent]], names: Sequence[PciAddress], count: int
 ) -> Iterator[Double]:
     """Random deaths of two runs, `count` times; the clock is set back in half of them.
 
@@ -174,13 +179,15 @@ def _dies_somewhere(random: Random, intent: Intent) -> str | None:
 
 def picture(names: Sequence[PciAddress]) -> dict[str, object]:
     """What two runs must not change: functions, virtual functions, and what vfiomgr keeps."""
-    host = api.scan(TREE)
-    found: dict[str, object] = {str(o.device.address): o.state for o in host.origins}
-    present = [device for device in host.devices if device.address in names]
-    found |= {f"driver of {d.address}": read_driver_state(TREE, d.address) for d in present}
-    found |= {f"functions of {d.address}": d.sriov_numvfs for d in present}
-    found |= {f"autoprobe of {d.address}": d.sriov_drivers_autoprobe for d in present}
-    return found | {"left": [run.name for run in cut_off_runs(TREE, host.boot_id)]}
+    found: dict[str, object] = {str(o.device.address): o.state for o in read_origins(TREE)}
+    for address in names:
+        directory = pci_device(address)
+        if TREE.exists(directory):
+            found[f"driver of {address}"] = read_driver_state(TREE, address)
+        for name in ("sriov_numvfs", "sriov_drivers_autoprobe"):
+            found[f"{name} of {address}"] = TREE.read(directory / name)
+    left = cut_off_runs(TREE, TREE.read(BOOT_ID))
+    return found | {"left": [run.name for run in left]}
 
 
 def _lead_back(before: dict[str, object], names: Sequence[PciAddress]) -> None:
@@ -202,6 +209,35 @@ def clock_set_back(seconds: float = 86400.0) -> Iterator[None]:
         yield
     finally:
         time.clock_settime(time.CLOCK_REALTIME, time.monotonic() + ahead)
+
+
+def doubles_of_topology(
+    random: Random, addresses: Mapping[str, str], count: int
+) -> Iterator[Double]:
+    """Double deaths of what a guest has: a GPU with its audio, or virtual functions."""
+    places = {name: PciAddress.parse(text) for name, text in addresses.items()}
+    most, rest = count - count // 2, count // 2
+    if "nvme" in places:
+        yield from _of_virtual_functions(random, places["nvme"], most)
+        pairs = [(1, 2), (2, 0)]
+        wishes = [tuple(SetVirtualFunctions(places["nvme"], n) for n in pair) for pair in pairs]
+        yield from doubles(random, wishes, (places["nvme"],), rest)
+        return
+    functions = (places["gpu"], places["gpu_audio"])
+    bind, unbind = Bind(functions[:1]), Unbind(functions[:1])
+    _there_and_back(functions)
+    yield from doubles(random, [(bind, bind), (bind, unbind)], functions, most)
+    api.apply(bind, tree=TREE)
+    try:
+        yield from doubles(random, [(unbind, bind), (unbind, unbind)], functions, rest)
+    finally:
+        api.apply(unbind, tree=TREE)
+
+
+def _of_virtual_functions(random: Random, physical: PciAddress, count: int) -> Iterator[Double]:
+    with virtual_function(physical) as functions:
+        bind, unbind = Bind(functions[:1]), Unbind(functions[:1])
+        yield from doubles(random, [(bind, bind), (bind, unbind)], functions, count)
 
 
 def binding(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:
@@ -260,7 +296,22 @@ def main() -> int:
         end = death.problem or ("recovered" if death.recovered else "had come to its end")
         print(f"{death.name}: killed {death.moment} step {death.step}: {end}", flush=True)
     print(f"{topology.name}: {counted} deaths, {problems} functions left stranded", flush=True)
-    return 1 if problems or not counted else 0
+    return 1 if _tell_doubles(topology) or problems or not counted else 0
+
+
+def _tell_doubles(topology: Topology) -> int:
+    """Die twice, recover and count; how often something was left."""
+    seed = SystemRandom().getrandbits(32)
+    problems = 0
+    for death in doubles_of_topology(Random(seed), topology.addresses, _DOUBLES):  # noqa: S311
+        problems += bool(death.problem)
+        back = ", clock set back" if death.is_clock_set_back else ""
+        end = death.problem or f"recovered {death.recovered}"
+        print(f"killed {death.first}, then {death.second}{back}: {end}", flush=True)
+    print(
+        f"{topology.name}: {_DOUBLES} double deaths, {problems} problems, seed {seed}", flush=True
+    )
+    return problems
 
 
 if __name__ == "__main__":
