@@ -1,0 +1,75 @@
+"""What vfiomgr keeps in /run, where something else lies there instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.hosts import network_adapter
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.host import stuck
+from vfiomgr.model.libvirt_hook import parse_record as parse_guest
+from vfiomgr.model.path import RUNTIME
+from vfiomgr.model.quota import parse_record as parse_quotas
+from vfiomgr.model.runtime import parse_record as parse_runtimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MARKS = RUNTIME / "stuck"
+DEEP = "[" * 60_000
+ODD: dict[str, Callable[[Path], object]] = {
+    "a list": lambda file: file.write_text("[]"),
+    "a number": lambda file: file.write_text("5"),
+    "empty": Path.touch,
+    "deep": lambda file: file.write_text(DEEP),
+    "foreign": lambda file: file.write_text('{"pid": "../../etc", "started": "1", "what": "x"}'),
+    "rubbish": lambda file: file.write_bytes(bytes(range(256))),
+    "a directory": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a dangling link": lambda file: file.symlink_to("/nowhere"),
+}
+
+
+@pytest.mark.parametrize("made", ODD.values(), ids=ODD)
+def test_a_mark_that_cannot_be_read_is_named_and_hides_no_other(
+    tmp_path: Path, made: Callable[[Path], object]
+) -> None:
+    kernel = network_adapter(tmp_path)
+    stat = f"{os.getpid()} (python) S " + " ".join(["7"] * 30)
+    kernel.sysfs.put(f"/proc/{os.getpid()}/stat", stat)
+    stuck.mark(kernel, "0000:05:00.0", os.getpid(), "unbind")
+    made(Path(kernel.locate(MARKS / "0000:01:00.0")))
+    with pytest.warns(UserWarning, match=f"ignoring {MARKS}/0000:01:00.0: not a record"):
+        found = stuck.read_marks(kernel)
+    assert found == {"0000:05:00.0": f"unbind (PID {os.getpid()})"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "5",
+        DEEP,
+        '{"name": "vm", "functions": "0000:01:00.0", "vgpus": []}',
+        '{"name": "vm", "functions": [], "vgpus": [5]}',
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_record_of_a_guest_that_is_none_is_a_malformed_document(text: str) -> None:
+    with pytest.raises(InvalidDocument, match="is no record of vfiomgr"):
+        parse_guest("uuid", text)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", DEEP, '{"api_version": "vfiomgr/v1", "entries": 5}'])
+def test_a_record_of_runtimes_that_is_none_is_a_malformed_document(text: str) -> None:
+    with pytest.raises(InvalidDocument, match="is no record of this vfiomgr"):
+        parse_runtimes(text)
+
+
+def test_a_record_of_quotas_leads_out_of_no_directory() -> None:
+    text = "../../x 5\n/etc/passwd 5\nvf1/../../y 5\nvf1/profile/vram_quota 7\n"
+    assert [known.name for known in parse_quotas(text)] == ["vf1/profile/vram_quota"]
