@@ -156,7 +156,7 @@ def doubles(
     done = 0
     while done < count:
         earlier, later = pairs[done % len(pairs)]
-        set_back = done % 2 == 0
+        set_back = done // len(pairs) % 2 == 0  # of each pair in turn
         first = _dies_somewhere(random, earlier)
         with clock_set_back() if set_back else nullcontext():
             second = _dies_somewhere(random, later)
