@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.fakes.disks import number_of
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs
 from vfiomgr.model.path import IOMMU_GROUPS, PCI_DEVICES, HostPath
 from vfiomgr.model.pci import PciAddress
@@ -222,6 +223,9 @@ class Functions:
             self._sysfs.make(directory / below)
             name = below.rsplit("/", 1)[-1]
             self._sysfs.link(f"/sys/class/{kind}/{name}", directory / below)
+            if kind == "block":
+                self._sysfs.put(directory / below / "dev", number_of(name), READ_ONLY)
+                self._sysfs.link(f"/sys/dev/block/{number_of(name)}", directory / below)
             if kind in _CLASS_DIRECTORIES:
                 self._sysfs.put(f"{_CLASS_DIRECTORIES[kind]}/{name}", "")
 
@@ -231,6 +235,8 @@ class Functions:
         for kind, below in self.known[address].gives:
             name = below.rsplit("/", 1)[-1]
             self._sysfs.drop(f"/sys/class/{kind}/{name}")
+            if kind == "block":
+                self._sysfs.drop(f"/sys/dev/block/{number_of(name)}")
             if kind in _CLASS_DIRECTORIES:
                 self._sysfs.drop(f"{_CLASS_DIRECTORIES[kind]}/{name}")
             if directory:

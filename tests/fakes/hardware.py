@@ -16,6 +16,7 @@ from tests.fakes.nvidia.gpus import DRIVER, Gpu
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tests.fakes.disks import Disks
     from tests.fakes.drivers import Drivers
     from tests.fakes.functions import Functions
     from tests.fakes.intel_vfs import IntelGpu, IntelVfs
@@ -32,6 +33,7 @@ class Hardware(FaultyTree, ABC):
     mdevs: Mdevs
     nvidia: NvidiaDriver
     intel: IntelVfs
+    disks: Disks
     _has_iommu: bool
     _declared: list[Callable[[], None]]
 
@@ -193,7 +195,12 @@ class Hardware(FaultyTree, ABC):
 
     def mount(self, node: str, where: str) -> Self:
         """A mounted file system: ("/dev/nvme0n1p2", "/")."""
-        return self._declare(lambda: self._append("/proc/mounts", f"{node} {where} ext4 rw 0 0"))
+
+        def boot() -> None:
+            self.disks.claim(node)
+            self._append("/proc/mounts", f"{node} {where} ext4 rw 0 0")
+
+        return self._declare(boot)
 
     def default_route(self, interface: str) -> Self:
         """An interface that carries the default route."""

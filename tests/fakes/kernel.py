@@ -18,6 +18,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from tests.fakes.attributes import Attributes
+from tests.fakes.disks import Disks
 from tests.fakes.drivers import Driver, Drivers
 from tests.fakes.faults import Stuck, sleep_while_anybody_cares
 from tests.fakes.faulty import modprobe_failed
@@ -74,6 +75,7 @@ class FakeKernel(Hardware):
         self.groups = Groups(self.sysfs)
         self.functions = Functions(self.sysfs, self.groups)
         self.functions.has_override = has_override
+        self.disks = Disks(self.sysfs)
         self.vfio = Vfio(self.sysfs, self.groups)
         self.vfio.has_cdev = has_cdev
         self.drivers = Drivers(self.sysfs, self.functions, self.vfio, self.stuck)
@@ -141,6 +143,12 @@ class FakeKernel(Hardware):
         """As the real tree, with the same exceptions."""
         return super().read_text(path, limit) if self._answers(path) else None
 
+    def is_claimed(self, path: HostPath, number: str) -> bool | None:
+        """What an open with O_EXCL shows, of the device that has this number."""
+        if self.sysfs.target_name(f"/sys/dev/block/{number}") != path.name:
+            return None
+        return self.disks.is_claimed(path)
+
     def _answers(self, path: HostPath) -> bool:
         """Whether a read succeeds: not of write-only attributes, nor of those without a value."""
         try:
@@ -201,6 +209,7 @@ class FakeKernel(Hardware):
         self._boots += 1
         self.heal()
         self.vfio.guests.clear()
+        self.disks.claimed.clear()
         self.vfio.cold_sleepers.clear()
         self.sriov.room.clear()
         self.sriov.grants.clear()

@@ -73,7 +73,7 @@ def domain(
     depends = options["iommufd"] or wish.vcpus > MOST_WITHOUT_EIM
     qemu = libvirt_versions.qemu_version(session)() if depends else None
     plan = plan_guest(host, wish, libvirt, qemu)
-    refuse_to_hurt(lambda: host, plan.hostdevs, host)
+    refuse_to_hurt(lambda: session.host(with_users=True), plan.hostdevs, host)
     _print(session, plan, libvirt, explain=explain)
     for line in plan.notes:
         note(line)

@@ -125,7 +125,7 @@ def edit(
     place = place_of(target, output, uri, is_change=not session.dry_run)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
     if host is not None:
-        refuse_to_hurt(lambda: host, hostdevs, host)
+        refuse_to_hurt(lambda: session.host(with_users=True), hostdevs, host)
     if session.dry_run:
         print_difference(session, done)
     else:

@@ -138,7 +138,7 @@ def hostdev(
         libvirt_versions.qemu_version(session),
     )
     hostdevs = tuple(places(units, guest_bus))
-    refuse_to_hurt(session.host, hostdevs, host)
+    refuse_to_hurt(lambda: session.host(with_users=True), hostdevs, host)
     elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         print_text("".join(elements))

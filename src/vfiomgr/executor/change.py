@@ -22,6 +22,7 @@ from vfiomgr.executor.run import DEADLINE, Outcome
 from vfiomgr.executor.run import run as run_plan
 from vfiomgr.executor.scanning import scan_for
 from vfiomgr.host.tree import HostTree
+from vfiomgr.host.uses import with_present_uses
 from vfiomgr.model.intent import ChangeFiles, RevertLayout, is_about_files
 from vfiomgr.model.path import BOOT_ID
 from vfiomgr.model.pci import UNKNOWN_CALL
@@ -172,6 +173,8 @@ def apply(intent: Intent, work: Work) -> Outcome:
             if runs_so_far(work.tree) != seen:
                 host = work.scan(intent)  # another vfiomgr was at work meanwhile
                 _refuse_stale(intent, work.tree)
+            elif not isinstance(intent, ChangeFiles):
+                host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
             outcome = _apply_locked(intent, host, first, work)
     for run in left.cut_off:
         if run.is_settled_by(outcome.plan):

@@ -88,6 +88,18 @@ def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...
     return dict(zip(questions, map(_values, lines), strict=False))
 
 
+def ask_each(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...]]:
+    """The answers of all questions but those that get none, each with a child of its own."""
+    found: dict[str, tuple[str | None, ...]] = {}
+    left = dict(questions)
+    while left:
+        answers = ask(tree, left)
+        found |= answers
+        for name in (*answers, *(name for name in tuple(left)[len(answers) :][:1])):
+            del left[name]
+    return found
+
+
 def _answer(questions: Questions, sink: int, source: int) -> None:
     """Be the child: one line for each question."""
     status = 1

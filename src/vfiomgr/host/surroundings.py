@@ -91,7 +91,9 @@ def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:
 def _host_uses(
     host: HostSnapshot, tree: HostTree, *, with_users: bool
 ) -> tuple[HostUse, ...] | None:
-    found = uses.read_host_uses(tree)
-    if found is None or not with_users:
-        return found
+    if not with_users:
+        return uses.read_host_uses(tree)
+    found = uses.read_all_uses(tree, host.devices)
+    if found is None:
+        return None
     return (*found, *nvidia.persistence_uses(tree, host.devices))

@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from errno import EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
+from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
@@ -232,6 +232,38 @@ class HostTree:
         except (OSError, ValueError):
             return None
         return (os.major(number), os.minor(number)) if number else None
+
+    def is_claimed(self, path: HostPath, number: str) -> bool | None:
+        """Whether somebody has a block device, major:minor, for itself; None where nothing tells.
+
+        Only nodes of this very machine are opened: those of another tree may be any device.
+        """
+        if not self.is_machine:
+            return None
+        major, _, minor = number.partition(":")
+        try:
+            found, wanted = os.stat(path), os.makedev(int(major), int(minor))
+            if not stat.S_ISBLK(found.st_mode) or found.st_rdev != wanted:
+                return None
+            flags = os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC
+            os.close(os.open(path, flags))
+        except OSError as error:
+            return True if error.errno == EBUSY else None
+        return False
+
+    def device_of(self, path: HostPath) -> str | None:
+        """The kind and number of the device that a process of this machine has open: `b259:0`.
+
+        A descriptor below /proc leads to the node itself, whatever it is called, and wherever.
+        """
+        if not self.is_machine:
+            return None
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        kind = "b" if stat.S_ISBLK(found.st_mode) else "c" if stat.S_ISCHR(found.st_mode) else None
+        return kind and f"{kind}{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
 
     def exists(self, path: HostPath) -> bool:
         """Whether there is a file, directory or link."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
-from vfiomgr.host.uses import functions_below
+from vfiomgr.host.below import functions_below
 from vfiomgr.model.path import HostPath
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.snapshot import DeviceUser
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.pci import PciAddress
 
     Disks = Mapping[str, tuple[PciAddress, ...]]
 
@@ -39,8 +40,10 @@ _WATCHED = (
 )
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
-_CLASSES = ("block", "nvme", "scsi_generic")
+_CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg")
 """Classes whose nodes rest on functions in more than one way: partitions, LVM, RAID."""
+_PLACES = {"bsg": "/dev/bsg/"}
+"""Where udev puts the nodes of a class, if not below /dev itself (bsg_devnode in block/bsg.c)."""
 _NODES = "/dev/"
 _GONE = " (deleted)"
 
@@ -50,17 +53,17 @@ def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
 
     The descriptors of other users' processes can be read by root alone; a recording has none.
     """
-    opened = _all_opened(tree)
-    if opened is None:
+    descriptors = _all_descriptors(tree)
+    if descriptors is None:
         return None
     disks = _nodes_of_disks(tree)
-    mapped = _mapped(tree, opened)
-    used = {pid: {*nodes, *mapped.get(pid, ())} for pid, nodes in opened.items()}
-    watched = {
-        pid: {n for n in nodes if n is not None and (n.startswith(_WATCHED) or n in disks)}
-        for pid, nodes in used.items()
-    }
-    return _described(tree, watched, disks)
+    functions = {disk.node: disk.functions for disk in disks}
+    mapped, renamed = _mapped(tree, descriptors), _renamed(tree, descriptors, disks)
+    watched: dict[str, set[str]] = {}
+    for pid, opened in descriptors.items():
+        nodes = {*opened.values(), *mapped.get(pid, ()), *renamed.get(pid, ())}
+        watched[pid] = {n for n in nodes if n and (n.startswith(_WATCHED) or n in functions)}
+    return _described(tree, watched, functions)
 
 
 def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
@@ -71,19 +74,20 @@ def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, .
     """
     if not nodes:
         return ()
-    opened = _all_opened(tree)
-    if opened is None:
+    descriptors = _all_descriptors(tree)
+    if descriptors is None:
         return None
-    return _described(tree, {pid: found & nodes for pid, found in opened.items()}, {})
+    held = {pid: nodes & frozenset(opened.values()) for pid, opened in descriptors.items()}
+    return _described(tree, held, {})
 
 
-def _all_opened(tree: HostTree) -> dict[str, set[str]] | None:
-    """Nodes that each process has open; None where some process cannot be looked into."""
+def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
+    """The files that each process has open; None where some process cannot be looked into."""
     pids = [name for name in tree.children(_PROC) if name.isdecimal()]
     if not pids or not _shows_all(tree):
         return None
     try:
-        return {pid: nodes for pid in pids if (nodes := _opened(tree, pid)) is not None}
+        return {pid: opened for pid in pids if (opened := _opened(tree, pid)) is not None}
     except PermissionError:
         return None
 
@@ -97,27 +101,80 @@ def _shows_all(tree: HostTree) -> bool:
     return namespace == _FIRST_NAMESPACE
 
 
-def _nodes_of_disks(tree: HostTree) -> dict[str, tuple[PciAddress, ...]]:
-    """Nodes of disks, partitions and volumes, each with the functions that it rests on."""
-    found: dict[str, tuple[PciAddress, ...]] = {}
+@dataclass(frozen=True, slots=True)
+class _DiskNode:
+    """A node of a disk, a partition, a volume or a controller, and the functions below it."""
+
+    node: str
+    number: str
+    """`b259:0`: kind, major and minor."""
+    functions: tuple[PciAddress, ...]
+
+
+def _nodes_of_disks(tree: HostTree) -> tuple[_DiskNode, ...]:
+    """The nodes that rest on functions in more than one way, or on a controller's."""
+    found: list[_DiskNode] = []
     for kind in _CLASSES:
-        directory = HostPath("/sys/class") / kind
+        directory, place = HostPath("/sys/class") / kind, _PLACES.get(kind, _NODES)
         for name in tree.children(directory):
             functions = tuple(functions_below(tree, directory / name))
             if functions:
-                found["/dev/" + name.replace("!", "/")] = functions
-    return found
+                number = tree.read(directory / name / "dev") or ""
+                number = f"{'b' if kind == 'block' else 'c'}{number}"
+                found.append(_DiskNode(place + name.replace("!", "/"), number, functions))
+    return tuple(found)
 
 
-def _opened(tree: HostTree, pid: str) -> set[str] | None:
-    """Nodes that a process has open; None of one without descriptors, as kernel threads are."""
+def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
+    """Files by descriptor of a process; None of one without descriptors, as kernel threads are."""
     directory = _PROC / pid / "fd"
     try:
         names = os.listdir(tree.locate(directory / ""))
     except (FileNotFoundError, ProcessLookupError):
         return None  # it ended meanwhile
-    targets = filter(None, (tree.link(directory / name) for name in names))
-    return {target for target in targets if target.startswith(_NODES)} if names else None
+    targets = ((name, tree.link(directory / name)) for name in names)
+    return {n: target for n, target in targets if target and target[0] == "/"} if names else None
+
+
+def _renamed(
+    tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
+) -> Mapping[str, Iterable[str | None]]:
+    """Nodes of disks that processes have open by other names: in a /dev of their own, anywhere.
+
+    A guest of libvirt and a container have such a /dev. Which device it is, a child asks, since
+    the file may be on a server that does not answer.
+    """
+    by_number = {disk.number: disk.node for disk in disks}
+    known = frozenset(by_number.values())
+    if not by_number or not tree.is_machine:
+        return {}
+    unclear = {
+        pid: [name for name, target in opened.items() if _is_unclear(target, known)]
+        for pid, opened in descriptors.items()
+    }
+    questions = {
+        pid: partial(_devices_of, tree, pid, names, by_number)
+        for pid, names in unclear.items()
+        if names
+    }
+    found = bounded.ask_each(tree, questions)
+    for pid in questions.keys() - found.keys():
+        text = f"process {pid} has a file open that does not answer; it is taken for no disk"
+        warnings.warn(text, stacklevel=2)
+    return found
+
+
+def _is_unclear(target: str, known: AbstractSet[str]) -> bool:
+    return target not in known and not target.startswith((*_WATCHED, "/memfd:", "/dev/null"))
+
+
+def _devices_of(
+    tree: HostTree, pid: str, names: Iterable[str], by_number: Mapping[str, str]
+) -> tuple[str, ...]:
+    numbers = (tree.device_of(_PROC / pid / "fd" / name) for name in names)
+    return tuple(
+        sorted({by_number[number] for number in numbers if number and number in by_number})
+    )
 
 
 def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | None]]:

@@ -65,8 +65,10 @@ class HostUse:
     """Something of the host itself that would break without the function."""
 
     address: PciAddress
-    kind: Literal["mounted-disk", "default-route", "persistence-mode"]
+    kind: Literal["mounted-disk", "default-route", "network", "persistence-mode"]
     what: str
+    lift: str = ""
+    """The command that ends this use; empty where none is known."""
 
 
 @dataclass(frozen=True, slots=True)

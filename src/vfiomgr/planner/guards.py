@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.model.intent import Bind
     from vfiomgr.model.pci import PciAddress, PciDevice
-    from vfiomgr.model.snapshot import DeviceUser, HostSnapshot
+    from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse
     from vfiomgr.model.vgpu import Vgpu
 
     Guard = Callable[[HostSnapshot, PciDevice], Iterator["Objection"]]
@@ -36,6 +36,8 @@ class Objection:
     reason: str
     remedy: str
     allowance: Allowance | None = None
+    is_network: bool = False
+    """Whether it speaks for an interface, and not for a process that would be waited for."""
 
 
 def refuse_if_any(objections: Iterable[Objection], allow: frozenset[Allowance]) -> None:
@@ -185,31 +187,40 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
-    """Mounted disks, the interface of the default route, and GPUs that their driver keeps."""
+    """Disks and interfaces that the host uses, and GPUs that their driver keeps."""
     for use in host.host_uses or ():
-        if use.address != device.address:
-            continue
-        match use.kind:
-            case "mounted-disk":
-                yield Objection(
-                    f"{device} holds a disk that the host uses: {use.what}",
-                    f"unmount it, {_LEAVING_OUT}or pass --allow {use.kind}",
-                    "mounted-disk",
-                )
-            case "default-route":
-                yield Objection(
-                    f"{device} carries the default route: interface {use.what}",
-                    f"move the route, {_LEAVING_OUT}or pass --allow {use.kind}",
-                    "default-route",
-                )
-            case "persistence-mode":
-                yield Objection(
-                    f"{device} is in persistence mode, so its driver would never let it go: "
-                    f"{use.what}",
-                    f"nvidia-smi -i {device.address} -pm 0, and stop nvidia-persistenced, "
-                    "or pass --allow in-use",
-                    "in-use",
-                )
+        if use.address == device.address:
+            yield _use_objection(device, use)
+
+
+def _use_objection(device: PciDevice, use: HostUse) -> Objection:
+    match use.kind:
+        case "mounted-disk":
+            return Objection(
+                f"{device} holds a disk that the host uses: {use.what}",
+                f"{use.lift or 'unmount it'}, {_LEAVING_OUT}or pass --allow mounted-disk",
+                "mounted-disk",
+            )
+        case "default-route":
+            return Objection(
+                f"{device} carries the default route: interface {use.what}",
+                f"move the route, {_LEAVING_OUT}or pass --allow default-route",
+                "default-route",
+            )
+        case "network":
+            return Objection(
+                f"{device} is in use by the network: {use.what}",
+                f"{use.lift or 'move what uses it'}, {_LEAVING_OUT}or pass --allow in-use",
+                "in-use",
+                is_network=True,
+            )
+        case "persistence-mode":
+            return Objection(
+                f"{device} is in persistence mode, so its driver would never let it go: {use.what}",
+                f"nvidia-smi -i {device.address} -pm 0, and stop nvidia-persistenced, "
+                "or pass --allow in-use",
+                "in-use",
+            )
 
 
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
@@ -278,15 +289,20 @@ def host_data(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
 
     Persistence mode is none of it: NVIDIA's programs, which the undoing of a run calls, set it.
     """
-    for objection in host_use(host, device):
-        if objection.allowance != "in-use":
-            remedy = objection.remedy.replace(_LEAVING_OUT, "")
-            yield replace(objection, remedy=remedy)
+    for objection in _uses_but(host, device, kept=False):
+        yield replace(objection, remedy=objection.remedy.replace(_LEAVING_OUT, ""))
 
 
 def kept_initialised(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     """Persistence mode alone, of which a use count is left that no open file shows."""
-    yield from (one for one in host_use(host, device) if one.allowance == "in-use")
+    yield from _uses_but(host, device, kept=True)
+
+
+def _uses_but(host: HostSnapshot, device: PciDevice, *, kept: bool) -> Iterator[Objection]:
+    """Objections to the host's uses that are persistence mode, or those that are not."""
+    for use in host.host_uses or ():
+        if use.address == device.address and (use.kind == "persistence-mode") is kept:
+            yield _use_objection(device, use)
 
 
 UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes, host_data)

@@ -185,7 +185,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
     yield from guards.boot_display(host, device)
     yield from guards.open_nodes(host, device)
     for objection in guards.host_use(host, device):
-        if objection.allowance == "in-use":
+        if objection.allowance == "in-use" and not objection.is_network:
             yield objection
         else:  # there is no --only
             remedy = f"end that first, or pass --allow {objection.allowance}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -206,6 +206,66 @@ def disk_tree(root: Path, opened: str) -> HostTree:
 def test_a_disk_that_is_open_names_the_controller_below_it(tmp_path: Path, opened: str) -> None:
     (user,) = read_users(disk_tree(tmp_path, opened)) or ()
     assert user.functions == (PciAddress.parse("0000:03:00.0"),)
+
+
+class Machine(HostTree):
+    """A tree whose descriptors lead to devices, as those of the machine do."""
+
+    is_machine = True
+    numbers: ClassVar = {"/proc/77/fd/5": "b259:1", "/proc/77/fd/6": "c240:0"}
+
+    def device_of(self, path: HostPath) -> str | None:
+        """By process and descriptor."""
+        return self.numbers.get(path)
+
+
+def test_a_disk_that_a_guest_has_by_another_name_is_known_by_its_number(tmp_path: Path) -> None:
+    disk_tree(tmp_path, "/var/lib/storage")
+    (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
+    (user,) = read_users(Machine(tmp_path)) or ()
+    assert (user.node, user.pid) == ("/dev/nvme0n1p1", 77)
+    assert user.functions == (PciAddress.parse("0000:03:00.0"),)
+
+
+def test_the_generic_nodes_of_a_controller_name_it(tmp_path: Path) -> None:
+    controller = f"{DISK}/../ng0n1"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {DISK}/size: 1
+        {controller}/dev: 240:0
+        sys/class/nvme-generic/ng0n1 -> ../../../{controller}
+        proc/77/comm: smartctl
+        proc/77/fd/6 -> /dev/ng0n1
+        """,
+    )
+    (user,) = read_users(tree) or ()
+    assert user.functions == (PciAddress.parse("0000:03:00.0"),)
+    (tmp_path / "proc/77/fd/6").unlink()
+    (tmp_path / "proc/77/fd/6").symlink_to("/dev/other")
+    (user,) = read_users(Machine(tmp_path)) or ()
+    assert user.node == "/dev/ng0n1"
+
+
+def test_a_file_that_never_answers_is_taken_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(Machine):
+        can_hang = True
+
+        def device_of(self, path: HostPath) -> str | None:
+            """As the machine; one process has a file on a server that is gone."""
+            if path.startswith("/proc/76/"):
+                time.sleep(3600)
+            return super().device_of(path)
+
+    disk_tree(tmp_path, "/var/lib/storage")
+    tree_of(tmp_path, "proc/76/comm: cat\nproc/76/fd/3 -> /net/file")
+    (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    with pytest.warns(UserWarning, match="process 76 has a file open that does not answer"):
+        (user,) = read_users(Hanging(tmp_path)) or ()
+    assert user.pid == 77
 
 
 def test_other_files_are_nobodys_business(tmp_path: Path) -> None:

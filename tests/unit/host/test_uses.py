@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.unit.host_files import tree_of
-from vfiomgr.host.uses import read_host_uses
+from vfiomgr.host.uses import read_all_uses, read_host_uses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +64,100 @@ def test_the_default_route_over_a_bridge_names_the_interface_below(tmp_path: Pat
     )
     (use,) = read_host_uses(tree) or ()
     assert (str(use.address), use.kind, use.what) == ("0000:05:00.0", "default-route", "br0")
+
+
+@pytest.mark.parametrize("own", ["mnt:[1]", None])
+def test_a_mount_of_another_namespace_counts_for_those_who_decide(
+    tmp_path: Path, own: str | None
+) -> None:
+    row = "50 40 259:2 / /mnt/a\\040b rw - ext4 /dev/elsewhere rw"
+    tree = tree_of(
+        tmp_path,
+        rf"""
+        {DISK}/nvme0n1p2/partition: 2
+        sys/class/block/nvme0n1p2 -> ../../../{DISK}/nvme0n1p2
+        sys/dev/block/259:2 -> ../../../{DISK}/nvme0n1p2
+        proc/1/mounts: tmpfs /run tmpfs rw 0 0
+        proc/70/ns/mnt -> mnt:[2]
+        proc/71/ns/mnt -> mnt:[2]
+        proc/71/comm: sh
+        proc/71/mountinfo: 49 1 0:40 / / rw shared:1 - overlay none rw\n{row}\nodd
+        proc/72/ns/mnt -> mnt:[2]
+        proc/72/mountinfo: 51 1 259:2 / /twice rw - ext4 /dev/elsewhere rw
+        """,
+    )
+    if own is not None:
+        (tmp_path / "proc/1/ns").mkdir()
+        (tmp_path / "proc/1/ns/mnt").symlink_to(own)
+    assert read_host_uses(tree) == ()
+    found = [(use.what, use.lift) for use in read_all_uses(tree, ()) or ()]
+    said = "/dev/elsewhere on /mnt/a b in the mount namespace of sh (PID 71)"
+    assert found == ([(said, "nsenter -t 71 -m umount '/mnt/a b'")] if own else [])
+
+
+def test_a_mount_that_the_host_has_too_is_named_once(tmp_path: Path) -> None:
+    row = "50 40 259:2 / /srv rw shared:2 - ext4 /dev/nvme0n1p2 rw"
+    tree = tree_of(
+        tmp_path,
+        rf"""
+        {DISK}/nvme0n1p2/partition: 2
+        sys/class/block/nvme0n1p2 -> ../../../{DISK}/nvme0n1p2
+        sys/dev/block/259:2 -> ../../../{DISK}/nvme0n1p2
+        dev/nvme0n1p2: node
+        proc/1/mounts: /dev/nvme0n1p2 /srv ext4 rw 0 0
+        proc/1/mountinfo: {row}
+        proc/1/ns/mnt -> mnt:[1]
+        proc/71/ns/mnt -> mnt:[2]
+        proc/71/mountinfo: {row}
+        """,
+    )
+    (use,) = read_all_uses(tree, ()) or ()
+    assert (use.what, use.lift) == ("/dev/nvme0n1p2 on /srv", "umount /srv")
+
+
+def test_a_loop_device_names_the_disk_below_it(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        rf"""
+        {DISK}/size: 1
+        sys/class/block/nvme0n1 -> ../../../{DISK}
+        sys/devices/virtual/block/loop0/loop/backing_file: /dev/nvme0n1
+        sys/class/block/loop0 -> ../../devices/virtual/block/loop0
+        sys/devices/virtual/block/loop1/loop/backing_file: /srv/image
+        sys/class/block/loop1 -> ../../devices/virtual/block/loop1
+        dev/nvme0n1: node
+        dev/loop0: node
+        dev/loop1: node
+        proc/mounts: /dev/loop0 /a ext4 rw 0 0
+/dev/loop1 /b ext4 rw 0 0
+        """,
+    )
+    (use,) = read_host_uses(tree) or ()
+    assert (str(use.address), use.what) == ("0000:03:00.0", "/dev/loop0 on /a")
+
+
+@pytest.mark.parametrize(("enabled", "count"), [("1", 1), ("0", 0)])
+def test_a_disk_that_is_offered_over_the_network_is_used(
+    tmp_path: Path, enabled: str, count: int
+) -> None:
+    namespace = "sys/kernel/config/nvmet/subsystems/nqn.lab/namespaces/1"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {DISK}/size: 1
+        sys/class/block/nvme0n1 -> ../../../{DISK}
+        {namespace}/device_path: /dev/nvme0n1
+        {namespace}/enable: {enabled}
+        dev/nvme0n1: node
+        proc/mounts: tmpfs /run tmpfs rw 0 0
+        """,
+    )
+    said = [(use.what, use.lift) for use in read_host_uses(tree) or ()]
+    assert (
+        said
+        == [("/dev/nvme0n1 as NVMe-oF namespace 1 of nqn.lab", f"echo 0 > /{namespace}/enable")]
+        * count
+    )
 
 
 def test_swap_counts_as_mounted(tmp_path: Path) -> None:

@@ -225,13 +225,33 @@ def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
     disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
     route = HostUse(GPU.address, "default-route", "eth0")
+    network = HostUse(GPU.address, "network", "interface eth1: part of br0")
     return [
+        ("in-use", replace(host_of(GPU), host_uses=(network,)), "network: interface eth1: part of"),
         ("boot-display", host_of(console), "the console's display"),
         ("in-use", replace(host_of(drawn), users=(user,)), r"open in gnome-shell \(PID 812\)"),
         ("mounted-disk", replace(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
         ("default-route", replace(host_of(GPU), host_uses=(route,)), "interface eth0"),
         ("vgpu-function", vgpu_function("mdev"), "that nvidia makes vGPUs of"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("use", "first"),
+    [
+        (HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /m", "umount /m"), "umount /m"),
+        (HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /"), "unmount it"),
+        (
+            HostUse(GPU.address, "network", "interface eth1: x", "ip link set eth1 down"),
+            "ip link set eth1 down",
+        ),
+    ],
+)
+def test_a_use_of_the_host_is_refused_with_the_command_that_ends_it(
+    use: HostUse, first: str
+) -> None:
+    hint = refusal(replace(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
+    assert hint.startswith(f"{first}, or leave it out with --only, or pass --allow ")
 
 
 def vgpu_function(family: Family) -> HostSnapshot:

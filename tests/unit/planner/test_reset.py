@@ -145,6 +145,7 @@ def obstacles() -> list[tuple[HostSnapshot, str, Allowance | None]]:
     parent = replace(GPU, virtual_functions=(AUDIO.address,))
     disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
     route = HostUse(GPU.address, "default-route", "eth0")
+    network = HostUse(GPU.address, "network", "interface eth0: part of br0")
     return [
         (replace(host_of(GPU), users=(user,)), r"open in gnome-shell \(PID 812\)", "in-use"),
         (replace(host_of(bound), users=(guest,)), r"held by qemu-system-x86 \(PID 4711\)", None),
@@ -159,6 +160,7 @@ def obstacles() -> list[tuple[HostSnapshot, str, Allowance | None]]:
             "mounted-disk",
         ),
         (replace(host_of(GPU), host_uses=(route,)), "default route", "default-route"),
+        (replace(host_of(GPU), host_uses=(network,)), "in use by the network", "in-use"),
         (host_of(parent), "has 1 active virtual function", None),
         (host_of(replace(GPU, header_type=1)), "is a bridge", None),
         (host_of(replace(GPU, is_responsive=False)), "does not answer", None),

@@ -87,6 +87,7 @@ GIVEN_BACK = ChangeDriver(
 )
 HOST = host_of(PHYSICAL, VIRTUAL)
 ROUTE = HostUse(VIRTUAL.address, "default-route", "enp5s0v0")
+ADDRESS = HostUse(VIRTUAL.address, "network", "interface enp5s0v0: address 192.0.2.5/24")
 DISK = HostUse(VIRTUAL.address, "mounted-disk", "/dev/nvme4n1p1 on /srv")
 USER = DeviceUser(NODE, 812, "dd")
 
@@ -96,10 +97,11 @@ USER = DeviceUser(NODE, 812, "dd")
     ("host", "why", "allowance"),
     [
         (replace(HOST, host_uses=(ROUTE,)), "default route: interface enp5s0v0", "default-route"),
+        (replace(HOST, host_uses=(ADDRESS,)), "by the network: interface enp5s0v0", "in-use"),
         (replace(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
         (replace(HOST, users=(USER,)), r"is open in dd \(PID 812\)", "in-use"),
     ],
-    ids=["route", "disk", "node"],
+    ids=["route", "address", "disk", "node"],
 )
 def test_a_function_that_the_host_uses_is_not_taken_from_it(
     step: Step, host: HostSnapshot, why: str, allowance: Allowance

@@ -110,6 +110,10 @@ def used() -> list[tuple[HostSnapshot, str]]:
             "default route: interface eth1",
         ),
         (
+            replace(with_vf(), host_uses=(HostUse(VF.address, "network", "interface eth1: x"),)),
+            "in use by the network: interface eth1: x",
+        ),
+        (
             replace(with_vf(), host_uses=(HostUse(VF.address, "mounted-disk", "/dev/x on /m"),)),
             "holds a disk that the host uses: /dev/x on /m",
         ),

@@ -31,6 +31,7 @@ _NO_VGPU = (
     "at the start libvirt takes it from the driver that makes vGPUs of it: the guest cannot use "
     "it, and it can be no vGPU until all virtual functions are made anew"
 )
+_CUTS_OFF = "at the start libvirt takes the interface from the host, with all that uses it"
 _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
     "boot-display": ("managed-boot-display", "warning", _NO_SCREEN),
     "mounted-disk": (
@@ -99,6 +100,7 @@ def managed_in_use(situation: Situation) -> Iterator[Finding]:
         objections = [o for look in _LOOKS for o in look(situation.host, taken.device)]
         for objection in _by_kind(objections):
             rule, severity, why = _HOW_BAD[objection.allowance]
+            why = _CUTS_OFF if objection.is_network else why
             yield Finding(
                 rule,
                 severity,
@@ -131,11 +133,14 @@ def _release(taken: Taken, objection: Objection) -> str:
         case "vgpu-function":
             return objection.remedy.partition("; or pass --allow")[0]
         case "in-use":
-            first = objection.remedy.partition(", or pass --allow")[0]
-            return (
-                f"{first}; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
+            first = objection.remedy.partition(", or ")[0]
+            then = (
+                ", or give another device"
+                if objection.is_network
+                else f"; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
                 "has libvirt leave it so"
             )
+            return first + then
     return objection.remedy
 
 

@@ -215,6 +215,20 @@ CASES = [
         "managed-in-use",
         "blocker",
         Side(
+            xml(managed_element(NIC)),
+            host(
+                NIC_ON_HOST,
+                host_uses=(HostUse(NIC.address, "network", "eth0: up", "ip link set eth0 down"),),
+            ),
+        ),
+        "ip link set eth0 down, or give another device",
+        "managed='yes'",
+        Side(xml(managed_element(NIC)), host(NIC_ON_HOST)),
+    ),
+    Case(
+        "managed-in-use",
+        "blocker",
+        Side(
             xml(MANAGED),
             host(
                 replace(NVIDIA_GPU, nodes=("/dev/nvidia0",)),

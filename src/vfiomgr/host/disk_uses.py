@@ -1,0 +1,111 @@
+"""What of the host rests on the disks of PCI functions: file systems, swap, volumes, exports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from vfiomgr.host.below import BLOCK, block_device, functions_below, node_of
+from vfiomgr.host.mounts import PROC, read_mounts
+from vfiomgr.model.path import HostPath
+from vfiomgr.model.snapshot import HostUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.mounts import Mount
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.model.pci import PciAddress
+
+_ZFS = PROC / "spl/kstat/zfs"
+_BTRFS = HostPath("/sys/fs/btrfs")
+_BLOCK_NUMBERS = HostPath("/sys/dev/block")
+_EXPORTS = HostPath("/sys/kernel/config/nvmet/subsystems")
+_KIND: Final = "mounted-disk"
+
+
+def read_disk_uses(tree: HostTree, *, everywhere: bool) -> tuple[HostUse, ...]:
+    """What is on disks; `everywhere` looks into the mount namespaces of all processes, as root."""
+    direct = (*_mounted(tree, everywhere=everywhere), *_swaps(tree), *_exported(tree))
+    uses = tuple(dict.fromkeys(direct))
+    used = {use.address for use in uses}
+    volumes = dict.fromkeys(use for use in _volume_uses(tree) if use.address not in used)
+    return (*uses, *volumes)
+
+
+def _mounted(tree: HostTree, *, everywhere: bool) -> Iterator[HostUse]:
+    for mount in read_mounts(tree, everywhere=everywhere):
+        for device in _mounted_device(tree, mount):
+            for address in functions_below(tree, device):
+                yield HostUse(address, _KIND, mount.what, mount.lift)
+
+
+def _mounted_device(tree: HostTree, mount: Mount) -> Iterator[HostPath]:
+    """The block device of a mount.
+
+    Its node in another namespace may be another device's here, so its number comes first there.
+    """
+    number = None if mount.number is None else _BLOCK_NUMBERS / mount.number
+    has_number = number is not None and tree.exists(number)
+    if mount.pid is not None and number is not None and has_number:
+        yield number
+    elif mount.source.startswith("/dev/"):
+        found = tuple(block_device(tree, mount.source))
+        yield from found or ([number] if number is not None else [])
+
+
+def _swaps(tree: HostTree) -> Iterator[HostUse]:
+    for line in (tree.read_text(PROC / "swaps") or "").splitlines()[1:]:
+        for source in line.split()[:1]:
+            for device in block_device(tree, source) if source.startswith("/dev/") else ():
+                for address in functions_below(tree, device):
+                    yield HostUse(address, _KIND, f"{source} as swap", f"swapoff {source}")
+
+
+def _exported(tree: HostTree) -> Iterator[HostUse]:
+    """Disks that this kernel offers over NVMe-oF: it opens them without a claim (nvmet)."""
+    for subsystem in tree.children(_EXPORTS):
+        namespaces = _EXPORTS / subsystem / "namespaces"
+        for number in tree.children(namespaces):
+            source = tree.read(namespaces / number / "device_path") or ""
+            enable = namespaces / number / "enable"
+            if not source.startswith("/dev/") or tree.read(enable) != "1":
+                continue
+            what = f"{source} as NVMe-oF namespace {number} of {subsystem}"
+            for device in block_device(tree, source):
+                for address in functions_below(tree, device):
+                    yield HostUse(address, _KIND, what, f"echo 0 > {enable}")
+
+
+def _volume_uses(tree: HostTree) -> Iterator[HostUse]:
+    """Disks and partitions that are part of a volume, a RAID or a pool, mounted or not."""
+    for pool in tree.children(_BTRFS):
+        for name in tree.children(_BTRFS / pool / "devices"):
+            for address in functions_below(tree, BLOCK / name):
+                yield HostUse(address, _KIND, f"/dev/{name} as part of btrfs {pool}")
+    has_zfs = bool(tree.children(_ZFS))
+    for name in tree.children(BLOCK):
+        holders = tree.children(BLOCK / name / "holders")
+        whole = [f"part of {_named(tree, holder)}" for holder in holders]
+        if has_zfs and _is_zfs_member(tree, name):
+            whole.append("part of a ZFS pool")
+        for address in functions_below(tree, BLOCK / name) if whole else ():
+            yield HostUse(address, _KIND, f"{node_of(name)} as {', '.join(whole)}")
+
+
+def _named(tree: HostTree, holder: str) -> str:
+    """A volume with the name that its tool gave it: `dm-0 (vg-root)`."""
+    name = tree.read(BLOCK / holder / "dm/name")
+    return f"{holder} ({name})" if name else holder
+
+
+def _is_zfs_member(tree: HostTree, name: str) -> bool:
+    """By what udev knows; the kernel module of ZFS shows no holders."""
+    number = tree.read(BLOCK / name / "dev") or ""
+    known = tree.read_text(HostPath("/run/udev/data") / f"b{number}") or ""
+    return "E:ID_FS_TYPE=zfs_member" in known.splitlines()
+
+
+def disks_below(tree: HostTree) -> dict[str, tuple[PciAddress, ...]]:
+    """The names of all block devices that rest on PCI functions, with these functions."""
+    found = {name: tuple(functions_below(tree, BLOCK / name)) for name in tree.children(BLOCK)}
+    return {name: addresses for name, addresses in found.items() if addresses}
