@@ -34,6 +34,7 @@ class Topology:
     modules: tuple[str, ...] = ()
     iommu: bool = True
     numa: tuple[str, ...] = ()
+    drives: tuple[str, ...] = ()
     has_gpusim: bool = False
 
     def qemu_arguments(self, memory: int) -> list[str]:
@@ -41,7 +42,8 @@ class Topology:
         nodes = [text.replace(NODE_MEMORY, str(memory // 2)) for text in self.numa]
         iommu = ["intel-iommu,intremap=on,caching-mode=on"] if self.iommu else []
         devices = [part for device in (*iommu, *self.devices) for part in ("-device", device)]
-        return [*nodes, "-vga", "none", *devices]
+        drives = [part for drive in self.drives for part in ("-drive", drive)]
+        return [*nodes, "-vga", "none", *drives, *devices]
 
     @property
     def kernel_arguments(self) -> tuple[str, ...]:
@@ -76,6 +78,11 @@ _NVME = (
     "sriov_max_vfs=60,sriov_vq_flexible=120,sriov_vi_flexible=60"
 )
 
+# A disk without an image: what is written to it is in a temporary file of QEMU's.
+_EMPTY_DISK = (
+    "if=none,id=disk,format=raw,file.driver=null-co,file.size=64M,file.read-zeroes=on,snapshot=on"
+)
+
 _WORKSTATION_DEVICES = (
     _CONSOLE,
     _root_port("first", 2),
@@ -89,6 +96,8 @@ _WORKSTATION_DEVICES = (
     "pci-ohci,bus=bridge,addr=3",
     _root_port("fourth", 5),
     "e1000e,bus=fourth,addr=0,romfile=",
+    _root_port("fifth", 6),
+    "nvme,serial=disk,drive=disk,bus=fifth,addr=0",
 )
 _WORKSTATION_ADDRESSES = {
     "console": "0000:00:01.0",
@@ -101,6 +110,7 @@ _WORKSTATION_ADDRESSES = {
     "peer": "0000:04:02.0",
     "peer2": "0000:04:03.0",
     "nic": "0000:05:00.0",
+    "disk": "0000:06:00.0",
 }
 _WORKSTATION_DRIVERS = {
     "console": "bochs-drm",
@@ -109,12 +119,15 @@ _WORKSTATION_DRIVERS = {
     "peer": "e1000",
     "peer2": "ohci-pci",
     "nic": "e1000e",
+    "disk": "nvme",
 }
 
 WORKSTATION = Topology(
     name="workstation",
-    summary="two identical display+audio pairs, functions behind a bridge, a NIC, mdev parents",
+    summary="two identical display+audio pairs, functions behind a bridge, a NIC, a disk, mdev "
+    "parents",
     devices=_WORKSTATION_DEVICES,
+    drives=(_EMPTY_DISK,),
     addresses=_WORKSTATION_ADDRESSES,
     drivers=_WORKSTATION_DRIVERS,
     modules=_MDEV_MODULES,
@@ -124,6 +137,7 @@ NO_IOMMU = Topology(
     name="no-iommu",
     summary="the workstation without an IOMMU",
     devices=_WORKSTATION_DEVICES,
+    drives=(_EMPTY_DISK,),
     addresses=_WORKSTATION_ADDRESSES,
     drivers=_WORKSTATION_DRIVERS,
     modules=_MDEV_MODULES,
