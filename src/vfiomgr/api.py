@@ -304,7 +304,9 @@ def watch_layout(
     from vfiomgr.planner.layout import compare  # noqa: PLC0415 - few callers have a layout
 
     def compared(intent: ApplyLayout) -> Comparison:
-        return compare(scan_for(intent, tree, options.get("machine")), intent)
+        # Looked at after every event: no disk is opened for it, which could disturb a mount.
+        found = scan_for(intent, tree, options.get("machine"), with_claims=False)
+        return compare(found, intent)
 
     def correct(intent: ApplyLayout, name: str) -> Outcome | VfiomgrError | None:
         results = apply_each(replace(intent, only=(name,)), tree=tree, **options)

@@ -80,7 +80,8 @@ def not_checked(host: HostSnapshot, intent: Intent) -> tuple[str, ...]:
 def _not_checked(host: HostSnapshot, intent: Intent) -> Iterator[str]:
     if host.users is None:
         yield "who holds the devices: only root of a running host sees it"
-        yield "mounts in other namespaces and disks in exclusive use: these require root, too"
+        if host.host_uses is not None:
+            yield "mounts in other namespaces and disks in exclusive use: requires root"
     if host.host_uses is None:
         yield "mounted file systems and the default route: this host has no /proc"
     if isinstance(intent, Bind) and intent.driver is not None and host.vfio_modules is None:

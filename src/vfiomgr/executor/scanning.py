@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def scan_for(
-    intent: Intent | None, tree: HostTree, machine: HostTree | None, others: Iterable[Intent] = ()
+    intent: Intent | None,
+    tree: HostTree,
+    machine: HostTree | None,
+    others: Iterable[Intent] = (),
+    *,
+    with_claims: bool = True,
 ) -> HostSnapshot:
     """The host with its users, and with what else an intent, and `others`, are planned on."""
     intents = [one for one in (intent, *others) if one is not None]
@@ -37,6 +42,7 @@ def scan_for(
         tree,
         machine or tree,
         with_users=True,
+        with_claims=with_claims,
         with_resets=any(map(wants_resets, intents)),
         with_gpu_modes=any(map(wants_gpu_modes, intents)),
         serials_of=frozenset(slot for one in intents for slot in slots_with_serials(tree, one)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_interface
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.below import NETWORK, functions_below
+from vfiomgr.host.far_links import FarLink, read_far_links
 from vfiomgr.host.mounts import PROC, host_lines
-from vfiomgr.host.routing import read_routing
+from vfiomgr.host.routing import ask_routing
 from vfiomgr.model.path import pci_device
 from vfiomgr.model.snapshot import HostUse
 
@@ -43,6 +45,7 @@ class _Tables:
     addresses: ByInterface
     routes: ByInterface
     connections: Counter[str]
+    far: tuple[FarLink, ...] = ()
 
 
 def read_network_uses(
@@ -60,12 +63,13 @@ def read_network_uses(
             yield HostUse(address, "default-route", interface)
     if functions is None:
         return
-    tables = _tables(tree, ipv4, ipv6)
-    for interface in tree.children(NETWORK):
-        above = _above(tree, interface)
-        if default.isdisjoint((interface, *above)):
-            yield from _uses(tree, interface, above, tables)
-    yield from _moved_away(tree, functions)
+    adapters = (name for name in tree.children(NETWORK) if tree.exists(NETWORK / name / "device"))
+    stacks = [(name, *_above(tree, name)) for name in adapters]
+    others = [stack for stack in stacks if default.isdisjoint(stack)]
+    tables = _tables(tree, ipv4, ipv6, frozenset(chain(*others)))
+    for interface, *above in others:
+        yield from _uses(tree, interface, above, tables)
+    yield from _moved_away(tree, functions, tables.far)
 
 
 def _uses(
@@ -76,38 +80,51 @@ def _uses(
         return
     said = f"interface {interface}: {', '.join(text for text, _ in facts)}"
     lift = "; ".join(dict.fromkeys(command for _, command in facts if command))
-    if tree.exists(NETWORK / interface / "device"):  # not of one that only rests on others
-        for address in functions_below(tree, NETWORK / interface):
-            yield HostUse(address, "network", said, lift)
+    for address in functions_below(tree, NETWORK / interface):
+        yield HostUse(address, "network", said, lift)
 
 
 def _facts(
     tree: HostTree, interface: str, above: Sequence[str], tables: _Tables
 ) -> Iterator[tuple[str, str]]:
-    """What speaks for the use of an interface, each with the command that ends it."""
+    """What speaks for the use of an interface, each with the command that ends it.
+
+    What an interface on top of it does ends for this one when the two are parted.
+    """
     master = tree.link_name(NETWORK / interface / "master")
     if master is not None:
         yield f"part of {master}", f"ip link set {interface} nomaster"
-    for upper in above:
-        if upper != master and upper in _uppers(tree, interface):
+    for upper in _uppers(tree, interface):
+        if upper != master:
             yield f"below {upper}", f"ip link delete {upper}"
-    down = f"ip link set {interface} down"
-    for name in (interface, *above):
-        on = "" if name == interface else f" on {name}"
-        addresses = tables.addresses.get(name, ())
-        used = [address for address in addresses if tables.connections[address.partition("/")[0]]]
-        count = sum(tables.connections[address.partition("/")[0]] for address in used)
-        if _is_up(tree, name):
-            kept = [a for a in addresses if not ip_address(a.partition("/")[0]).is_link_local]
-            yield from ((f"address {text}{on}", down) for text in _first(kept or used))
-        yield from ((f"route {text}{on}", down) for text in _first(tables.routes.get(name, ())))
-        if count:
-            yield f"{count} established TCP connection{'s' * (count > 1)}{on}", down
+    index = tree.read(NETWORK / interface / "ifindex")
+    for link in tables.far:
+        if str(link.lower) == index:
+            yield f"below {link.place}", link.ip(f"delete {link.name}")
+    for text in _doings(tree, interface, tables):
+        yield text, f"ip link set {interface} down"
+    for upper in above:
+        yield from ((f"{text} on {upper}", "") for text in _doings(tree, upper, tables))
 
 
-def _first(texts: Sequence[str]) -> list[str]:
-    more = [f"and {len(texts) - _MOST} more"] if len(texts) > _MOST else []
-    return [*dict.fromkeys(texts[:_MOST]), *more]
+def _doings(tree: HostTree, interface: str, tables: _Tables) -> Iterator[str]:
+    """The addresses, routes and connections of one interface, without what each has by itself."""
+    addresses = {ip_interface(text).ip: text for text in tables.addresses.get(interface, ())}
+    count = sum(tables.connections[str(address)] for address in addresses)
+    if _is_up(tree, interface):
+        given = [text for ip, text in addresses.items() if ip.version == 4 or not ip.is_link_local]  # noqa: PLR2004 - IPv4
+        yield from _listed("address", given)
+    yield from _listed("route", tables.routes.get(interface, ()))
+    if count:
+        yield f"{count} established TCP connection{'s' * (count > 1)}"
+
+
+def _listed(label: str, texts: Sequence[str]) -> Iterator[str]:
+    """Each with its label; of many, how many more there are."""
+    different = tuple(dict.fromkeys(texts))
+    yield from (f"{label} {text}" for text in different[:_MOST])
+    if len(different) > _MOST:
+        yield f"{len(different) - _MOST} more"
 
 
 def _is_up(tree: HostTree, interface: str) -> bool:
@@ -136,7 +153,9 @@ def _above(tree: HostTree, interface: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _moved_away(tree: HostTree, functions: Iterable[PciDevice]) -> Iterator[HostUse]:
+def _moved_away(
+    tree: HostTree, functions: Iterable[PciDevice], far: Sequence[FarLink]
+) -> Iterator[HostUse]:
     """Functions whose interface somebody moved to another network namespace.
 
     The directory of their interfaces stays, and shows nothing in this namespace.
@@ -145,17 +164,28 @@ def _moved_away(tree: HostTree, functions: Iterable[PciDevice]) -> Iterator[Host
         if not device.class_code.startswith(_NETWORK_CLASS) or device.driver is None:
             continue
         directory = pci_device(device.address)
-        below = (child for child in tree.children(directory) if child.startswith("virtio"))
-        for place in (directory / "net", *(directory / child / "net" for child in below)):
-            if tree.exists(place) and not tree.children(place):
-                what = "its interface is in another network namespace"
-                yield HostUse(device.address, "network", what, "lsns -t net")
+        below = [child for child in tree.children(directory) if child.startswith("virtio")]
+        for place in (directory, *(directory / child for child in below)):
+            links = [link for link in far if link.device == place.name]
+            if links or (tree.exists(place / "net") and not tree.children(place / "net")):
+                yield _moved(device, links)
 
 
-def _tables(tree: HostTree, ipv4: Rows, ipv6: Rows) -> _Tables:
+def _moved(device: PciDevice, links: Sequence[FarLink]) -> HostUse:
+    if not links:
+        what = "its interface is in another network namespace"
+        return HostUse(device.address, "network", what, "lsns -t net")
+    what = ", ".join(f"its interface is {link.place}" for link in links)
+    lift = "; ".join(link.ip(f"set {link.name} netns 1") for link in links)
+    return HostUse(device.address, "network", what, lift)
+
+
+def _tables(tree: HostTree, ipv4: Rows, ipv6: Rows, names: Iterable[str]) -> _Tables:
+    """The tables; connections, of which there can be many, only where an address is asked about."""
     addresses, routes = _asked(tree) or (_written_addresses(tree), _written_routes(ipv4, ipv6))
-    connections = _connections(tree) if addresses else Counter[str]()
-    return _Tables(addresses, routes, connections)
+    has_any = any(addresses.get(name) for name in names)
+    connections = _connections(tree) if has_any else Counter[str]()
+    return _Tables(addresses, routes, connections, read_far_links(tree))
 
 
 def _asked(tree: HostTree) -> tuple[ByInterface, ByInterface] | None:
@@ -163,7 +193,7 @@ def _asked(tree: HostTree) -> tuple[ByInterface, ByInterface] | None:
     own = tree.link(PROC / "self/ns/net") if tree.is_machine else None
     if own is None or tree.link(PROC / "1/ns/net") not in (own, None):
         return None
-    found = read_routing()
+    found = ask_routing(tree)
     if found is None:
         return None
     indices = {name: int(tree.read(NETWORK / name / "ifindex") or 0) for name in _names(tree)}

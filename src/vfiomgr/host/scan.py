@@ -22,12 +22,14 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     with_readiness: bool = False,
     with_resets: bool = False,
     with_gpu_modes: bool = False,
+    with_claims: bool = True,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
 ) -> HostSnapshot:
     """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
 
     `with_users` adds what a change must know: open device nodes, by a walk through /proc, and
-    variant drivers; `with_readiness` what only a check of the host needs; `with_resets` the
+    variant drivers, and `with_claims` whether the kernel has disks in use, for which it opens idle
+    ones for a moment; `with_readiness` what only a check of the host needs; `with_resets` the
     capabilities of all functions that are awake; `with_gpu_modes` what nvidia-smi tells of vGPUs.
     Serial numbers are read in the slots of `serials_of`.
     """
@@ -40,6 +42,7 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
         with_readiness=with_readiness,
         with_resets=with_resets,
         with_gpu_modes=with_gpu_modes,
+        with_claims=with_claims,
     )
 
 

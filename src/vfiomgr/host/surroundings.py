@@ -35,12 +35,13 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
     with_readiness: bool,
     with_resets: bool,
     with_gpu_modes: bool,
+    with_claims: bool,
 ) -> HostSnapshot:
     """The devices of a host, and what `vfiomgr.host.scan.scan` was asked for besides."""
     host = _with_gpu_modes(host, tree) if with_gpu_modes else host
     return replace(
         host,
-        host_uses=_host_uses(host, tree, with_users=with_users),
+        host_uses=_host_uses(host, tree, with_users=with_users, with_claims=with_claims),
         users=users.read_users(tree) if with_users else None,
         variants=modules.read_variants(tree) if with_users else (),
         vfio_modules=modules.read_vfio_modules(tree) if with_users else None,
@@ -89,11 +90,11 @@ def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:
 
 
 def _host_uses(
-    host: HostSnapshot, tree: HostTree, *, with_users: bool
+    host: HostSnapshot, tree: HostTree, *, with_users: bool, with_claims: bool
 ) -> tuple[HostUse, ...] | None:
     if not with_users:
         return uses.read_host_uses(tree)
-    found = uses.read_all_uses(tree, host.devices)
+    found = uses.read_all_uses(tree, host.devices, with_claims=with_claims)
     if found is None:
         return None
     return (*found, *nvidia.persistence_uses(tree, host.devices))

@@ -25,16 +25,19 @@ def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:
     return (*read_disk_uses(tree, everywhere=False), *read_network_uses(tree))
 
 
-def read_all_uses(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[HostUse, ...] | None:
+def read_all_uses(
+    tree: HostTree, devices: Iterable[PciDevice], *, with_claims: bool = True
+) -> tuple[HostUse, ...] | None:
     """As `read_host_uses`, for those who decide by it.
 
-    With the mounts of all namespaces, what the kernel says of each disk that nobody is known to
-    use, and all interfaces that do something.
+    With the mounts of all namespaces, all interfaces that do something, and `with_claims` what the
+    kernel says of each disk that nobody is known to use.
     """
     if not tree.children(PROC):
         return None
     disks = read_disk_uses(tree, everywhere=True)
-    claims = read_claims(tree, frozenset(use.address for use in disks))
+    known = frozenset(use.address for use in disks)
+    claims = read_claims(tree, known) if with_claims else ()
     return (*disks, *claims, *read_network_uses(tree, devices))
 
 

@@ -327,6 +327,19 @@ def test_a_recording_says_what_could_not_be_checked(
     assert named["not_checked"][2].startswith("whether there is a driver vfio-pci: ")
 
 
+def test_a_recording_with_tables_but_no_processes_says_what_they_would_show(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    for part in ("sys", "proc/net"):
+        shutil.copytree(Path(kernel.root, part), tmp_path / "recorded" / part, symlinks=True)
+    bind = ("--root", str(tmp_path / "recorded"), "bind", "0000:02:00.0", "--dry-run")
+    told = run(*bind).stderr.splitlines()
+    assert told == [
+        "not checked: who holds the devices: only root of a running host sees it",
+        "not checked: mounts in other namespaces and disks in exclusive use: requires root",
+    ]
+
+
 def test_a_binary_snapshot_exits_65(run: Run, tmp_path: Path) -> None:
     (tmp_path / "host.json").write_bytes(b"\xd0\xff\x00")
     assert run("--snapshot", str(tmp_path / "host.json"), "list").status == 65

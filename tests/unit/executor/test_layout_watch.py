@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.hosts import mixed
+from tests.fakes.hosts import mixed, workstation
 from tests.unit.executor.test_layout import GPU, NIC, WHOLE, drivers, functions, layout
 from vfiomgr import api
 from vfiomgr.errors import HostError, InvalidDocument, RolledBack, VfiomgrError
@@ -330,6 +330,12 @@ def watched(kernel: FakeKernel, *acts: Callable[[], object], enforce: bool) -> l
             Fixed(layout()), Turns(*acts), tree=kernel, tell=told.append, enforce=enforce
         )
     return [f"{event.event} {event.device}" for event in told]
+
+
+def test_no_disk_is_opened_to_watch_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = workstation(tmp_path)
+    monkeypatch.setattr(kernel, "is_claimed", lambda *_: pytest.fail("a disk was opened"))
+    assert watched(kernel, enforce=False)
 
 
 def test_a_host_is_watched_and_not_touched(tmp_path: Path) -> None:

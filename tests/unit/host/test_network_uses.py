@@ -10,6 +10,7 @@ import pytest
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.host import network_uses
+from vfiomgr.host.far_links import FarLink, read_far_links
 from vfiomgr.host.network_uses import read_network_uses
 from vfiomgr.host.routing import Routing
 from vfiomgr.host.tree import HostTree
@@ -63,6 +64,14 @@ def upper(name: str, *, is_master: bool, lower: str = NIC) -> str:
         ),
         (
             INTERFACE
+            + "proc/net/if_inet6: "
+            + r"\n".join(GLOBAL.replace("5 02", f"{n} 02") for n in range(5))
+            + "\n",
+            "address 2001:db8::/64, address 2001:db8::1/64, address 2001:db8::2/64, 2 more",
+            "ip link set eth0 down",
+        ),
+        (
+            INTERFACE
             + "proc/net/ipv6_route: 20010db8000000000000000000000000 20 0 00 0 0 0 0 1 eth0\n",
             "route 2001:db8::/32",
             "ip link set eth0 down",
@@ -82,7 +91,7 @@ def upper(name: str, *, is_master: bool, lower: str = NIC) -> str:
             + upper("br0", is_master=True)
             + f"proc/net/if_inet6: {GLOBAL.replace('eth0', 'br0')}\n",
             "part of br0, address 2001:db8::5/64 on br0",
-            "ip link set eth0 nomaster; ip link set eth0 down",
+            "ip link set eth0 nomaster",
         ),
         (
             DOWN
@@ -139,6 +148,33 @@ def test_an_interface_of_another_namespace_leaves_an_empty_directory(tmp_path: P
     assert tuple(read_network_uses(tree, [nic])) == ()
 
 
+def test_interfaces_of_other_namespaces_are_named_with_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = FarLink("eth1", "0000:06:00.0", "", 0, 77, "sh")
+    above = FarLink("eth0", "", "macvlan", 2, 78, "pause")
+    monkeypatch.setattr(network_uses, "read_far_links", lambda _: (moved, above))
+    nic = replace(pci_device("0000:06:00.0"), class_code="020000", driver="e1000e")
+    tree = tree_of(tmp_path, INTERFACE + "proc/net/route: Iface")
+    (tmp_path / "sys/bus/pci/devices/0000:06:00.0/net").mkdir(parents=True)
+    below, away = read_network_uses(tree, [nic])
+    assert below.what == "interface eth0: below eth0 in the network namespace of pause (PID 78)"
+    assert below.lift == "nsenter -t 78 -n ip link delete eth0"
+    assert (away.address, away.lift) == (
+        nic.address,
+        "nsenter -t 77 -n ip link set eth1 netns 1",
+    )
+    assert away.what == "its interface is eth1 in the network namespace of sh (PID 77)"
+
+
+def test_nobody_enters_a_namespace_for_another_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.host.far_links.ctypes.CDLL", lambda _: pytest.fail("entered"))
+    tree = tree_of(tmp_path, "proc/1/ns/net -> net:[1]\nproc/7/ns/net -> net:[2]")
+    assert read_far_links(tree) == ()
+
+
 def test_the_machine_is_asked_for_ipv4_addresses_and_routes_of_all_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,17 +183,18 @@ def test_the_machine_is_asked_for_ipv4_addresses_and_routes_of_all_tables(
 
     def answer() -> Routing:
         found = Routing()
-        found.addresses[2] = ["192.0.2.5/24", "fe80::5/64"]
+        found.addresses[2] = ["192.0.2.5/24", "fe80::5/64", "169.254.7.7/16"]
         found.routes[2] = ["default in table 100"]
         return found
 
-    monkeypatch.setattr(network_uses, "read_routing", answer)
+    monkeypatch.setattr("vfiomgr.host.routing.read_routing", answer)
     own = "proc/self/ns/net -> net:[1]\nproc/1/ns/net -> net:[{}]\n"
     tcp = r"proc/1/net/tcp: sl\n0: 050200C0:0016 010200C0:D431 01 0\n1: 050200C0:0016 0 06 0"
     tree_of(tmp_path, INTERFACE + own.format(1) + tcp)
     (use,) = read_network_uses(Machine(tmp_path), ())
-    said = "address 192.0.2.5/24, route default in table 100, 1 established TCP connection"
-    assert use.what == f"interface eth0: {said}"
+    addresses = "address 192.0.2.5/24, address 169.254.7.7/16"
+    more = "route default in table 100, 1 established TCP connection"
+    assert use.what == f"interface eth0: {addresses}, {more}"
     (tmp_path / "proc/1/ns/net").unlink()
     (tmp_path / "proc/1/ns/net").symlink_to("net:[2]")
     assert tuple(read_network_uses(Machine(tmp_path), ())) == ()

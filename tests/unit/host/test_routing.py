@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
+from typing import TYPE_CHECKING
 
-from vfiomgr.host.routing import Routing, add_address, add_route, messages, read_routing
+from vfiomgr.host import bounded
+from vfiomgr.host.far_links import parse_link
+from vfiomgr.host.netlink import messages
+from vfiomgr.host.routing import Routing, add_address, add_route, ask_routing
+from vfiomgr.host.tree import HostTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 INET, INET6 = socket.AF_INET, socket.AF_INET6
 
@@ -77,7 +88,34 @@ def test_what_is_cut_off_is_passed_over() -> None:
     assert dict(route(attribute(9, b"\0" * 8)).routes) == {}
 
 
+def link(*attributes: bytes) -> list[str]:
+    return list(parse_link(struct.pack("=BxHiII", 0, 1, 2, 0, 0) + b"".join(attributes)))
+
+
+def test_links_that_rest_on_an_adapter_or_on_another_interface() -> None:
+    name, on = attribute(3, b"eth0\0"), attribute(5, index(4))
+    assert link(name, attribute(56, b"0000:05:00.0\0")) == ["eth0/0000:05:00.0//0"]
+    for kind, found in (
+        (b"macvlan", ["eth0//macvlan/4"]),
+        (b"veth", []),
+        (b"vlan", ["eth0//vlan/4"]),
+    ):
+        assert link(name, on, attribute(18, attribute(1, kind + b"\0"))) == found
+    assert link(name) == link() == []
+
+
+def test_a_kernel_that_keeps_its_lock_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(HostTree):
+        can_hang = True
+
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    monkeypatch.setattr("vfiomgr.host.routing.read_routing", lambda: time.sleep(3600))
+    assert ask_routing(Hanging(tmp_path)) is None
+
+
 def test_this_machine_has_a_loopback() -> None:
-    found = read_routing()
+    found = ask_routing(HostTree("/"))
     assert found is not None
     assert found.addresses[1][0] == "127.0.0.1/8"

@@ -218,6 +218,22 @@ def test_a_root_that_is_mounted_from_no_node_is_found_by_its_number(tmp_path: Pa
     assert (str(use.address), use.what) == ("0000:03:00.0", "/dev/root on /")
 
 
+def test_a_volume_is_named_as_its_tool_named_it(tmp_path: Path) -> None:
+    volume = "sys/devices/virtual/block/dm-0"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {DISK}/holders/dm-0/size: 1
+        sys/class/block/nvme0n1 -> ../../../{DISK}
+        {volume}/dm/name: vg-root
+        sys/class/block/dm-0 -> ../../devices/virtual/block/dm-0
+        proc/mounts: tmpfs /run tmpfs rw 0 0
+        """,
+    )
+    (use,) = read_host_uses(tree) or ()
+    assert use.what == "/dev/nvme0n1 as part of dm-0 (vg-root)"
+
+
 def test_a_part_of_a_volume_is_used_though_nothing_is_mounted(tmp_path: Path) -> None:
     tree = tree_of(
         tmp_path,
