@@ -200,7 +200,25 @@ def test_an_interface_in_another_network_namespace_is_refused(nic: tuple[str, st
     function, interface = nic
     with running("unshare", "--net", "sh", "-c", "echo ready; read _") as pod:
         ip("link", "set", interface, "netns", str(pod.pid))
-        assert "its interface is in another network namespace" in refused(function)
+        said = refused(function)
+        assert (
+            f"its interface is {interface} in the network namespace of sh (PID {pod.pid})" in said
+        )
+        assert f"nsenter -t {pod.pid} -n ip link set {interface} netns 1" in said
         pod.communicate("\n")
     await_true(lambda: any((_DEVICES / function).glob("net/*")))
+    is_taken_and_given_back(function)
+
+
+def test_an_interface_below_that_of_a_container_is_refused(nic: tuple[str, str]) -> None:
+    """No file of the host shows the macvlan once it is in the container."""
+    function, interface = nic
+    with running("unshare", "--net", "sh", "-c", "echo ready; read _") as pod:
+        ip("link", "add", "link", interface, "name", "far0", "type", "macvlan")
+        ip("link", "set", "far0", "netns", str(pod.pid))
+        said = refused(function)
+        assert f"below far0 in the network namespace of sh (PID {pod.pid})" in said
+        assert f"nsenter -t {pod.pid} -n ip link delete far0" in said
+        pod.communicate("\n")
+    await_true(lambda: "far0" not in vfiomgr("show", function).stdout)
     is_taken_and_given_back(function)
