@@ -13,6 +13,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
@@ -54,7 +55,7 @@ def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostU
         what = _what(name, tree.children(BLOCK / name), answers)
         for address in addresses if what else ():
             if address not in known:
-                yield HostUse(address, "mounted-disk", what, f"lsof {node_of(name)}")
+                yield HostUse(address, "mounted-disk", what, f"lsof {quote(node_of(name))}")
 
 
 def _what(name: str, parts: Collection[str], answers: _Answers) -> str:

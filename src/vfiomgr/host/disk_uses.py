@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from vfiomgr.host.below import BLOCK, block_device, functions_below, node_of
@@ -58,7 +59,7 @@ def _swaps(tree: HostTree) -> Iterator[HostUse]:
         for source in line.split()[:1]:
             for device in block_device(tree, source) if source.startswith("/dev/") else ():
                 for address in functions_below(tree, device):
-                    yield HostUse(address, _KIND, f"{source} as swap", f"swapoff {source}")
+                    yield HostUse(address, _KIND, f"{source} as swap", f"swapoff {quote(source)}")
 
 
 def _exported(tree: HostTree) -> Iterator[HostUse]:
@@ -73,7 +74,7 @@ def _exported(tree: HostTree) -> Iterator[HostUse]:
             what = f"{source} as NVMe-oF namespace {number} of {subsystem}"
             for device in block_device(tree, source):
                 for address in functions_below(tree, device):
-                    yield HostUse(address, _KIND, what, f"echo 0 > {enable}")
+                    yield HostUse(address, _KIND, what, f"echo 0 > {quote(enable)}")
 
 
 def _volume_uses(tree: HostTree) -> Iterator[HostUse]:

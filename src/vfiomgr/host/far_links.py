@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import struct
 from dataclasses import dataclass
 from functools import partial
@@ -54,9 +55,9 @@ class FarLink:
         """`eth0 in the network namespace of sh (PID 7)`."""
         return f"{self.name} in the network namespace of {self.command} (PID {self.pid})"
 
-    def ip(self, words: str) -> str:
-        """The command that does something with links in that namespace."""
-        return f"nsenter -t {self.pid} -n ip link {words}"
+    def command_to(self, verb: str, words: str = "") -> str:
+        """A command of ip(8) on it; whoever is root in a container can call it `$(reboot)`."""
+        return f"nsenter -t {self.pid} -n ip link {verb} {shlex.quote(self.name)}{words}"
 
 
 def read_far_links(tree: HostTree) -> tuple[FarLink, ...]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_interface
 from itertools import chain
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.below import NETWORK, functions_below
@@ -93,16 +94,16 @@ def _facts(
     """
     master = tree.link_name(NETWORK / interface / "master")
     if master is not None:
-        yield f"part of {master}", f"ip link set {interface} nomaster"
+        yield f"part of {master}", f"ip link set {quote(interface)} nomaster"
     for upper in _uppers(tree, interface):
         if upper != master:
-            yield f"below {upper}", f"ip link delete {upper}"
+            yield f"below {upper}", f"ip link delete {quote(upper)}"
     index = tree.read(NETWORK / interface / "ifindex")
     for link in tables.far:
         if str(link.lower) == index:
-            yield f"below {link.place}", link.ip(f"delete {link.name}")
+            yield f"below {link.place}", link.command_to("delete")
     for text in _doings(tree, interface, tables):
-        yield text, f"ip link set {interface} down"
+        yield text, f"ip link set {quote(interface)} down"
     for upper in above:
         yield from ((f"{text} on {upper}", "") for text in _doings(tree, upper, tables))
 
@@ -176,7 +177,7 @@ def _moved(device: PciDevice, links: Sequence[FarLink]) -> HostUse:
         what = "its interface is in another network namespace"
         return HostUse(device.address, "network", what, "lsns -t net")
     what = ", ".join(f"its interface is {link.place}" for link in links)
-    lift = "; ".join(link.ip(f"set {link.name} netns 1") for link in links)
+    lift = "; ".join(link.command_to("set", " netns 1") for link in links)
     return HostUse(device.address, "network", what, lift)
 
 

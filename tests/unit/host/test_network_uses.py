@@ -167,6 +167,11 @@ def test_interfaces_of_other_namespaces_are_named_with_a_process(
     assert away.what == "its interface is eth1 in the network namespace of sh (PID 77)"
 
 
+def test_a_name_that_is_a_command_stays_a_name_where_it_is_pasted() -> None:
+    link = FarLink("$(reboot)", "", "macvlan", 2, 78, "pause")
+    assert link.command_to("delete") == "nsenter -t 78 -n ip link delete '$(reboot)'"
+
+
 def test_nobody_enters_a_namespace_for_another_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
