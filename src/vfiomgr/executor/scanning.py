@@ -33,7 +33,10 @@ def scan_for(
     *,
     with_claims: bool = True,
 ) -> HostSnapshot:
-    """The host with its users, and with what else an intent, and `others`, are planned on."""
+    """The host with its users, and with what else an intent, and `others`, are planned on.
+
+    Without one, nothing is taken from the host, and no disk is opened to see who has it.
+    """
     intents = [one for one in (intent, *others) if one is not None]
     only_files = [one for one in intents if isinstance(one, ChangeFiles)]
     if intents and len(only_files) == len(intents):
@@ -42,7 +45,7 @@ def scan_for(
         tree,
         machine or tree,
         with_users=True,
-        with_claims=with_claims,
+        with_claims=with_claims and bool(intents),
         with_resets=any(map(wants_resets, intents)),
         with_gpu_modes=any(map(wants_gpu_modes, intents)),
         serials_of=frozenset(slot for one in intents for slot in slots_with_serials(tree, one)),
