@@ -76,7 +76,8 @@ def _ask(tree: HostTree, names: Iterable[str]) -> _Answers:
     for pause in _PAUSES:
         if not left:
             break
-        time.sleep(pause)
+        if pause:
+            time.sleep(pause)
         answers = bounded.ask_each(tree, {n: partial(_look, tree, n) for n in sorted(left)})
         silent |= left - answers.keys()
         unopened |= {name for name, found in answers.items() if found == (None,)}
