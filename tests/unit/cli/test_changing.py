@@ -228,6 +228,18 @@ def test_libvirt_does_not_get_to_bind_what_vfiomgr_would_not(run: Run) -> None:
     ]
 
 
+def test_libvirt_does_not_get_to_bind_what_somebody_uses(run: Run, kernel: FakeKernel) -> None:
+    managed = ("libvirt", "hostdev", "10000:01:00.0", "--managed")
+    kernel.disks.mount_privately("/dev/nvme1n1", "/mnt/x", pid=77, command="sh")
+    assert "/dev/nvme1n1 on /mnt/x in the mount namespace of sh (PID 77)" in run(*managed).stderr
+    kernel.disks.end("/dev/nvme1n1", pid=77)
+    kernel.sysfs.link_absolute("/proc/78/fd/3", "/dev/nvme1n1")
+    kernel.sysfs.put("/proc/78/comm", "qemu-kvm")
+    assert "is open in qemu-kvm (PID 78)" in run(*managed).stderr
+    kernel.sysfs.drop("/proc/78")
+    assert run(*managed).status == 0
+
+
 @pytest.mark.parametrize(
     "command", [["libvirt", "hostdev"], ["kata", "config", "--kata-version", "4.1"]]
 )
