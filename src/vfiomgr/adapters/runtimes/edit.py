@@ -32,8 +32,7 @@ class Edit:
 
         """
         path, before = self.file.path, self.file.text
-        is_new = before is None or (self.head == EMPTY_JSON and not before.strip())
-        start = self.head if is_new or before is None else before
+        start = start_of(before, self.head)
         if self.block is not None:
             return OwnedFile(path, before, joined(start, self.block))
         after = text.with_settings(start, self.settings, path)
@@ -50,6 +49,12 @@ class Decision:
     """What the runtime may see otherwise afterwards, with all that is below."""
     expected: tuple[Setting, ...] = ()
     """What the runtime must see afterwards."""
+
+
+def start_of(before: str | None, head: str) -> str:
+    """What values are set into: the text of a file, or the head of one that is not there yet."""
+    is_new = before is None or (head == EMPTY_JSON and not before.strip())
+    return head if is_new or before is None else before
 
 
 def joined(start: str, block: str) -> str:

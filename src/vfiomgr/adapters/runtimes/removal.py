@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.adapters.runtimes import template, text, values
+from vfiomgr.adapters.runtimes import chain, template, text, values
 from vfiomgr.errors import Refusal
 from vfiomgr.model.runtime import (
     InstalledRuntime,
@@ -74,7 +74,12 @@ def remove(
             left[file.path] = template.without_block(current, file, entry.name, command)
             others = _rebased(others, entry, file, ())
             continue
+        made = chain.replayed(entry, file.path, others, current)
+        if made is not None:
+            left[file.path], others = made.text, made.others
+            continue
         data = text.parse(current, file.path)
+        file, others = _without_superseded(data, entry, file, others)  # noqa: PLW2901
         values.refuse_edited(data, file.keys, file.path, command)
         keys = _sorted_out(data, file, beside, has_heir=heir is not None)
         notes += keys.left
@@ -86,6 +91,49 @@ def remove(
         grown = replace(heir, files=(*heir.files, *handed))
         others = tuple(grown if one is heir else one for one in others)
     return Removal(left, others, tuple(dict.fromkeys(notes)))
+
+
+def _without_superseded(
+    data: values.Data,
+    entry: InstalledRuntime,
+    file: OwnedFile,
+    others: tuple[InstalledRuntime, ...],
+) -> tuple[OwnedFile, tuple[InstalledRuntime, ...]]:
+    """A file without the values that a later entry replaced, and what that one replaced instead.
+
+    Two entries may have been made the default one after another.
+    """
+    replaced = {
+        own.path: own.before
+        for own in file.keys
+        if not own.is_item
+        and not values.is_there(data, own)
+        and any(
+            key.path == own.path and values.is_there(data, key)
+            for one in others
+            if one.is_beside(entry)
+            for part in one.files
+            for key in part.keys
+            if part.path == file.path
+        )
+    }
+
+    def passed_on(part: OwnedFile) -> OwnedFile:
+        keys = (
+            replace(key, before=replaced[key.path])
+            if part.path == file.path and key.path in replaced
+            else key
+            for key in part.keys
+        )
+        return replace(part, keys=tuple(keys))
+
+    kept = replace(file, keys=tuple(key for key in file.keys if key.path not in replaced))
+    if not replaced:
+        return file, others
+    return kept, tuple(
+        replace(one, files=tuple(map(passed_on, one.files))) if one.is_beside(entry) else one
+        for one in others
+    )
 
 
 def _rebased(
