@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import pytest
 
 KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
+PROGRAM = "program"
+"""The property of a test that names a program as it was really run."""
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
@@ -35,13 +37,23 @@ def pytest_configure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each kind of test."""
+    """One line for each program of another release, and one for each kind of test."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for outcome in OUTCOMES:
         for report in terminalreporter.stats.get(outcome, []):
             kind = report.nodeid.removeprefix("tests/").partition("/")[0]
             if kind in counts:
                 counts[kind][outcome] += 1
+    programs = Counter(
+        str(value)
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == PROGRAM
+    )
+    if programs:
+        terminalreporter.section("programs that tests were run with")
+    for program, passed in sorted(programs.items()):
+        terminalreporter.write_line(f"{program}: {passed} passed")
     terminalreporter.section("tests by kind")
     for kind, count in counts.items():
         shown = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES)

@@ -69,10 +69,13 @@ def _containerd(
     """What a main file and all that it brings in define."""
     version = runtimes.read_version(tree, program)
     read: list[tuple[str, str]] = []
-    unread = list(_read_into(read, tree, (main,)))
-    patterns = [pattern for _, text in read for pattern in handlers.imports_of(text) or ()]
-    paths = runtimes.imported(tree, main, patterns, version)
-    unread += _read_into(read, tree, paths)
+    unread: list[UnreadFile] = []
+
+    def imports(path: HostPath) -> tuple[str, ...]:
+        unread.extend(_read_into(read, tree, path))
+        return handlers.imports_of(dict(read).get(path, "")) or ()
+
+    paths = runtimes.imported(tree, main, imports, version).paths
     unsure = [(path, text) for path, text in beside if path not in paths]
     facts = handlers.read_containerd(read, unsure)
     good = [ConfigFile(HostPath(path), text) for path, text in read if path in facts.files]
@@ -96,17 +99,14 @@ def _mixed(
         return ()  # it has a byte order mark, of which nobody knows what becomes
 
 
-def _read_into(
-    read: list[tuple[str, str]], tree: HostTree, paths: Iterable[HostPath]
-) -> Iterator[UnreadFile]:
-    """Files that cannot be read as text; the others come to what was read."""
-    for path in paths:
-        try:
-            text = runtimes.read_config(tree, path).text
-        except InvalidDocument:
-            yield _unread(path, tree.read_text(path))
-        else:
-            read += [] if text is None else [(path, text)]
+def _read_into(read: list[tuple[str, str]], tree: HostTree, path: HostPath) -> Iterator[UnreadFile]:
+    """A file that cannot be read as text; any other is added to what was read."""
+    try:
+        text = runtimes.read_config(tree, path).text
+    except InvalidDocument:
+        yield _unread(path, tree.read_text(path))
+    else:
+        read += [] if text is None else [(path, text)]
 
 
 def _unread(path: HostPath, text: str | None) -> UnreadFile:

@@ -73,7 +73,7 @@ def dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dum
         return None
     match place.program:
         case "containerd":
-            return runtime_dump.dump_containerd(tree, place.main, texts, place.version)
+            return runtime_dump.dump_containerd(tree, place.given, texts, place.version)
         case "crio":
             drop_ins = [file.path for file in (*facts.imported, facts.drop_in)]
             return runtime_dump.dump_crio(tree, place.main, drop_ins, texts)

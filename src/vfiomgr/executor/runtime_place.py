@@ -9,15 +9,26 @@ from vfiomgr.adapters.runtimes import template, text
 from vfiomgr.errors import Refusal
 from vfiomgr.host import runtimes
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import ConfigFile, ProgramName, RuntimeFacts, imports_of
+from vfiomgr.model.runtime import (
+    ConfigFile,
+    ProgramName,
+    RuntimeFacts,
+    absolute,
+    imports_of,
+    is_unsure,
+)
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.host.runtime_dump import Texts
     from vfiomgr.host.tree import HostTree
 
 _DROP_IN = "50-vfiomgr"
 _V3_TEMPLATE_SINCE = Version(2, 0)
+_OF_ROOT, _OF_FILE = Version(1, 7, 15), Version(1, 7, 16)
+"""The last release of 1.7 with the old rule of relative imports, and the first with the new one."""
 _NAMES: dict[ProgramName, str] = {
     "containerd": "containerd",
     "crio": "CRI-O",
@@ -34,6 +45,13 @@ class Place:
     version: Version | None
     other: Version | None = None
     """What is installed instead, where another release was told: it is not asked."""
+    named: HostPath | None = None
+    """The path that the runtime is given, where that is a link to `main`."""
+
+    @property
+    def given(self) -> HostPath:
+        """The path that the runtime is given: relative imports are resolved against it."""
+        return self.named or self.main
 
     def __str__(self) -> str:
         """`containerd 2.1.9`; of k3s and rke2 the version is that of the containerd in them."""
@@ -54,30 +72,58 @@ def locate(
     if program == "containerd" and version is not None and installed is not None:
         is_same = (version.major, version.minor) == (installed.major, installed.minor)
         other = None if is_same else installed
-    return Place(program, place, version or installed, other)
+    named = None if place == path else path
+    return Place(program, place, version or installed, other, named)
 
 
 def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> RuntimeFacts:
     """The files of a runtime, with texts that they are to have."""
     main = _with(runtimes.read_config(tree, place.main), texts)
     own = runtimes.read_config(tree, drop_in(tree, place))
-    imported: tuple[ConfigFile, ...] = ()
-    if place.program == "containerd" and main.text is not None:
-        patterns = imports_of(text.parse(main.text, main.path), main.path)
-        imported = runtimes.read_imported(tree, main.path, patterns, place.version)
-    elif place.program == "crio":
-        others = (path for path in beside(tree, place) if not path.endswith("~"))
-        imported = tuple(runtimes.read_config(tree, path) for path in others)
-    imported = tuple(_with(file, texts) for file in imported)
-    return RuntimeFacts(
+    facts = RuntimeFacts(
         place.version,
         main,
         _with(own, texts),
-        tuple(file for file in imported if file.text is not None),
-        beside(tree, place),
+        beside=beside(tree, place),
         is_dockers=place.program == "containerd" and "docker" in runtimes.present(tree),
         was_ours=was_ours,
     )
+    if place.program == "containerd" and main.text is not None:
+        return _with_imports(tree, place, facts, texts)
+    if place.program == "crio":
+        others = (path for path in facts.beside if not path.endswith("~"))
+        return replace(facts, imported=_readable(tree, others, texts))
+    return facts
+
+
+def _with_imports(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> RuntimeFacts:
+    """The facts with what containerd imports."""
+
+    def imports(path: HostPath) -> tuple[str, ...]:
+        file = _with(runtimes.read_config(tree, path), texts)
+        return imports_of(text.parse(file.text or "", file.path), file.path)
+
+    def found(version: Version | None) -> runtimes.Imports:
+        return runtimes.imported(tree, place.given, imports, version)
+
+    read = found(place.version)
+    own = imports(place.given)
+    return replace(
+        facts,
+        imported=_readable(tree, read.paths, texts),
+        imports=tuple(absolute(pattern, place.given, place.version) for pattern in own),
+        missing=read.missing,
+        unsure=tuple(
+            pattern
+            for pattern in own
+            if is_unsure(pattern, place.version) and found(_OF_ROOT).paths != found(_OF_FILE).paths
+        ),
+    )
+
+
+def _readable(tree: HostTree, paths: Iterable[HostPath], texts: Texts) -> tuple[ConfigFile, ...]:
+    files = (_with(runtimes.read_config(tree, path), texts) for path in paths)
+    return tuple(file for file in files if file.text is not None)
 
 
 def _with(file: ConfigFile, texts: Texts) -> ConfigFile:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import HostError, InvalidDocument
-from vfiomgr.host.runtimes import found
+from vfiomgr.host.runtimes import followed, found
 from vfiomgr.host.tree import HostTree
 from vfiomgr.model.parsed import Malformed, parse_toml
 from vfiomgr.model.path import HostPath
@@ -28,8 +28,6 @@ _SECONDS = 20.0
 _UNKNOWN = "Ignoring unknown key in TOML"
 _NAMED = re.compile(r'\b(?:plugin|key)=("[^"]*"|\S+)')
 _SAID = 300
-_MOST_DEPTH = 8
-"""Imports of imports; files that import each other are left out after that."""
 
 Texts = dict[str, str | None]
 """What files are to hold; what is not among them is as it is."""
@@ -58,7 +56,7 @@ def dump_containerd(
         return None
     with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
         if texts:
-            place = _Shown(tree, texts, directory, version).put(main)
+            place = _Shown(tree, texts, directory, version).put(main, is_main=True)
         else:
             place = tree.locate(main) if tree.exists(main) else None
         dump = ("--config", place, "config", "dump") if place else ("config", "default")
@@ -74,35 +72,39 @@ class _Shown:
     texts: Texts
     directory: str
     version: Version | None
+    places: dict[str, str] = field(default_factory=dict)
+    """Where each file is shown."""
 
-    def put(self, path: str, depth: int = 0) -> str | None:
+    def put(self, path: str, *, is_main: bool = False) -> str | None:
         """Show a file to the program, with the files that it imports at their own places.
 
-        None where there is no main file; an import that is not there is the program's to tell.
+        None where there is no main file; an import that is not there is the program's to report.
         """
         import tomlkit  # noqa: PLC0415 - slow to import
 
-        text = self._text(path)
+        if path in self.places:
+            return self.places[path]
+        own = HostPath(followed(self.tree, HostPath(path)))
+        text = self._text(own)
         if text is None:
             gone = os.path.join(self.directory, "gone")
-            return (gone if path in self.texts else self._own_place(path)) if depth else None
+            return None if is_main else gone if own in self.texts else self._own_place(path)
         try:
             document = tomlkit.parse(text)
         except (ValueError, RecursionError) as error:
-            message = f"{path} cannot be read: {error}"
+            message = f"{own} cannot be read: {error}"
             raise InvalidDocument(message, "mend the file first; nothing was changed") from None
-        patterns = imports_of(document.unwrap(), path) if depth < _MOST_DEPTH else ()
-        if not patterns and path not in self.texts:
-            return self._own_place(path)
+        patterns = imports_of(document.unwrap(), path)
+        is_own = not patterns and own not in self.texts
+        place = os.path.join(self.directory, f"{len(self.places)}-{HostPath(path).name}")
+        self.places[path] = self._own_place(own) if is_own else place  # files may import each other
         if patterns:
             files = (file for pattern in patterns for file in self._found(pattern, path))
-            document["imports"] = [self.put(file, depth + 1) for file in files]
-        place = os.path.join(
-            self.directory, f"{len(os.listdir(self.directory))}-{HostPath(path).name}"
-        )
-        with open(place, "w", encoding="utf-8", newline="") as file:
-            file.write(document.as_string())
-        return place
+            document["imports"] = [self.put(file) for file in files]
+        if not is_own:
+            with open(place, "w", encoding="utf-8", newline="") as file:
+                file.write(document.as_string())
+        return self.places[path]
 
     def _text(self, path: str) -> str | None:
         return self.texts[path] if path in self.texts else self.tree.read_text(HostPath(path))

@@ -5,15 +5,22 @@ from __future__ import annotations
 import posixpath
 import re
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import ConfigFile, absolute, is_pattern, matches
+from vfiomgr.model.runtime import (
+    ConfigFile,
+    MissingImport,
+    absolute,
+    is_pattern,
+    matches,
+)
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.model.runtime import ProgramName
@@ -143,19 +150,35 @@ def followed(tree: HostTree, path: HostPath) -> HostPath:
     return path
 
 
-def read_imported(
-    tree: HostTree, main: HostPath, patterns: Iterable[str], version: Version | None
-) -> tuple[ConfigFile, ...]:
-    """The files that imports find, in the order in which containerd reads them."""
-    return tuple(read_config(tree, path) for path in imported(tree, main, patterns, version))
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What a main file brings in, with the imports of what it imports."""
+
+    paths: tuple[HostPath, ...] = ()
+    """In the order in which containerd reads them."""
+    missing: tuple[MissingImport, ...] = ()
 
 
 def imported(
-    tree: HostTree, main: HostPath, patterns: Iterable[str], version: Version | None
-) -> tuple[HostPath, ...]:
-    """The files that imports find, in the order in which containerd reads them."""
-    paths = (path for pattern in patterns for path in found(tree, absolute(pattern, main, version)))
-    return tuple(dict.fromkeys(paths))
+    tree: HostTree,
+    main: HostPath,
+    imports_of: Callable[[HostPath], Iterable[str]],
+    version: Version | None,
+) -> Imports:
+    """The files that imports find, breadth first and each once (LoadConfig in config.go).
+
+    `main` is the path that containerd is given: relative imports are resolved against its
+    directory, wherever a link leads. `imports_of` returns the imports of a file.
+    """
+    pending, missing = [main], []
+    for file in pending:
+        for pattern in imports_of(file):
+            place = absolute(pattern, file, version)
+            paths = found(tree, place)
+            if not paths and not is_pattern(place):
+                missing.append(MissingImport(file, place))
+            pending += [path for path in paths if path not in pending]
+    return Imports(tuple(pending[1:]), tuple(missing))
 
 
 def found(tree: HostTree, pattern: str) -> tuple[HostPath, ...]:

@@ -68,6 +68,14 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingImport:
+    """A file that an import names, and that does not exist: containerd does not start."""
+
+    importer: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeFacts:
     """What of a runtime decides how an entry is written for it."""
 
@@ -78,6 +86,11 @@ class RuntimeFacts:
     """vfiomgr's own file."""
     imported: tuple[ConfigFile, ...] = ()
     """What the main file brings in, in the order in which it is read."""
+    imports: tuple[str, ...] = ()
+    """The imports of the main file, as absolute paths and patterns."""
+    missing: tuple[MissingImport, ...] = ()
+    unsure: tuple[str, ...] = ()
+    """Relative patterns that find different files in different releases which may be meant."""
     beside: tuple[HostPath, ...] = ()
     """Other files where drop-ins are, brought in or not."""
     effective: dict[str, Any] | None = None
@@ -200,16 +213,29 @@ def imports_of(data: dict[str, Any], place: str) -> tuple[str, ...]:
     return tuple(told)
 
 
-def absolute(pattern: str, main: str, version: Version | None = None) -> str:
-    """An import as containerd takes it: relative to the directory of the file that it stands in.
+def absolute(pattern: str, importer: str, version: Version | None = None) -> str:
+    """An import as containerd resolves it, against the directory of the file that contains it.
 
-    Before 2.0 patterns are relative to where containerd was started, which systemd does in `/`
-    (resolveImports in services/server/config/config.go).
+    Up to 1.6.28 and 1.7.15 a pattern is relative to the working directory of containerd, which is
+    `/` under systemd (resolveImports in services/server/config/config.go).
     """
     if pattern.startswith("/"):
         return pattern
-    is_of_root = "*" in pattern and version is not None and version < Version(2, 0)
-    return f"{'' if is_of_root else HostPath(main).parent}/{pattern}"
+    is_of_root = is_pattern(pattern) and version is not None and _globs_working_directory(version)
+    return f"{'' if is_of_root else HostPath(importer).parent}/{pattern}"
+
+
+def _globs_working_directory(version: Version) -> bool:
+    return version < Version(1, 6, 29) or Version(1, 7) <= version < Version(1, 7, 16)
+
+
+def is_unsure(pattern: str, version: Version | None) -> bool:
+    """Whether releases that may be meant resolve an import against different directories."""
+    is_relative = is_pattern(pattern) and not pattern.startswith("/")
+    is_old = version is None or (
+        version.is_series and (version.major, version.minor) in ((1, 6), (1, 7))
+    )
+    return is_relative and is_old
 
 
 def covers(pattern: str, path: str) -> bool:

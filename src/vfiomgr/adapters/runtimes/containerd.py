@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.adapters.runtimes import text, values
+from vfiomgr.adapters.runtimes import release, text, values
 from vfiomgr.adapters.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.adapters.runtimes.mixture import mixed_versions
 from vfiomgr.errors import Refusal
-from vfiomgr.model.runtime import RuntimeFacts, Setting, covers, imports_of
+from vfiomgr.model.runtime import RuntimeFacts, Setting, covers
 from vfiomgr.model.version import Version
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
 
     """
     files = _Files(facts)
+    release.refuse_missing(facts)
+    release.refuse_old(facts, wish)
     schema = _schema(facts, files)
+    if schema == _V2:
+        release.refuse_unsure(facts)
     _refuse_disabled(files)
     _refuse_foreign(files, wish)
     in_place = schema == _V2 and (facts.version is None or facts.version < _MERGES)
@@ -57,6 +61,9 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     target = files.effective_cri() if in_place else facts.drop_in
     entry = Setting(("plugins", plugin, "containerd", "runtimes", wish.name), _table(files, wish))
     settings = [entry, *_further(facts, files, wish, plugin)]
+    if schema == _V2 and not in_place:
+        told = [(file.path, files.data(file)) for file in files.all()]
+        release.refuse_dormant(facts, told, ("plugins", CRI_V2, "containerd"), wish)
     notes = [*_notes(facts, files, wish, schema, target, in_place=in_place)]
     if in_place:
         settings = [*_kept_runc(files, target), *settings]
@@ -288,8 +295,8 @@ def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit
     Since 2.3 a dump shows containerd's own list too, but only what files say is read.
     """
     data, drop_in = files.data(facts.main), facts.drop_in.path
-    if any(covers(pattern, drop_in) for pattern in imports_of(data, facts.main.path)):
-        return  # of a relative pattern it is not sure where every release looks
+    if any(covers(pattern, drop_in) for pattern in facts.imports):
+        return
     directory, _, name = drop_in.rpartition("/")
     # A pattern finds nothing where nothing is; a plain path that is gone stops containerd. And
     # what else lies there must not come to count by this.

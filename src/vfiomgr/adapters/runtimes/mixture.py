@@ -1,6 +1,7 @@
 """Files of containerd's configuration that are of another version than the main one.
 
-What releases make of them was tried with real builds of 1.7.28, 2.0.11, 2.1.9 and 2.3.4.
+What releases make of them was tried with real builds of 1.6.20, 1.7.24, 1.7.28, 2.0.11, 2.1.9
+and 2.3.4. Before 2.3 the version of the last file that states one counts for all of them.
 """
 
 from __future__ import annotations
@@ -63,12 +64,22 @@ def mixed_versions(
             )
 
 
+def _refuses_version_3(version: Version) -> bool:
+    """Whether a containerd before 2.0 does not start with version 3 as the last that is stated.
+
+    Older ones read such a file, and know none of its plugins (ValidateV2 in config.go).
+    """
+    return Version(1, 6, 32) <= version < Version(1, 7) or version >= Version(1, 7, 17)
+
+
 def _newer_file(version: Version | None) -> tuple[MixtureEffect, str]:
     if version is None:
         return "unknown", (
-            "containerd 2.0 to 2.2 drops what was said of CRI before it, this entry too; others do "
-            "not start"
+            "containerd 2.0 to 2.2 drops what was said of CRI before it, this entry too; most "
+            "others do not start"
         )
+    if not _refuses_version_3(version) and version < _MERGES:
+        return "ignored", f"containerd {version} takes nothing of it, without a word"
     if _MERGES <= version < _COMPARES:
         return "hides", (
             f"containerd {version} drops without a word what was said of CRI before it, in the "
@@ -81,7 +92,7 @@ def _older_file(version: Version | None) -> tuple[MixtureEffect, str]:
     if version is None:
         return "unknown", "containerd 2.0 to 2.2 takes nothing of it"
     if version < _MERGES:
-        return "stops", f"containerd {version} does not start with them"
+        return "hides", f"containerd {version} takes nothing of what the main file says of CRI"
     if version < _COMPARES:
         return "ignored", f"containerd {version} takes nothing of it, without a word"
     return "unknown", ""
