@@ -61,6 +61,7 @@ __all__ = [
     "check",
     "has_unit",
     "layout_intent",
+    "locate_entries",
     "locate_runtime",
     "plan",
     "plan_files",
@@ -341,6 +342,25 @@ def locate_runtime(
     from vfiomgr.executor import runtime_place  # noqa: PLC0415 - few callers need it
 
     return runtime_place.locate(tree, program, main, version)
+
+
+def locate_entries(
+    tree: HostTree,
+    name: str,
+    program: ProgramName | None = None,
+    main: str | None = None,
+    version: Version | None = None,
+) -> tuple[Place, ...]:
+    """The container runtimes to which vfiomgr added an entry of a name, by its record.
+
+    Raises:
+        NeedsRoot: only root may read the record.
+        InvalidDocument: it, or a file of a runtime, cannot be read.
+
+    """
+    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+
+    return runtimes.places_of(tree, name, program, main, version)
 
 
 def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str) -> Prepared:

@@ -10,7 +10,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.kata_handler import configuration_of, shim_of
 from vfiomgr.cli.output import note
-from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_options
+from vfiomgr.cli.runtime_entry import at_place, carry_out, place_of, place_of_entry, place_options
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.model.kata import DEFAULT_HANDLER, handler_configuration
@@ -113,7 +113,7 @@ def uninstall(
       vfiomgr kata uninstall --handler kata-gpu --for crio
     """
     _require_handler(handler)
-    place = place_of(session, program, runtime_config, containerd_version)
+    place = place_of_entry(session, handler, program, runtime_config, containerd_version)
     command = _uninstalling(handler) + at_place(session, program, runtime_config)
     carry_out(session, lambda: api.prepare_removal(session.files, place, handler, command))
     _tell_of_configuration(session, handler)

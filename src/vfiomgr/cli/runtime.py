@@ -12,6 +12,7 @@ from vfiomgr.cli.runtime_entry import (
     at_place,
     carry_out,
     place_of,
+    place_of_entry,
     place_options,
     require_program,
 )
@@ -107,7 +108,7 @@ def unconfigure(
       vfiomgr runtime unconfigure crun --for docker
     """
     _require_name(name)
-    place = place_of(session, program, runtime_config, containerd_version)
+    place = place_of_entry(session, name, program, runtime_config, containerd_version)
     command = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
     carry_out(session, lambda: api.prepare_removal(session.files, place, name, command))
 

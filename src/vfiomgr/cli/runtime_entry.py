@@ -66,13 +66,44 @@ def place_of(
         UsageError: none is there, or several are.
 
     """
+    version = _checked(session, runtime_config, containerd_version)
+    chosen = program or _only(session)
+    return api.locate_runtime(session.files, chosen, runtime_config, version)
+
+
+def place_of_entry(
+    session: Session,
+    name: str,
+    program: ProgramName | None,
+    runtime_config: str | None,
+    containerd_version: str | None,
+) -> Place:
+    """The runtime that has an entry of vfiomgr's, or else the one that the options mean.
+
+    Raises:
+        UsageError: several runtimes have one.
+
+    """
+    version = _checked(session, runtime_config, containerd_version)
+    found = api.locate_entries(session.files, name, program, runtime_config, version)
+    if len(found) > 1:
+        named = ", ".join(f"{place.program} ({place.main})" for place in found)
+        first = found[0]
+        message = f"several container runtimes have an entry {name}: {named}"
+        options = f"--for {first.program} --runtime-config {first.main}"
+        raise UsageError(message, f"choose one, e.g. {options}")
+    return found[0] if found else place_of(session, program, runtime_config, containerd_version)
+
+
+def _checked(
+    session: Session, runtime_config: str | None, containerd_version: str | None
+) -> Version | None:
+    """The version that is told, where the options can be used."""
     session.require_live("a snapshot holds no files of runtimes", "pass --root DIR, or neither")
     if runtime_config is not None and not runtime_config.startswith("/"):
         message = f"--runtime-config {runtime_config} is no absolute path"
         raise UsageError(message, "e.g. --runtime-config /etc/containerd/config.toml")
-    version = None if containerd_version is None else _parsed(containerd_version)
-    chosen = program or _only(session)
-    return api.locate_runtime(session.files, chosen, runtime_config, version)
+    return None if containerd_version is None else _parsed(containerd_version)
 
 
 def require_program(session: Session, path: HostPath, remedy: str) -> None:

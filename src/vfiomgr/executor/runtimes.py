@@ -16,6 +16,7 @@ from vfiomgr.adapters.runtimes import (
     crio,
     docker,
     presence,
+    release,
     removal,
     template,
     text,
@@ -29,11 +30,12 @@ from vfiomgr.errors import (
 )
 from vfiomgr.executor.runtime_change import Prepared
 from vfiomgr.executor.runtime_check import checked, dump
-from vfiomgr.executor.runtime_place import Place, beside, read_facts
+from vfiomgr.executor.runtime_place import Place, beside, locate, read_facts
 from vfiomgr.host import runtimes
 from vfiomgr.model.intent import ChangeFiles, FileChange
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.runtime import (
+    PROGRAMS,
     RECORD,
     InstalledRuntime,
     OwnedFile,
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.runtime_dump import Texts
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.runtime import Key, Wish
+    from vfiomgr.model.runtime import Key, ProgramName, Wish
+    from vfiomgr.model.version import Version
 
 _LOCK = "runtimes"
 _DEFAULTS: tuple[Key, ...] = (
@@ -75,6 +78,31 @@ def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
 
     """
     return parse_record(_text_of_record(tree))
+
+
+def places_of(
+    tree: HostTree,
+    name: str,
+    program: ProgramName | None,
+    main: str | None,
+    version: Version | None,
+) -> tuple[Place, ...]:
+    """Where vfiomgr gave an entry of a name: in each runtime and file that is not ruled out.
+
+    Raises:
+        NeedsRoot, InvalidDocument: as `read_record`.
+
+    """
+    places = []
+    for one in read_record(tree):
+        if one.name != name or one.program not in PROGRAMS or program not in (None, one.program):
+            continue
+        usual = locate(tree, one.program, main, version)
+        if usual.main == one.main:
+            places.append(usual)
+        elif main is None:
+            places.append(locate(tree, one.program, one.main, version))
+    return tuple(places)
 
 
 def _text_of_record(tree: HostTree) -> str | None:
@@ -114,6 +142,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
     seen: Texts = {RECORD: told, **(_texts(tree, mine) if mine is not None else {})}
     cleaned, others = _without(mine, rest, seen, beside(tree, place), command)
     now = read_facts(tree, place, cleaned, was_ours=mine is not None)
+    release.refuse_missing(now)
     before = dump(tree, place, now, cleaned)
     facts = now if before is None else replace(now, effective=before.data)
     decision = _DECISIONS[wish.program](facts, wish)

@@ -237,6 +237,49 @@ def test_several_runtimes_are_told_apart_by_the_user(node: FakeKernel, run: Run)
     assert text(node, "/etc/crio/crio.conf.d/50-vfiomgr.conf")
 
 
+@pytest.mark.parametrize("cri", ["containerd", "crio", "docker"])
+def test_an_entry_is_removed_from_where_it_is_whatever_else_is_there(
+    node: FakeKernel, run: Run, cri: str
+) -> None:
+    put(node, "/etc/crio/crio.conf", "")
+    put(node, "/etc/docker/daemon.json", "{}\n")
+    put(node, "/usr/bin/crun", "", 0o755)
+    before = node.sysfs.picture("/etc")
+    assert run("kata", "install", "--for", cri).status == 0
+    assert run("runtime", "configure", "crun", "--path", "/usr/bin/crun", "--for", cri).status == 0
+    answer = run("kata", "uninstall")
+    assert answer.status == 0, answer.stderr
+    assert "nothing to do" not in answer.stdout
+    answer = run("runtime", "unconfigure", "crun")
+    assert answer.status == 0, answer.stderr
+    assert node.sysfs.picture("/etc") == before
+
+
+def test_an_entry_below_another_file_is_removed_there(node: FakeKernel, run: Run) -> None:
+    other = "/etc/second/config.toml"
+    put(node, other, V3)
+    assert run("kata", "install", "--runtime-config", other).status == 0
+    assert run("kata", "uninstall").status == 0
+    assert text(node, other) == V3
+    assert text(node, "/etc/second/conf.d/50-vfiomgr.toml") is None
+
+
+def test_of_several_entries_of_one_name_the_user_chooses(node: FakeKernel, run: Run) -> None:
+    put(node, "/etc/docker/daemon.json", "{}\n")
+    for cri in ("containerd", "docker"):
+        assert run("kata", "install", "--for", cri).status == 0
+    answer = run("kata", "uninstall")
+    assert answer.status == 2
+    assert f"several container runtimes have an entry kata-vfio: containerd ({MAIN}), docker" in (
+        answer.stderr
+    )
+    assert f"--for containerd --runtime-config {MAIN}" in answer.stderr
+    assert run("kata", "uninstall", "--for", "docker").status == 0
+    assert text(node, "/etc/docker/daemon.json") == "{}\n"
+    assert run("kata", "uninstall").status == 0
+    assert text(node, MAIN) == V3
+
+
 def test_without_any_runtime_that_is_told(kernel: FakeKernel, run: Run) -> None:
     put(kernel, SHIM, "")
     put(kernel, CONFIGURATION, "")
