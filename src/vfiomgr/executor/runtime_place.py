@@ -14,8 +14,8 @@ from vfiomgr.model.runtime import (
     ProgramName,
     RuntimeFacts,
     absolute,
+    depends_on_release,
     imports_of,
-    is_unsure,
 )
 from vfiomgr.model.version import Version
 
@@ -45,8 +45,20 @@ class Place:
     version: Version | None
     other: Version | None = None
     """What is installed instead, where another release was told: it is not asked."""
+    is_series: bool = False
+    """Whether a series of releases was told, e.g. 1.7."""
     named: HostPath | None = None
     """The path that the runtime is given, where that is a link to `main`."""
+
+    @property
+    def has_release(self) -> bool:
+        """Whether it is known which rule of relative imports it has."""
+        is_split = (
+            self.is_series
+            and self.version is not None
+            and (self.version.major, self.version.minor) in ((1, 6), (1, 7))
+        )
+        return self.version is not None and not is_split
 
     @property
     def given(self) -> HostPath:
@@ -72,8 +84,10 @@ def locate(
     if program == "containerd" and version is not None and installed is not None:
         is_same = (version.major, version.minor) == (installed.major, installed.minor)
         other = None if is_same else installed
+        version = installed if is_same and version.micro == 0 else version
     named = None if place == path else path
-    return Place(program, place, version or installed, other, named)
+    is_series = version is not None and version != installed and version.micro == 0
+    return Place(program, place, version or installed, other, is_series, named)
 
 
 def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> RuntimeFacts:
@@ -116,7 +130,9 @@ def _with_imports(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Text
         unsure=tuple(
             pattern
             for pattern in own
-            if is_unsure(pattern, place.version) and found(_OF_ROOT).paths != found(_OF_FILE).paths
+            if depends_on_release(pattern)
+            and not place.has_release
+            and found(_OF_ROOT).paths != found(_OF_FILE).paths
         ),
     )
 

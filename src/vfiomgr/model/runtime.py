@@ -229,13 +229,9 @@ def _globs_working_directory(version: Version) -> bool:
     return version < Version(1, 6, 29) or Version(1, 7) <= version < Version(1, 7, 16)
 
 
-def is_unsure(pattern: str, version: Version | None) -> bool:
-    """Whether releases that may be meant resolve an import against different directories."""
-    is_relative = is_pattern(pattern) and not pattern.startswith("/")
-    is_old = version is None or (
-        version.is_series and (version.major, version.minor) in ((1, 6), (1, 7))
-    )
-    return is_relative and is_old
+def depends_on_release(pattern: str) -> bool:
+    """Whether releases of containerd 1.6 and 1.7 resolve an import against other directories."""
+    return is_pattern(pattern) and not pattern.startswith("/")
 
 
 def covers(pattern: str, path: str) -> bool:

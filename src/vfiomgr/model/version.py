@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from vfiomgr.errors import UsageError
@@ -19,8 +19,6 @@ class Version:
     major: int
     minor: int
     micro: int = 0
-    is_series: bool = field(default=False, compare=False, kw_only=True)
-    """Whether it was written without its third number, e.g. `1.7`."""
 
     @classmethod
     def parse(cls, text: str, example: str = "9.0.0") -> Self:
@@ -34,8 +32,7 @@ class Version:
         if match is None:
             message = f"{text!r} is not a version"
             raise UsageError(message, f"write it as {example}")
-        major, minor, micro = (int(part or 0) for part in match.groups())
-        return cls(major, minor, micro, is_series=match[3] is None)
+        return cls(*(int(part or 0) for part in match.groups()))
 
     @classmethod
     def from_number(cls, number: int) -> Self:
