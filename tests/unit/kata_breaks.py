@@ -151,6 +151,15 @@ CASES = [
         is_silent=False,
     ),
     Case(
+        "a file of CDI 1.0 for runtime-rs 3.31",
+        4,
+        second_file("var/run/cdi/b.json", kind="b.io/bb", version="1.0.0"),
+        "cdiVersion 1.0.0 is newer than CDI 0.7: Kata's runtime-rs 3.31 ",
+        "or move /var/run/cdi/b.json away",
+        is_silent=False,
+        options=("--kata-version", "3.31.0"),
+    ),
+    Case(
         "a file with an unknown key",
         4,
         second_file("etc/cdi/b.json", kind="b.io/bb", devces=[]),

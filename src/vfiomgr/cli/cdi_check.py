@@ -13,7 +13,7 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.planner.cdi.consumers import ANY, NAMES, consumers_named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.planner.cdi.check import CdiFinding, CdiReport
     from vfiomgr.planner.cdi.consumers import Consumer
@@ -43,8 +43,10 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
     are called after.
 
     \b
-    Consumers: kata-go, kata-rs (runtime-rs), containerd-1.7, containerd-2.0, containerd-2.3,
-    podman-4.3, podman-4.9.
+    Consumers, each from that release on: kata-go, kata-rs-3.31 and kata-rs (runtime-rs up to 3.32,
+    and since 4.0), containerd-1.7, containerd-1.7.12, containerd-1.7.16, containerd-1.7.27,
+    containerd-2.0, containerd-2.1 (2.0.5 to 2.2.0), containerd-2.3 (since 2.2.1), podman-4.3,
+    podman-4.9, podman-5.4, podman-5.8.
 
     Exit status: 0 where all is well, 1 where a consumer cannot use something.
 
@@ -99,9 +101,20 @@ def _print(report: CdiReport, consumers: Sequence[Consumer]) -> None:
         say(f"  remedy    {finding.remedy}")
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)
     if files:
-        headings = ("FILE", *(consumer.name.upper() for consumer in consumers))
-        rows = [(f, *(report.verdict(f, c.name) for c in consumers)) for f in files]
-        print_table(headings, rows)
+        rows = [row for file in files for row in _verdicts(report, file, consumers)]
+        print_table(("FILE", "VERDICT", "CONSUMERS"), rows)
+
+
+def _verdicts(
+    report: CdiReport, file: str, consumers: Sequence[Consumer]
+) -> Iterator[tuple[str, str, str]]:
+    """One row for each verdict about a file, with the consumers that share it."""
+    by_verdict: dict[str, list[str]] = {}
+    for consumer in consumers:
+        by_verdict.setdefault(report.verdict(file, consumer.name), []).append(consumer.name)
+    for verdict, names in by_verdict.items():
+        is_all = len(names) == len(consumers) > 1
+        yield file, verdict, "all" if is_all else ", ".join(names)
 
 
 def _concerned(finding: CdiFinding, consumers: Sequence[Consumer]) -> str:

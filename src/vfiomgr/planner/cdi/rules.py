@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.model.cdi import shown_path
-from vfiomgr.model.cdi_keys import key_at
+from vfiomgr.model.cdi_keys import KEYS, key_at
 from vfiomgr.model.version import Version
 from vfiomgr.planner.cdi.grammar import (
     is_annotation_key,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         CdiHook,
         CdiIntelRdt,
         CdiNetDevice,
+        CdiOddity,
         CdiSpecification,
         Path,
     )
@@ -76,19 +77,37 @@ def _text(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
     for oddity in spec.oddities:
         if oddity.kind == "document-second" and not consumer.is_rust:
             continue  # the first is read, and no other
-        if oddity.kind == "key-case" and not consumer.is_rust:
+        if oddity.kind == "key-case" and not _minds_case(oddity, consumer):
             continue
-        if (oddity.kind, oddity.path) == ("key-missing", ("devices",)) and not _refuses_none(
-            consumer
-        ):
+        if oddity.kind == "key-unknown" and consumer.ignores_unknown_keys:
+            continue
+        is_about_devices = (oddity.kind, oddity.path) == ("key-missing", ("devices",))
+        if is_about_devices and not (consumer.is_rust or _refuses_none(consumer)):
             continue
         yield Fault(oddity.kind, oddity.line, oddity.what, oddity.remedy)
 
 
+def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
+    """Whether a key in another case is refused: as unknown, or since one that is needed lacks."""
+    if not consumer.is_rust or not consumer.ignores_unknown_keys:
+        return consumer.is_rust
+    written = str(oddity.path[-1]).lower()
+    meant = {name for keys in KEYS.values() for name in keys if name.lower() == written}
+    keys = (key_at((*oddity.path[:-1], name)) for name in meant)
+    return any(key is not None and key.needed for key in keys)
+
+
 def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+    if consumer.ignores_unknown_keys:
+        return
     for path, line in spec.lines.items():
         key = key_at(path) if isinstance(path[-1], str) else None
-        if key is not None and key.since > consumer.library:
+        if key is None:
+            continue
+        if key.until is not None and consumer.library >= key.until and not consumer.is_rust:
+            what = f"{shown_path(path)} is gone since CDI {_short(key.until)}"
+            yield Fault("key-gone", line, what, "take it out")
+        if key.since > consumer.library:
             what = f"{shown_path(path)} came with CDI {_short(key.since)}"
             remedy = f"take it out, or have it read by what knows CDI {_short(key.since)} alone"
             yield Fault("key-newer", line, what, remedy)
@@ -142,7 +161,10 @@ def _kind(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         yield Fault("kind", line, what, "write a dash for it")
 
 
-def _annotations(spec: CdiSpecification, _consumer: Consumer) -> Iterator[Fault]:
+def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+    """The crate alone: in Go, ValidateSpecAnnotations is given a type that it passes over."""
+    if not consumer.is_rust:
+        return
     parts: list[tuple[Path, tuple[tuple[str, str], ...]]] = [(("annotations",), spec.annotations)]
     parts += [(("devices", n, "annotations"), d.annotations) for n, d in enumerate(spec.devices)]
     for path, written in parts:
@@ -170,7 +192,8 @@ def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
             remedy = "give each a name of its own, or put the nodes of both into one device"
             yield Fault("device-twice", line, what, remedy)
         seen.setdefault(device.name, line)
-        if (*path, "containerEdits") in spec.lines and _is_empty(spec, path, device.edits):
+        is_checked = (*path, "containerEdits") in spec.lines and consumer.checks_edits
+        if is_checked and _is_empty(spec, path, device.edits):
             what = f"the device {device.name} has no edits"
             yield Fault("device-empty", spec.line(path), what, "add its device nodes, or remove it")
     if not spec.devices and ("devices",) in spec.lines and _refuses_none(consumer):
@@ -185,8 +208,8 @@ def _is_empty(spec: CdiSpecification, path: Path, edits: CdiEdits) -> bool:
 
 
 def _refuses_none(consumer: Consumer) -> bool:
-    """Whether a file without devices is refused: in Go since 1.0 (validate of pkg/cdi/spec.go)."""
-    return consumer.is_rust or consumer.library >= _V_1_0
+    """Whether a file without devices is refused: since 1.0 (validate of pkg/cdi/spec.go)."""
+    return consumer.library >= _V_1_0
 
 
 def _edits(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
@@ -218,21 +241,17 @@ def _node(
 ) -> Iterator[Fault]:
     line, name = spec.line(path), node.path or shown_path(path)
     yield from _not_empty(spec, (*path, "path"), node.path)
-    if node.type not in _NODE_TYPES:
+    if consumer.refuses_node_types:
+        if node.type and node.type in _NODE_TYPES:
+            what = f"{name}: crate 0.1 refuses the type {node.type!r}, as any that is valid"
+            yield Fault("node-type-given", line, what, "leave it out: it is read from the node")
+    elif node.type not in _NODE_TYPES:
         what = f"{name}: the type {node.type!r} is none of b, c, u and p"
         yield Fault("node-type", line, what, "write c for a character device, or leave it out")
-    is_none = node.permissions == "none" and consumer.library >= _V_1_1
+    is_none = node.permissions == "none" and consumer.library >= _V_1_1 and consumer.is_rust
     if set(node.permissions) - set("rwm") and not is_none:
         what = f"{name}: the permissions {node.permissions!r} are not made of r, w and m"
         yield Fault("node-permissions", line, what, "write rw or rwm, or leave it out")
-    numbers = [number for number in (node.major, node.minor) if number is not None]
-    if (
-        any(number < 0 for number in numbers)
-        and consumer.library >= _V_1_1
-        and not consumer.is_rust
-    ):
-        what = f"{name}: a negative device number"
-        yield Fault("node-number", line, what, "leave the numbers out: they are read from the node")
 
 
 def _hook(spec: CdiSpecification, path: Path, hook: CdiHook) -> Iterator[Fault]:
@@ -285,12 +304,26 @@ def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         key = key_at(path) if isinstance(path[-1], str) else None
         if key is None:
             continue
-        if key.until is not None and stated >= key.until:
+        if key.until is not None and stated >= key.until and consumer.is_rust:
             what = f"{shown_path(path)} is gone since CDI {_short(key.until)}"
-            yield Fault("key-gone", line, what, "take it out, or write cdiVersion 1.0.0")
-        elif key.since == _V_1_1 > stated:
+            yield Fault("key-gone", line, what, "take it out")
+        elif key.since == _V_1_1 > stated and path in _counting(spec, consumer):
             what = f"{shown_path(path)} needs cdiVersion 1.1.0, and the file says {spec.version}"
             yield Fault("version-too-low", line, what, "write cdiVersion 1.1.0")
+
+
+def _counting(spec: CdiSpecification, consumer: Consumer) -> set[Path]:
+    """The keys of CDI 1.1 whose values ask for it (requiresV110 in specs-go/version.go)."""
+    found: set[Path] = set()
+    for path, edits in spec.all_edits():
+        rdt = edits.intel_rdt
+        if edits.net_devices:
+            found.add((*path, "netDevices"))
+        if rdt is not None:
+            found.add((*path, "intelRdt", "schemata"))
+            if rdt.enable_monitoring or consumer.is_rust:
+                found.add((*path, "intelRdt", "enableMonitoring"))
+    return found
 
 
 def _short(version: Version) -> str:

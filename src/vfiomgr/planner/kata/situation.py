@@ -19,6 +19,7 @@ from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.pod import PodSpec, RuntimeClassSpec
 from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.model.version import Version
 from vfiomgr.planner.cdi.check import reads
 from vfiomgr.planner.cdi.consumers import Consumer, consumers_named
 from vfiomgr.planner.cdi.rules import faults
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
 HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
+_NEW_CRATE = Version(4, 0)
+"""Since when runtime-rs has the crate that knows CDI 1.1."""
 _CONTROL = ("/dev/vfio/vfio", "/dev/iommu")
 """Nodes of VFIO that are no device."""
 
@@ -170,13 +173,15 @@ class Situation:
     @property
     def consumer(self) -> Consumer:
         """Who of those that read CDI specifications runs the pod."""
-        return consumers_named(f"kata-{self.release.runtime}")[0]
+        is_old = self.release.runtime == "rs" and self.release.version < _NEW_CRATE
+        return consumers_named("kata-rs-3.31" if is_old else f"kata-{self.release.runtime}")[0]
 
     @cached_property
     def readable(self) -> tuple[tuple[CdiFile, CdiSpecification], ...]:
         """What the runtime can read, in the order in which it looks: the last one counts."""
         consumer = self.consumer
-        pairs = [(f, read_file(f)) for f in self.host.cdi_files if reads(consumer, f)]
+        files = [file for file in self.host.cdi_files if reads(consumer, file)]
+        pairs = [(file, read_file(file, consumer.family)) for file in files]
         good = [pair for pair in pairs if not faults(pair[1], consumer)]
         last = STATIC if consumer.prefers_static else DYNAMIC
         return tuple(sorted(good, key=lambda pair: pair[0].directory == last))

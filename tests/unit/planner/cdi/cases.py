@@ -13,14 +13,19 @@ from typing import Any
 from vfiomgr.planner.cdi.consumers import CONSUMERS
 
 ALL = frozenset(consumer.name for consumer in CONSUMERS)
-RUST = frozenset({"kata-rs"})
+OLD_CRATE = frozenset({"kata-rs-3.31"})
+"""0.1.2, which ignores unknown keys, does not look for edits, and refuses valid types of nodes."""
+RUST = frozenset({"kata-rs", *OLD_CRATE})
 GO = ALL - RUST
-KATA = frozenset({"kata-go", "kata-rs"})
+STRICT = ALL - OLD_CRATE
+KATA = frozenset({"kata-go", *RUST})
 OLD = frozenset({"containerd-1.7", "podman-4.3"})
 """Libraries of CDI 0.5."""
-UP_TO_0_6 = frozenset({*OLD, "kata-go", "podman-4.9"})
-UP_TO_0_8 = frozenset({*UP_TO_0_6, "containerd-2.0"})
-FROM_1_1 = ALL - UP_TO_0_8
+UP_TO_0_6 = frozenset({*OLD, "kata-go", "containerd-1.7.12", "podman-4.9"})
+UP_TO_0_7 = frozenset({*UP_TO_0_6, "containerd-1.7.16", *OLD_CRATE})
+UP_TO_0_8 = frozenset({*UP_TO_0_7, "containerd-1.7.27", "containerd-2.0", "podman-5.4"})
+UP_TO_1_0 = frozenset({*UP_TO_0_8, "containerd-2.1", "podman-5.8"})
+FROM_1_0 = ALL - UP_TO_0_8
 NONE: frozenset[str] = frozenset()
 _NODE = {"deviceNodes": [{"path": "/dev/null"}]}
 
@@ -95,13 +100,14 @@ GOOD = (
     Case("all-of-0.5", edits(
         env=["A=1", "B="],
         deviceNodes=[{
-            "path": "/dev/a", "hostPath": "/dev/b", "type": "c", "major": 1, "minor": 3,
+            "path": "/dev/a", "hostPath": "/dev/b", "major": 1, "minor": 3,
             "fileMode": 432, "permissions": "rwm", "uid": 0, "gid": 44,
         }],
         mounts=[{"hostPath": "/a", "containerPath": "/b", "options": ["ro"], "type": "bind"}],
         hooks=[{"hookName": "createContainer", "path": "/bin/true", "args": ["true"],
                 "env": ["X=1"], "timeout": 3}],
     )),
+    Case("negative-major", node(major=-1, minor=-1)),
     Case("empty-common-edits", spec(containerEdits={})),
     Case("null-list", edits(env=None, deviceNodes=[{"path": "/dev/null"}])),
     Case("one-letter-device", spec(devices=devices("g"))),
@@ -115,10 +121,11 @@ BAD = (
     bad("a-list", "[]", "type-wrong", line=1),
     bad("second-document", f"{spec()}\n---\n{spec()}", "document-second", RUST),
     bad("key-twice", spec().replace('"kind"', '"kind": "a.b/cc",\n"kind"'), "key-twice", line=4),
-    bad("key-unknown", spec(vendor="x"), "key-unknown"),
-    bad("key-unknown-deep", node(majr=1), "key-unknown", line=11),
-    bad("container-path-of-a-node", node(containerPath="/dev/x"), "key-unknown"),
+    bad("key-unknown", spec(vendor="x"), "key-unknown", STRICT),
+    bad("key-unknown-deep", node(majr=1), "key-unknown", STRICT, line=11),
+    bad("container-path-of-a-node", node(containerPath="/dev/x"), "key-unknown", STRICT),
     bad("key-case", spec().replace("cdiVersion", "cdiversion"), "key-case", RUST, line=2),
+    bad("key-case-optional", node(Permissions="rw"), "key-case", frozenset({"kata-rs"})),
     bad("wrong-type", node(major="195"), "type-wrong", line=11),
     bad("env-is-a-mapping", edits(env={"A": "1"}), "type-wrong"),
     bad("negative-gid", node(gid=-1), "type-wrong"),
@@ -128,7 +135,9 @@ BAD = (
     bad("version-v", spec(cdiVersion="v0.5.0"), "version-unknown", OLD),
     bad("version-0.6", spec(cdiVersion="0.6.0"), "version-newer", OLD, line=2),
     bad("version-0.7", spec(cdiVersion="0.7.0"), "version-newer", UP_TO_0_6, line=2),
+    bad("version-0.8", spec(cdiVersion="0.8.0"), "version-newer", UP_TO_0_7),
     bad("version-1.0", spec(cdiVersion="1.0.0"), "version-newer", UP_TO_0_8),
+    bad("version-1.1", spec(cdiVersion="1.1.0"), "version-newer", UP_TO_1_0),
     bad("version-0.1", spec(cdiVersion="0.1.0"), "version-too-low", ALL - {"podman-4.3"}),
     bad("digit-in-0.4", spec(cdiVersion="0.4.0", devices=devices("0")), "version-too-low",
         ALL - {"podman-4.3"}),
@@ -139,7 +148,7 @@ BAD = (
         "version-newer key-newer", OLD),
     bad("annotations-in-0.5", spec(annotations={"a": "b"}), "version-too-low key-newer", ALL),
     bad("annotation-key", spec(cdiVersion="0.6.0", annotations={"a b": "c"}),
-        "annotation version-newer key-newer"),
+        "annotation version-newer key-newer", OLD | RUST),
     bad("dotted-class", spec(cdiVersion="0.6.0", kind="example.com/gpu.vfio"),
         "version-newer kind", OLD),
     bad("dotted-class-in-0.5", spec(kind="example.com/gpu.vfio"), "version-too-low kind"),
@@ -150,12 +159,18 @@ BAD = (
     bad("additional-gids-0.6", edits("0.6.0", env=["A=1"], additionalGids=[44]),
         "version-too-low version-newer key-newer"),
     bad("net-devices", edits("1.1.0", netDevices=[{"hostInterfaceName": "a", "name": "b"}]),
-        "version-newer key-newer", UP_TO_0_8),
+        "version-newer key-newer", UP_TO_1_0),
     bad("net-device-twice", edits("1.1.0", netDevices=[
         {"hostInterfaceName": "a", "name": "b"}, {"hostInterfaceName": "a", "name": "c"}]),
         "version-newer key-newer net-device"),
     bad("enable-cmt-in-1.1", edits("1.1.0", intelRdt={"enableCMT": True}),
         "version-newer key-newer key-gone"),
+    bad("enable-cmt-in-0.7", edits("0.7.0", intelRdt={"enableCMT": True}),
+        "version-newer key-newer key-gone", UP_TO_0_6 | {"containerd-2.3"}),
+    bad("no-monitoring-in-1.0", edits("1.0.0", intelRdt={"enableMonitoring": False}),
+        "version-newer key-newer version-too-low", ALL - {"containerd-2.3"}),
+    bad("no-net-devices-in-0.7", edits("0.7.0", env=["A=1"], netDevices=[]),
+        "version-newer key-newer", UP_TO_1_0 - OLD_CRATE),
     bad("monitoring-in-1.0", edits("1.0.0", intelRdt={"enableMonitoring": True}),
         "version-newer key-newer version-too-low"),
     bad("kind-without-vendor", spec(kind="gpu"), "kind", line=3),
@@ -171,14 +186,17 @@ BAD = (
     bad("device-name-missing", spec(devices=[{"containerEdits": _NODE}]), "key-missing"),
     bad("device-twice", spec(devices=devices("a", "b", "a")), "device-twice", line=26),
     bad("device-without-edits", spec(devices=[{"name": "a"}]), "key-missing"),
-    bad("device-empty", spec(devices=[{"name": "a", "containerEdits": {}}]), "device-empty"),
-    bad("no-devices", spec(devices=[]), "no-devices", RUST | {"containerd-2.3"}, line=4),
-    bad("devices-missing", spec(devices=...), "key-missing", RUST | {"containerd-2.3"}),
+    bad("device-empty", spec(devices=[{"name": "a", "containerEdits": {}}]), "device-empty",
+        STRICT),
+    bad("no-devices", spec(devices=[]), "no-devices", FROM_1_0, line=4),
+    bad("devices-missing", spec(devices=...), "key-missing", FROM_1_0 | RUST),
     bad("env-without-sign", edits(env=["A"]), "env", line=9),
     bad("env-without-name", spec(containerEdits={"env": ["=1"]}), "env"),
-    bad("node-type", node(type="char"), "node-type", line=9),
+    bad("node-type", node(type="char"), "node-type", STRICT, line=9),
+    bad("node-type-given", node(type="c"), "node-type-given", OLD_CRATE, line=9),
     bad("node-permissions", node(permissions="rx"), "node-permissions"),
-    bad("node-permissions-none", node(permissions="none"), "node-permissions", UP_TO_0_8),
+    bad("node-permissions-none", node(permissions="none"), "node-permissions",
+        ALL - {"kata-rs"}),
     bad("node-path-empty", node(path=""), "empty"),
     bad("node-path-missing", edits(deviceNodes=[{"hostPath": "/dev/a"}]), "key-missing"),
     bad("hook-name", edits(hooks=[{"hookName": "start", "path": "/a"}]), "hook"),
