@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -13,6 +14,8 @@ from vfiomgr.model.intent import ApplyLayout, InstallLayout, Intent
 from vfiomgr.model.step import Step
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
     from vfiomgr.host.tree import HostTree
 
 
@@ -32,14 +35,12 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
         InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
 
     """
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
-
-    from vfiomgr.model.step import Step  # noqa: PLC0415
+    from pydantic import ValidationError  # noqa: PLC0415 - documents only
 
     records = read_journal(tree, name)
     try:
         intent = _read_intent(records[0]["intent"])
-        steps = TypeAdapter(tuple[Step, ...]).validate_python(all_of(records, "steps"))
+        steps = _steps_adapter().validate_python(all_of(records, "steps"))
     except (ValidationError, KeyError, TypeError) as error:
         message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
         raise InvalidDocument(
@@ -59,14 +60,27 @@ def _read_intent(data: dict[str, Any]) -> Intent:
         KeyError: of a kind that this version does not know.
 
     """
+    kinds = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Intent)}
+    intent: Intent = _intent_adapter(kinds[data["kind"]]).validate_python(data)
+    return intent
+
+
+@functools.cache
+def _steps_adapter() -> TypeAdapter[tuple[Step, ...]]:
+    """What reads steps; to make it takes longer than all else of a recovery."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
+
+    return TypeAdapter(tuple[Step, ...])
+
+
+@functools.cache
+def _intent_adapter(kind: type[Intent]) -> TypeAdapter[Intent]:
+    """What reads intents of a kind."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
 
     # pydantic looks for the names of fields' types among those of this function.
     from vfiomgr.model.step import Step  # noqa: F401, PLC0415
 
-    kinds = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Intent)}
-    kind = kinds[data["kind"]]
     if kind in (ApplyLayout, InstallLayout):
         from vfiomgr.model.layout import Layout  # noqa: F401, PLC0415 - slow to import
-    intent: Intent = TypeAdapter(kind).validate_python(data)
-    return intent
+    return TypeAdapter(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from vfiomgr.model.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pydantic import TypeAdapter
 
 KIND = "LayoutPlan"
 _FOR_PEOPLE = frozenset({"description", "commands"})
@@ -38,18 +41,16 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
         InvalidDocument: another version wrote it, or it is damaged.
 
     """
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
+    from pydantic import ValidationError  # noqa: PLC0415 - documents only
 
-    # pydantic looks for the names of fields' types among those of this function.
-    from vfiomgr.model.layout import Layout  # noqa: F401, PLC0415
-
+    adapt_intent, adapt_steps = _adapters()
     if document.get("api_version") != API_VERSION:
         message = f"{source}: api_version is {document.get('api_version')!r}, not {API_VERSION!r}"
         raise InvalidDocument(message, _REMEDY)
     try:
-        intent = TypeAdapter(ApplyLayout).validate_python(document.get("intent"))
+        intent = adapt_intent.validate_python(document.get("intent"))
         told = document.get("steps")
-        steps = TypeAdapter(tuple[Step, ...]).validate_python(
+        steps = adapt_steps.validate_python(
             [_inert(step) for step in told] if isinstance(told, list) else told
         )
     except ValidationError as error:
@@ -58,6 +59,16 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
         message = f"{source}: not a plan of this version: {place}: {first['msg']}"
         raise InvalidDocument(message, _REMEDY) from None
     return ReviewedPlan(intent, steps)
+
+
+@functools.cache
+def _adapters() -> tuple[TypeAdapter[ApplyLayout], TypeAdapter[tuple[Step, ...]]]:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
+
+    # pydantic looks for the names of fields' types among those of this function.
+    from vfiomgr.model.layout import Layout  # noqa: F401, PLC0415
+
+    return TypeAdapter(ApplyLayout), TypeAdapter(tuple[Step, ...])
 
 
 def _inert(step: object) -> object:

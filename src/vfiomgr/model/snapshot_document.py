@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.model.access import NodeAccess
@@ -12,6 +13,9 @@ from vfiomgr.model.origin import DriverState, Origin
 from vfiomgr.model.pci import Bar, DeviceIdentity, PciDevice
 from vfiomgr.model.snapshot import DeviceUser, HostSnapshot, HostUse, NodeFact
 from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 KIND = "HostSnapshot"
 
@@ -66,8 +70,9 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
     return _validated(document, source, remedy)
 
 
-def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
+@functools.cache
+def _adapter() -> TypeAdapter[HostSnapshot]:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
 
     # pydantic looks for the names of fields' types among those of this function.
     from vfiomgr.model import definition_facts, numa  # noqa: PLC0415
@@ -90,9 +95,14 @@ def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapsh
     others = (CdiFile, Initramfs, TextFile, ResetCapabilities, VfioVariant)
     for part in (*_PARTS, *PARTS, *definition_facts.PARTS, *numa.PARTS, *gpus, *others):
         part.__pydantic_config__ = {"extra": "forbid"}
-    adapter = TypeAdapter(HostSnapshot)
+    return TypeAdapter(HostSnapshot)
+
+
+def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
+    from pydantic import ValidationError  # noqa: PLC0415 - documents only
+
     try:
-        return adapter.validate_python(document)
+        return _adapter().validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
