@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -51,6 +51,15 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
     }
 
 
+class Whole(NamedTuple):
+    """A run without a fault, on a host that is the same each time that it is made."""
+
+    intent: Intent
+    operations: range
+    before: dict[str, str]
+    after: dict[str, str]
+
+
 class Cut(NamedTuple):
     """A run that was cut off, on a host that runs again."""
 
@@ -75,45 +84,47 @@ class Course:
     back: Callable[[FakeKernel], object] | None = None
     """What leads back once it is done."""
 
+    @cached_property
+    def whole(self) -> Whole:
+        """It, without a fault."""
+        kernel, intent = self.prepared(self.tmp_path / "whole")
+        before, earlier = kept(kernel), len(kernel.operations)
+        api.apply(intent, tree=kernel)
+        operations = range(1, len(kernel.operations) - earlier + 1)
+        return Whole(intent, operations, before, kept(kernel))
+
     def operations(self) -> range:
         """The number of each operation that it takes."""
-        kernel, intent = self.prepared(self.tmp_path / "count")
-        before = len(kernel.operations)
-        api.apply(intent, tree=kernel)
-        return range(1, len(kernel.operations) - before + 1)
+        return self.whole.operations
 
     def done(self) -> dict[str, str]:
         """What is kept once it is done."""
-        kernel, intent = self.prepared(self.tmp_path / "done")
-        untouched = kept(kernel)
-        api.apply(intent, tree=kernel)
-        done = kept(kernel)
-        assert changes(untouched, done) or isinstance(intent, Reset), "a reset is an event"
-        return done
+        whole = self.whole
+        told = changes(whole.before, whole.after) or isinstance(whole.intent, Reset)
+        assert told, "a reset is an event"
+        return whole.after
 
     def cuts(self, *, after: Callable[[int], bool] = is_even) -> Iterator[Cut]:
         """A power cut at each of its operations, before it or `after` it."""
         for at in self.operations():
             kernel, intent = self.prepared(self.tmp_path / str(at))
-            before = kept(kernel)
             kernel.kill(at=at, after=after(at))
             with pytest.raises(PowerCut):
                 api.apply(intent, tree=kernel)
             kernel.revive()
-            yield Cut(at, kernel, intent, before)
+            yield Cut(at, kernel, intent, self.whole.before)
 
     def assert_all_faults_are_undone(self, *, late: bool) -> None:
         """A failure at any operation leaves everything as it was."""
         failed = 0
         for at in self.operations():
             kernel, intent = self.prepared(self.tmp_path / str(at))
-            before = kept(kernel)
             (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
             error = _failure(kernel, intent)
             if error is not None:
                 failed += 1
                 assert not isinstance(error, RollbackIncomplete), (at, error)
-                assert changes(before, kept(kernel)) == {}, (at, error)
+                assert changes(self.whole.before, kept(kernel)) == {}, (at, error)
             assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
         assert failed
 
