@@ -1,22 +1,25 @@
-"""What all tests share: a count of each kind at the end of a run."""
+"""What all tests share: a count of each kind and the dearest tests at the end of a run."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.costs import Stopwatch, by_test, dearest
 from tests.lab.topology import CURRENT_VARIABLE
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Generator
 
 KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
 PROGRAM = "program"
 """The property of a test that names a program as it was really run."""
 OUTCOMES = ("passed", "failed", "error", "skipped")
-
-
+_STOPWATCH = Stopwatch()
 _MEMORY = "/dev/shm"  # noqa: S108 - pytest makes a directory of its own there
 
 
@@ -36,14 +39,49 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 
+def pytest_runtest_logstart() -> None:
+    """Count from here what a test costs."""
+    _STOPWATCH.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say what each phase of a test cost."""
+    report = yield
+    _STOPWATCH.stamp(report)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test was skipped and all were required to run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") == "true" and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each program of another release, and one for each kind of test."""
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    """What was run, and what it cost: programs of other releases, the dearest tests, the kinds."""
+    outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for outcome in OUTCOMES:
         for report in terminalreporter.stats.get(outcome, []):
-            kind = report.nodeid.removeprefix("tests/").partition("/")[0]
-            if kind in counts:
-                counts[kind][outcome] += 1
+            if (kind := _kind(report.nodeid)) in outcomes:
+                outcomes[kind][outcome] += 1
+    _write_programs(terminalreporter)
+    reports = chain.from_iterable(terminalreporter.stats.values())
+    costs = by_test(report for report in reports if isinstance(report, pytest.TestReport))
+    spent: defaultdict[str, float] = defaultdict(float)
+    for nodeid, cost in costs.items():
+        spent[_kind(nodeid)] += cost
+    terminalreporter.section("dearest tests, by processor time")
+    terminalreporter.write_line("\n".join(dearest(costs)))
+    terminalreporter.section("tests by kind")
+    for kind, count in outcomes.items():
+        shown = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES)
+        terminalreporter.write_line(f"{KINDS[kind]}: {shown}; {spent[kind]:.0f} s")
+
+
+def _write_programs(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write a line for each program of another release."""
     programs = Counter(
         str(value)
         for report in terminalreporter.stats.get("passed", [])
@@ -54,10 +92,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("programs that tests were run with")
     for program, passed in sorted(programs.items()):
         terminalreporter.write_line(f"{program}: {passed} passed")
-    terminalreporter.section("tests by kind")
-    for kind, count in counts.items():
-        shown = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES)
-        terminalreporter.write_line(f"{KINDS[kind]}: {shown}")
+
+
+def _kind(nodeid: str) -> str:
+    """Return the directory of a test."""
+    return nodeid.removeprefix("tests/").partition("/")[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

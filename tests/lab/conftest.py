@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.lab import libvirtd as daemon
-from tests.lab.plugin import LabRun
+from tests.lab.plugin import LabRun, is_of_laboratory
 from tests.lab.topology import Topology, current
 
 _RUN = pytest.StashKey[LabRun]()
+_COSTS = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,12 +19,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Report a lab test from its guest; in a guest, let pytest run it."""
-    if current() is not None or item.get_closest_marker("topology") is None:
+    """Report a lab test from its guest; in a guest, let pytest run it.
+
+    The guests work from the first test of the session on, of whatever kind that is.
+    """
+    if current() is not None:
         return None
     stash = item.session.stash
-    if _RUN not in stash:
+    if _RUN not in stash and any(map(is_of_laboratory, item.session.items)):
         stash[_RUN] = LabRun(item.session)
+    if not is_of_laboratory(item):
+        return None
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in stash[_RUN].reports(item):
@@ -38,6 +44,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the guests."""
     if _RUN in session.stash:
         session.stash[_RUN].close()
+        session.config.stash[_COSTS] = session.stash[_RUN].lines()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what each guest cost."""
+    if lines := config.stash.get(_COSTS, []):
+        terminalreporter.section("processor time of the laboratory's guests")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

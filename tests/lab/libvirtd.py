@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import DEVNULL
 
 from tests.lab.errors import LabError
+from tests.lab.progress import Patience
 from tests.lab.topology import current
 
 URI = "qemu:///system"
@@ -19,6 +21,8 @@ _LOG = Path("/run/lab/libvirtd.log")
 _PID = Path("/run/lab/libvirtd.pid")
 _ACCOUNT = "libvirt-qemu"
 _LIMIT = 120.0
+_OTHER_EMULATORS = (Path("/usr/bin/qemu-system-i386"),)
+"""What libvirtd would ask all that they can, too, at its first domain: as long again."""
 # Without systemd there is no machine to own a cgroup, and the guest's root is the only user.
 _QEMU_CONF = """\
 namespaces = []
@@ -42,11 +46,15 @@ def start() -> str:
         raise LabError(reason)
     if not _answers():
         _configure()
+        for emulator in _OTHER_EMULATORS:
+            emulator.unlink(missing_ok=True)
         _add_account("/etc/passwd", f"{_ACCOUNT}:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin")
         _add_account("/etc/group", f"{_ACCOUNT}:x:64055:")
         subprocess.run(["virtlogd", "--daemon"], check=True)
         subprocess.run(["libvirtd", "--daemon", "--pid-file", str(_PID)], check=True)
         _wait()
+        # The first that asks waits while QEMU is asked all that it can: longer than a user would.
+        subprocess.run(["virsh", "--connect", URI, "domcapabilities"], check=True, stdout=DEVNULL)
     return URI
 
 
@@ -57,9 +65,9 @@ def stop() -> None:
     process = Path("/proc", _PID.read_text().strip())
     if process.exists():
         os.kill(int(process.name), signal.SIGTERM)
-    deadline = time.monotonic() + _LIMIT
+    patience = Patience(_LIMIT, int(process.name))
     while process.exists():
-        if time.monotonic() > deadline:
+        if patience.is_over:
             reason = f"libvirtd did not end within {_LIMIT:.0f} s"
             raise LabError(reason)
         time.sleep(0.2)
@@ -89,11 +97,11 @@ def _answers() -> bool:
 
 def _wait() -> None:
     """Return when libvirtd answers."""
-    deadline = time.monotonic() + _LIMIT
     process = Path("/proc", _PID.read_text().strip())
+    patience = Patience(_LIMIT, int(process.name))
     while not _answers():
         # A driver that does not initialise ends the daemon after it has gone to the background.
-        if not process.exists() or time.monotonic() > deadline:
+        if not process.exists() or patience.is_over:
             log = _LOG.read_text(errors="replace") if _LOG.exists() else "(no log)"
             reason = f"libvirtd ended or did not answer within {_LIMIT:.0f} s:\n{log}"
             raise LabError(reason)

@@ -27,9 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
+from tests.costs import leave_out
 from tests.lab import gpusim, initramfs, kernel
 from tests.lab.errors import GuestDied, GuestPanic, GuestTimeout, LabError, last_lines
 from tests.lab.gpusim import build
+from tests.lab.progress import processor_time
 from tests.lab.topology import CURRENT_VARIABLE, Topology
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Guest:
         self.console = self.directory / "console.log"
         self.output = self.directory / "output.log"
         self.keep = False
+        self._computed = 0.0
         _write_job(self.directory, topology, job)
         command = _command_line(topology, self.directory, interactive=job.interactive)
         with (self.directory / "qemu.log").open("wb") as errors:
@@ -115,8 +118,21 @@ class Guest:
         """Whether QEMU still runs."""
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """QEMU's process."""
+        return self._process.pid
+
+    @property
+    def processor_time(self) -> float:
+        """The seconds that QEMU has computed."""
+        self._computed = max(self._computed, processor_time(self.pid))
+        return self._computed
+
     def kill(self) -> None:
         """End the guest at once."""
+        leave_out(self.processor_time)
+        self._computed = 0.0
         self._process.kill()
         self._process.wait()
 
@@ -261,7 +277,7 @@ def _command_line(topology: Topology, directory: Path, *, interactive: bool) -> 
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,kernel-irqchip=split"),
         *("-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,la57=off"),
-        *("-m", f"{memory}M", "-smp", "2"),
+        *("-m", f"{memory}M", "-smp", str(topology.processors)),
         *("-kernel", str(current.image), "-initrd", str(initramfs.provide(current))),
         *("-append", " ".join(arguments)),
         *("-serial", f"file:{directory / 'console.log'}"),

@@ -6,9 +6,15 @@ import os
 import subprocess
 import time
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.lab import libvirtd
+from tests.lab.progress import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NAME = "guest"
 MONITOR = ("virsh", "qemu-monitor-command", NAME, "--hmp", "info pci")
@@ -26,8 +32,9 @@ _DOMAIN = f"""\
 </domain>
 """
 _DISPLAY = "PCI device 1234:1111"
-_FIRMWARE_DEADLINE = 90.0
-"""Seconds for the guest's firmware to number its buses; until then the monitor lists no device."""
+_FIRMWARE, _OPENS = 90.0, 30.0
+"""Seconds of standing still: of a firmware that numbers its buses, until when the monitor lists no
+device, and of a QEMU that has not opened one."""
 
 
 def call(*command: str) -> subprocess.CompletedProcess[str]:
@@ -48,12 +55,35 @@ def write_domain(elements: str) -> Path:
 
 def await_displays(expected: dict[str, int]) -> bool:
     """Wait until QEMU's monitor lists the expected displays; whether it did."""
-    deadline = time.monotonic() + _FIRMWARE_DEADLINE
+    patience = Patience(_FIRMWARE, pid())
     while displays(call(*MONITOR).stdout) != expected:
-        if time.monotonic() > deadline:
+        if patience.is_over:
             return False
         time.sleep(0.5)
     return True
+
+
+def pid() -> int:
+    """Return the process of the domain's QEMU."""
+    return int(Path(f"/run/libvirt/qemu/{NAME}.pid").read_text())
+
+
+def await_open(process: subprocess.Popen[Any]) -> None:
+    """Wait until a QEMU has opened a group of devices."""
+    patience = Patience(_OPENS, process.pid)
+    while not list(open_groups(process.pid)):
+        assert process.poll() is None, "QEMU ended"
+        assert not patience.is_over, "QEMU opens no device"
+        time.sleep(0.1)
+
+
+def open_groups(process: int) -> Iterator[str]:
+    """Yield the names below /dev/vfio of the groups that a process has open."""
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            target = descriptor.readlink()
+            if target.parent == Path("/dev/vfio") and target.name.isdecimal():
+                yield target.name
 
 
 def displays(listing: str) -> dict[str, int]:

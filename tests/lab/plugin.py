@@ -1,71 +1,65 @@
-"""pytest plugin of the machine: lab tests run in guests and report as if they had run here.
-
-One guest boots per topology, at its first test, and runs all its selected tests.
-"""
+"""pytest plugin of the machine: lab tests run in guests and report as if they had run here."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import sys
-import time
-from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.costs import PROCESSOR_TIME
 from tests.lab import packages
-from tests.lab.errors import GuestError, GuestTimeout, LabError, last_lines
-from tests.lab.machine import Guest, Job
-from tests.lab.reporter import REPORTS, SELECTED, read_lines
+from tests.lab.errors import LabError
+from tests.lab.guests import Guests
 from tests.lab.topology import TOPOLOGIES, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LIMIT_VARIABLE = "VFIOMGR_LAB_TIMEOUT"
-_LIMIT = 600.0  # seconds without a word from the guest: one test may die thirty times
-_POLL = 0.1
-
 
 class LabRun:
-    """The guests of one pytest session."""
+    """The laboratory of one pytest session."""
 
     def __init__(self, session: pytest.Session) -> None:
-        self._session = session
+        self._config = session.config
         self._missing = packages.missing()
-        self._guests: dict[str, GuestRun] = {}
-        self._failed: dict[str, LabError] = {}
+        self._guests: Guests | None = None
+        if not self._missing:
+            self._guests = Guests(session.config, _by_topology(session.items))
 
     def reports(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         """Yield the reports of one test, as they come."""
-        if self._missing:
+        if self._guests is None:
             yield self._without_laboratory(item)
             return
         try:
-            yield from self._guest(topology_of(item)).reports(item.nodeid)
+            topology_of(item)
+            for data, spent in self._guests.reports(item.nodeid):
+                yield self._revived(data, spent)
         except LabError as error:
             yield _report(item, "failed", str(error))
 
+    def lines(self) -> list[str]:
+        """What the guests cost, for the end of the session."""
+        return [] if self._guests is None else self._guests.costs
+
     def close(self) -> None:
         """End all guests."""
-        for guest in self._guests.values():
-            guest.close()
+        if self._guests is not None:
+            self._guests.close()
 
-    def _guest(self, topology: Topology) -> GuestRun:
-        """Return the guest of a topology, booted at the first call, which fails once for all."""
-        if topology.name in self._failed:
-            raise self._failed[topology.name]
-        if topology.name not in self._guests:
-            items = [item for item in self._session.items if _is_of(item, topology)]
-            try:
-                self._guests[topology.name] = GuestRun(topology, self._session.config, items)
-            except LabError as error:
-                self._failed[topology.name] = error
-                raise
-        return self._guests[topology.name]
+    def _revived(self, data: object, spent: float) -> pytest.TestReport:
+        """Return a report that crossed from the guest as JSON, with what it cost the machine."""
+        hook = self._config.hook
+        report = hook.pytest_report_from_serializable(config=self._config, data=data)
+        assert isinstance(report, pytest.TestReport)
+        # The place and reason of a skip: JSON has no tuples, and pytest insists on one.
+        if isinstance(report.longrepr, list):
+            path, line, reason = report.longrepr
+            report.longrepr = (path, line, reason)
+        setattr(report, PROCESSOR_TIME, spent)
+        return report
 
     def _without_laboratory(self, item: pytest.Item) -> pytest.TestReport:
         """Return a skip, or a failure where the laboratory is required."""
@@ -74,134 +68,34 @@ class LabRun:
         return _report(item, "failed" if _required() else "skipped", reason)
 
 
-class GuestRun:
-    """pytest in one guest, for the tests of its topology."""
-
-    def __init__(self, topology: Topology, config: pytest.Config, items: list[pytest.Item]) -> None:
-        self._config = config
-        self._lines: deque[dict[str, object]] = deque()
-        self._refused: list[str] = []
-        self._failure: str | None = None
-        self._told = False
-        self._limit = float(os.environ.get(_LIMIT_VARIABLE, _LIMIT))
-        self._stack = contextlib.ExitStack()
-        self._guest = self._stack.enter_context(Guest(topology, _job(config, items)))
-        self._stream: TextIO = self._stack.enter_context((self._guest.results / REPORTS).open())
-
-    def reports(self, nodeid: str) -> Iterator[pytest.TestReport]:
-        """Yield the reports of one test; GuestError or LabError where it has none."""
-        while (line := self._next_line(nodeid)) is not None:
-            if line.get("finished"):
-                return
-            yield self._revived(line["report"])
-        raise LabError(self._why(nodeid))
-
-    def _revived(self, data: object) -> pytest.TestReport:
-        """Return a report that crossed from the guest as JSON."""
-        hook = self._config.hook
-        report = hook.pytest_report_from_serializable(config=self._config, data=data)
-        assert isinstance(report, pytest.TestReport)
-        # The place and reason of a skip: JSON has no tuples, and pytest insists on one.
-        if isinstance(report.longrepr, list):
-            path, line, reason = report.longrepr
-            report.longrepr = (path, line, reason)
-        return report
-
-    def close(self) -> None:
-        """End the guest."""
-        self._stack.close()
-
-    def _next_line(self, nodeid: str) -> dict[str, object] | None:
-        """Return the next line about a test, waited for; None where none can come."""
-        deadline = time.monotonic() + self._limit
-        while True:
-            ended = not self._guest.running
-            if self._receive():
-                deadline = time.monotonic() + self._limit
-            for line in self._lines:
-                if line["nodeid"] == nodeid:
-                    self._lines.remove(line)
-                    return line
-            if ended:
-                return None
-            if time.monotonic() > deadline:
-                self._give_up(f"nothing was heard from the guest for {self._limit:.0f} s")
-            time.sleep(_POLL)
-
-    def _receive(self) -> bool:
-        """Take in what the guest wrote; return whether it was anything."""
-        lines = list(read_lines(self._stream))
-        self._refused += [str(line["collect"]) for line in lines if "collect" in line]
-        self._lines += [line for line in lines if "nodeid" in line]
-        return bool(lines)
-
-    def _give_up(self, what: str) -> None:
-        """End a guest that hangs."""
-        self._guest.kill()
-        self._failure = str(GuestTimeout(what, console=self._guest.console))
-
-    def _why(self, nodeid: str) -> str:
-        """Return why an ended guest has no report of a test; the logs for the first one only."""
-        self._guest.keep = True
-        cause, *logs = self._end().splitlines()
-        first = f"{cause}: no report of {nodeid}"
-        if self._told:
-            return f"{first}\nlogs: {self._guest.directory}"
-        self._told = True
-        output = f"output: {self._guest.output}\n{last_lines(self._guest.output)}"
-        return "\n".join([first, *logs, *self._refused, output])
-
-    def _end(self) -> str:
-        """Return how the guest ended."""
-        if self._failure:
-            return self._failure
-        try:
-            return f"pytest ended with {self._guest.status()} in the guest"
-        except GuestError as error:
-            return str(error)
-
-
 def topology_of(item: pytest.Item) -> Topology:
     """Return the topology that a test's marker names; LabError where it names none."""
+    if name := _name(item):
+        return TOPOLOGIES[name]
+    known = ", ".join(TOPOLOGIES)
+    reason = f"{item.nodeid} needs pytest.mark.topology(NAME), one of: {known}"
+    raise LabError(reason)
+
+
+def is_of_laboratory(item: pytest.Item) -> bool:
+    """Return whether a test runs in a guest."""
+    return item.get_closest_marker("topology") is not None
+
+
+def _name(item: pytest.Item) -> str | None:
+    """Return the topology that a test's marker names, where there is such a one."""
     marker = item.get_closest_marker("topology")
     name = marker.args[0] if marker and marker.args else None
-    if name not in TOPOLOGIES:
-        known = ", ".join(TOPOLOGIES)
-        reason = f"{item.nodeid} needs pytest.mark.topology(NAME), one of: {known}"
-        raise LabError(reason)
-    return TOPOLOGIES[name]
+    return name if name in TOPOLOGIES else None
 
 
-def _is_of(item: pytest.Item, topology: Topology) -> bool:
-    """Return whether a test runs in a topology."""
-    marker = item.get_closest_marker("topology")
-    return marker is not None and marker.args[:1] == (topology.name,)
-
-
-def _job(config: pytest.Config, items: list[pytest.Item]) -> Job:
-    """Return the guest's run of pytest."""
-    selected = json.dumps([item.nodeid for item in items])
-    return Job(
-        _pytest_command(config, items),
-        config.rootpath,
-        environment={"PY_COLORS": "0"},
-        results={SELECTED: selected, REPORTS: ""},
-    )
-
-
-def _pytest_command(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Return the command that runs the modules of some tests in the guest."""
-    files = dict.fromkeys(str(item.path) for item in items)
-    inifile = ["-c", str(config.inipath)] if config.inipath else []
-    # The machine's pytest measures coverage and distributes tests, where it is told to.
-    off = [
-        option
-        for plugin, option in (("_cov", "--no-cov"), ("xdist", "-n0"))
-        if config.pluginmanager.hasplugin(plugin)
-    ]
-    plugins = ["-p", "tests.lab.reporter", "-p", "no:cacheprovider"]
-    rootdir = ["--rootdir", str(config.rootpath)]
-    return [sys.executable, "-m", "pytest", *inifile, *rootdir, *plugins, *off, *files]
+def _by_topology(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Return the laboratory's tests, by topology."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if name := _name(item):
+            tests.setdefault(name, []).append(item)
+    return tests
 
 
 def _required() -> bool:

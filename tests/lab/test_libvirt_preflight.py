@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import time
 import uuid as uuids
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import libvirt
 import pytest
 
 from tests.lab import libvirtd as daemon
+from tests.lab import nested
 from tests.lab.command import vfiomgr
 from tests.lab.libvirt_mistakes import (
     ADDRESSES,
@@ -170,24 +170,10 @@ def foreign_guest(address: str) -> Iterator[None]:
     """A QEMU with a device that libvirt does not know."""
     qemu = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-m", "64"]
     process = subprocess.Popen([*qemu, "-device", f"vfio-pci,host={address}"])
-    node = Path("/sys/bus/pci/devices", address, "iommu_group").resolve().name
-    while not any(Path(link).name == node for link in open_nodes(process.pid)):
-        assert process.poll() is None
-        time.sleep(0.1)
+    nested.await_open(process)
     yield
     process.kill()
     process.wait()
-
-
-def open_nodes(pid: int) -> Iterator[str]:
-    """What a process has open below /dev/vfio."""
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = str(descriptor.readlink())
-        except OSError:
-            continue
-        if target.startswith("/dev/vfio/"):
-            yield target
 
 
 def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from tests.lab.topology import Topology
 
 TREE = api.HostTree("/")
-PROCESSES, FUNCTIONS, SECONDS = 16, 60, 60.0
+PROCESSES, FUNCTIONS, RUNS = 16, 60, 3
 
 
-@pytest.mark.topology("sriov")
+@pytest.mark.topology("mixed")
 def test_at_the_end_every_function_is_where_the_journal_says(
     topology: Topology, tmp_path: Path
 ) -> None:
@@ -61,11 +61,10 @@ def _work(functions: Sequence[PciAddress], number: int, results: Path) -> int:
         return child
     report: dict[str, Any] = {"changes": 0, "refusals": 0, "error": ""}
     chance = random.Random(number)  # noqa: S311 - to be repeatable
-    deadline = time.monotonic() + SECONDS
     try:
-        while time.monotonic() < deadline:
+        for run in range(RUNS):
             chosen = tuple(chance.sample(functions, chance.randint(1, 4)))
-            intent = chance.choice((Bind, Unbind))(chosen)
+            intent = chance.choice((Bind, Unbind) if run else (Bind,))(chosen)
             try:
                 report["changes"] += api.apply(intent, tree=TREE).is_changed
             except Refusal:

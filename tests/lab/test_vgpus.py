@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 import uuid as uuids
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("sriov")
 
 _QEMU = ("qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-m", "64")
-_OPEN_DEADLINE = 30.0
 
 
 @pytest.fixture(params=["mdev", "vendor"])
@@ -150,11 +148,7 @@ def test_a_guest_holds_one_and_the_others_can_go(family: str) -> None:
         device = f"vfio-pci,host={held}"
     with subprocess.Popen((*_QEMU, "-device", device)) as guest:
         try:
-            deadline = time.monotonic() + _OPEN_DEADLINE
-            vgpu = host().vgpu(held)
-            assert vgpu is not None
-            while not host().holders(vgpu) and time.monotonic() < deadline:
-                time.sleep(0.5)
+            nested.await_open(guest)
             refused = vfiomgr("vgpu", "remove", held, status=4).stderr
             assert f"vGPU {held} is held by qemu-system-x86" in refused
             assert f"PID {guest.pid}" in refused

@@ -36,6 +36,8 @@ class Topology:
     numa: tuple[str, ...] = ()
     drives: tuple[str, ...] = ()
     has_gpusim: bool = False
+    processors: int = 1
+    """One emulates faster than two, which wait for each other."""
 
     def qemu_arguments(self, memory: int) -> list[str]:
         """Return the arguments that give QEMU these devices, with `memory` MiB in all."""
@@ -177,6 +179,7 @@ MIXED = Topology(
     },
     drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, "nvme": "nvme"},
     modules=_MDEV_MODULES,
+    processors=2,
 )
 
 TWO_ROOTS = Topology(
@@ -208,6 +211,7 @@ TWO_ROOTS = Topology(
         "twin_audio": "0000:65:00.1",
     },
     drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, **_TWIN_DRIVERS},
+    processors=2,
 )
 
 TOPOLOGIES: dict[str, Topology] = {
