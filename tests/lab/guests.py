@@ -46,7 +46,7 @@ class Work:
     modules: deque[Module]
     files: list[str]
     guests: int = 0
-    failure: str = ""
+    is_broken: bool = False
 
     @property
     def left(self) -> int:
@@ -56,7 +56,7 @@ class Work:
     @property
     def is_worth_a_guest(self) -> bool:
         """Whether one more guest is of use."""
-        return self.left >= (_WORTH if self.guests else 1)
+        return not self.is_broken and self.left >= (_WORTH if self.guests else 1)
 
 
 @dataclass
@@ -78,9 +78,10 @@ class Guests:
         self._told: defaultdict[str, Told] = defaultdict(Told)
         self._work = [_work(TOPOLOGIES[name], items) for name, items in tests.items()]
         self._is_closed = False
+        self._lanes = os.cpu_count() or 1
         self._threads = [
             threading.Thread(target=self._run, name=f"laboratory {number}")
-            for number in range(os.cpu_count() or 1)
+            for number in range(self._lanes)
         ]
         for thread in self._threads:
             thread.start()
@@ -135,17 +136,13 @@ class Guests:
         with self._changed:
             told = self._told[nodeid]
             self._changed.wait_for(
-                lambda: told.reports or told.is_finished or told.failure or self._is_idle
+                lambda: told.reports or told.is_finished or told.failure or not self._lanes
             )
             if told.reports:
                 return told.reports.popleft()
             if told.is_finished:
                 return None
         raise LabError(told.failure or f"no guest was left to run {nodeid}")
-
-    @property
-    def _is_idle(self) -> bool:
-        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         """Boot one guest after the other, while there is work for one more."""
@@ -154,6 +151,7 @@ class Guests:
                 self._run_guest(work)
         finally:
             with self._changed:
+                self._lanes -= 1
                 self._changed.notify_all()
 
     def _next_work(self) -> Work | None:
@@ -173,7 +171,8 @@ class Guests:
         except LabError as error:
             self.fail(run.taken, str(error))
             # What does not even boot is not booted again.
-            if not run.taken:
+            work.is_broken |= not run.taken
+            if work.is_broken and work.guests == 1:
                 self.fail(self._take_all(work), str(error))
         finally:
             with self._changed:
@@ -229,7 +228,7 @@ class GuestRun:
         if alive and patience.is_over:
             guest.keep = True
             guest.kill()
-            what = f"nothing was heard from the guest, nor did it compute, for {_LIMIT:.0f} s"
+            what = f"nothing was heard from the guest, and {patience.why}"
             raise GuestTimeout(what, console=guest.console)
         return alive and not self._guests.is_closed
 

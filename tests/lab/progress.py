@@ -51,6 +51,14 @@ class Patience:
         late = time.monotonic() - self._since > self._limit
         return late or computed - self._first > self._most
 
+    @property
+    def why(self) -> str:
+        """What it waited for in vain, for a person."""
+        computed = self._computed() - self._first
+        if computed > self._most:
+            return f"it computed for {computed:.0f} s"
+        return f"it computed for {computed:.0f} s and then stood still for {self._limit:.0f} s"
+
     def _step(self, computed: float) -> None:
         self._last = computed
         self._since = time.monotonic()

@@ -1,0 +1,150 @@
+"""Which guest runs which tests, with guests that are none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+import pytest
+
+from tests.lab import guests as guests_module
+from tests.lab.errors import GuestDied, LabError
+from tests.lab.guests import Guests
+from tests.lab.reporter import MODULE, REPORTS
+
+if TYPE_CHECKING:
+    from tests.lab.topology import Topology
+
+
+class Item(NamedTuple):
+    """What is read of a test."""
+
+    path: Path
+    nodeid: str
+
+
+class Standin:
+    """A guest that answers at once: all that it is given passes, but for `dies`."""
+
+    place: Path
+    booted: Counter[str]
+    boots: bool
+    dies: str
+    lock = threading.Lock()
+    pid = 1
+    processor_time = 0.0
+    keep = False
+
+    def __init__(self, topology: Topology, _: object) -> None:
+        with self.lock:
+            self.results = Path(Standin.place, f"{topology.name}-{Standin.booted[topology.name]}")
+            self.results.mkdir()
+            Standin.booted[topology.name] += 1
+        self.output = self.console = self.directory = self.results / "log"
+        (self.results / REPORTS).touch()
+        self.running = True
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        """It wants work, if it boots."""
+        if self.boots:
+            self._say({"wants": 0})
+        else:
+            self.running = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It is over."""
+
+    def step(self) -> None:
+        """Run the module that it was given."""
+        answer = self.results / f"{MODULE}.{self._number}"
+        if not self.running or not answer.exists():
+            return
+        for nodeid in (module := json.loads(answer.read_text())):
+            if nodeid == self.dies:
+                self.running = False
+                return
+            self._say({"nodeid": nodeid, "report": nodeid.upper()}, {"nodeid": nodeid})
+        self._number += 1
+        if module:
+            self._say({"wants": self._number})
+        else:
+            self.running = False
+
+    def status(self) -> int:
+        """It left none."""
+        what = "it died"
+        raise GuestDied(what, console=self.console)
+
+    def _say(self, *lines: dict[str, Any]) -> None:
+        with (self.results / REPORTS).open("a") as stream:
+            stream.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def _standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Standin.place, Standin.booted, Standin.boots, Standin.dies = tmp_path, Counter(), True, ""
+
+    def alive(run: guests_module.GuestRun, guest: Any, stream: Any, patience: Any) -> bool:
+        guest.step()
+        return real(run, guest, stream, patience)
+
+    real = guests_module.GuestRun._is_alive
+    monkeypatch.setattr(guests_module, "Guest", Standin)
+    monkeypatch.setattr(guests_module, "_job", lambda *_: None)
+    monkeypatch.setattr(guests_module, "_POLL", 0.001)
+    monkeypatch.setattr(guests_module.GuestRun, "_is_alive", alive)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+
+def started(**counts: list[int]) -> tuple[Guests, list[str]]:
+    """The guests of topologies with modules of so many tests, and the tests."""
+    tests = {
+        topology: [
+            Item(Path(f"{module}.py"), f"{topology}-{module}-{number}")
+            for module, count in enumerate(modules)
+            for number in range(count)
+        ]
+        for topology, modules in counts.items()
+    }
+    nodeids = [item.nodeid for items in tests.values() for item in items]
+    return Guests(cast("Any", None), cast("Any", tests)), nodeids
+
+
+def outcome(guests: Guests, nodeid: str) -> list[object] | str:
+    """The reports of a test, or why it has none."""
+    try:
+        return [report for report, _ in guests.reports(nodeid)]
+    except LabError as error:
+        return str(error)
+
+
+def test_every_test_is_run_once_by_a_guest_of_its_topology() -> None:
+    guests, nodeids = started(workstation=[3, 30, 2], sriov=[5])
+    assert [outcome(guests, nodeid) for nodeid in nodeids] == [[n.upper()] for n in nodeids]
+    guests.close()
+    assert set(Standin.booted) == {"workstation", "sriov"}
+    assert sum(Standin.booted.values()) == len(guests.costs)
+
+
+def test_a_guest_that_dies_leaves_the_other_modules_to_a_new_one() -> None:
+    Standin.dies = "workstation-0-1"
+    guests, nodeids = started(workstation=[8, 2])
+    found = {nodeid: outcome(guests, nodeid) for nodeid in nodeids}
+    guests.close()
+    failed = [nodeid for nodeid, what in found.items() if isinstance(what, str)]
+    assert failed == [f"workstation-0-{number}" for number in range(1, 8)]
+    assert "no report of workstation-0-1" in found["workstation-0-1"]
+    assert Standin.booted == {"workstation": 2}
+
+
+def test_what_does_not_boot_fails_all_its_tests_and_is_not_booted_again() -> None:
+    Standin.boots = False
+    guests, nodeids = started(workstation=[4, 3])
+    assert all("it died" in outcome(guests, nodeid) for nodeid in nodeids)
+    guests.close()
+    assert Standin.booted == {"workstation": 1}
