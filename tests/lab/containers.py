@@ -22,7 +22,8 @@ _ADDRESS = _PLACE / "socket"
 _LOG = _PLACE / "log"
 _PROGRAMS = _PLACE / "bin"
 _BUSYBOX = Path("/usr/bin/busybox")
-_LIMIT = 60.0
+_LIMIT = 300.0
+"""Seconds that nothing takes, on however busy a machine."""
 _SHIM = "containerd-shim-runc-v2"
 
 

@@ -165,6 +165,6 @@ def _specify(bundle: Path, command: list[str]) -> None:
 
 def _run(bundle: Path) -> str:
     command = ["runc", "--root", "/run/lab/runc", "run", "--bundle", str(bundle), "bundle"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout

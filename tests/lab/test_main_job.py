@@ -35,7 +35,7 @@ pytestmark = pytest.mark.topology("workstation")
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 _LATE = ("bochs-drm", "snd_hda_intel")
 """Drivers that have a function before it has nodes."""
-_PROBE = 30.0
+_PROBE = 120.0
 """Seconds that they may take."""
 
 

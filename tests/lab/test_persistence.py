@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("workstation")
 
 CYCLES = 10
+_NEVER = 300.0
+"""Seconds that nothing takes, on however busy a machine."""
 OWNER, GROUP = 1234, 4321
 _DEVICES = Path("/sys/bus/pci/devices")
 _HOST_DRIVERS = ("bochs", "snd_hda")
@@ -66,7 +68,7 @@ def watching() -> Iterator[subprocess.Popen[str]]:
 def end(process: subprocess.Popen[str]) -> None:
     """Wait for the service to end as it was told to; else have it say where it is."""
     try:
-        process.communicate(timeout=30)
+        process.communicate(timeout=_NEVER)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGABRT)
         raise AssertionError(process.communicate()[1]) from None
@@ -94,8 +96,8 @@ def access(names: list[str]) -> set[tuple[int, int, int]]:
 
 
 def until(names: list[str], wanted: list[str]) -> list[str | None]:
-    """The drivers, as soon as they are the wanted ones, or after half a minute."""
-    deadline = time.monotonic() + 30
+    """The drivers, as soon as they are the wanted ones, or after what it never takes."""
+    deadline = time.monotonic() + _NEVER
     while drivers(names) != wanted and time.monotonic() < deadline:
         time.sleep(0.2)
     return drivers(names)
