@@ -47,7 +47,8 @@ def domain(
       vfiomgr libvirt domain win --memory 16G --vcpus 8 --disk /vm/win.qcow2 --device 04:00.0
       vfiomgr libvirt domain w11 --os windows --secure-boot --no-hotplug --memory 16G --vcpus 8 \\
         --disk /vm/w11.qcow2 --cdrom /iso/w11.iso --cdrom /iso/virtio-win.iso --device 04:00.0
-      vfiomgr libvirt domain os --memory 8G --vcpus 4 --cdrom /os.iso --network default --boot cdrom
+      vfiomgr libvirt domain os --memory 8G --vcpus 4 --cdrom /os.iso --network default --tpm \\
+        --boot cdrom
       vfiomgr libvirt domain desk --memory 8G --vcpus 4 --device 04:00.0,rom=/gpu.rom --explain
       vfiomgr libvirt domain old --memory 8G --vcpus 4 --device 04:00.0,vga --firmware bios \\
         --graphics none --hide-kvm

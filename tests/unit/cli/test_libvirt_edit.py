@@ -287,7 +287,7 @@ def test_what_goes_wrong_is_told_and_nothing_is_written(  # noqa: PLR0913, PLR09
 def test_a_file_that_cannot_be_written_is_told(
     run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "replace", refuse)

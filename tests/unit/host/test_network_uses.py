@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,7 @@ def test_an_interface_of_another_namespace_leaves_an_empty_directory(tmp_path: P
     link = tmp_path / "sys/bus/pci/devices/0000:05:00.0"
     (tmp_path / FUNCTION / "net").mkdir(parents=True)
     link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path / FUNCTION)
+    link.symlink_to(os.path.relpath(tmp_path / FUNCTION, link.parent))
     (use,) = read_network_uses(tree, [nic])
     assert (use.address, use.kind) == (nic.address, "network")
     assert use.what == "its interface is in another network namespace"

@@ -119,14 +119,15 @@ def _without_superseded(
     }
 
     def passed_on(part: OwnedFile) -> OwnedFile:
+        if part.path != file.path:
+            return part
         keys = (
-            replace(key, before=replaced[key.path])
-            if part.path == file.path and key.path in replaced
-            else key
+            replace(key, before=replaced[key.path]) if key.path in replaced else key
             for key in part.keys
         )
-        return replace(part, keys=tuple(keys))
+        return replace(part, before=_earlier(part.before, file, gone), keys=tuple(keys))
 
+    gone = tuple(key for key in file.keys if key.path in replaced)
     kept = replace(file, keys=tuple(key for key in file.keys if key.path not in replaced))
     if not replaced:
         return file, others
@@ -134,6 +135,14 @@ def _without_superseded(
         replace(one, files=tuple(map(passed_on, one.files))) if one.is_beside(entry) else one
         for one in others
     )
+
+
+def _earlier(before: str | None, file: OwnedFile, superseded: tuple[OwnedKey, ...]) -> str | None:
+    """The text that an entry found, as if an earlier one had not set what it replaced."""
+    try:
+        return before if before is None else text.without_file(before, file, superseded)
+    except Refusal:
+        return before  # the keys themselves know what they replaced
 
 
 def _rebased(
