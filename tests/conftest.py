@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter, defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -27,8 +28,11 @@ def pytest_configure() -> None:
     """Make the hosts of tests in memory, where the machine has such a place: they are small.
 
     A guest of the laboratory has its own /tmp there. No example of a property is timed: how long
-    one takes says what else the machine does.
+    one takes says what else the machine does. A shell that starts the run in the background has it
+    ignore SIGINT, which tests send to themselves.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if CURRENT_VARIABLE in os.environ:
         return
     from hypothesis import settings  # noqa: PLC0415 - slow to import in a guest
