@@ -14,7 +14,7 @@ _COSTS = pytest.StashKey[list[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
-    line = "topology(name): runs in a guest of that topology (see tests/lab/topology.py)"
+    line = "topology(name, last): runs in a guest of that topology (see tests/lab/topology.py)"
     config.addinivalue_line("markers", line)
 
 
@@ -65,7 +65,7 @@ def topology() -> Topology:
     return here
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def libvirtd() -> str:
-    """The URI of a real libvirtd in this guest."""
+    """The URI of a real libvirtd in this guest; a module before this one may have ended it."""
     return daemon.start()

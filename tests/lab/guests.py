@@ -262,12 +262,19 @@ class GuestRun:
 
 
 def _work(topology: Topology, items: Sequence[pytest.Item]) -> Work:
-    """Return the work of a topology, the modules with most tests first."""
+    """Return the work of a topology, the modules with most tests first.
+
+    Those whose marker says `last=True` leave the guest unlike what others expect to find.
+    """
     modules: defaultdict[str, Module] = defaultdict(list)
+    last: set[str] = set()
     for item in items:
         modules[str(item.path)].append(item.nodeid)
-    ordered = sorted(modules.values(), key=len, reverse=True)
-    return Work(topology, deque(ordered), list(modules))
+        marker = item.get_closest_marker("topology")
+        if marker is not None and marker.kwargs.get("last"):
+            last.add(str(item.path))
+    ordered = sorted(modules, key=lambda path: (path in last, -len(modules[path])))
+    return Work(topology, deque(modules[path] for path in ordered), list(modules))
 
 
 def _write_module(guest: Guest, number: int, module: Module) -> None:

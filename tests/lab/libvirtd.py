@@ -19,6 +19,7 @@ _CONFIGURATION = Path("/etc/libvirt")
 _STATE = (Path("/var/log/libvirt"), Path("/var/lib/libvirt"), Path("/var/cache/libvirt"))
 _LOG = Path("/run/lab/libvirtd.log")
 _PID = Path("/run/lab/libvirtd.pid")
+_LOGGER_PID = Path("/run/lab/virtlogd.pid")
 _ACCOUNT = "libvirt-qemu"
 _LIMIT = 120.0
 _OTHER_EMULATORS = (Path("/usr/bin/qemu-system-i386"),)
@@ -50,7 +51,8 @@ def start() -> str:
             emulator.unlink(missing_ok=True)
         _add_account("/etc/passwd", f"{_ACCOUNT}:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin")
         _add_account("/etc/group", f"{_ACCOUNT}:x:64055:")
-        subprocess.run(["virtlogd", "--daemon"], check=True)
+        if not _runs(_LOGGER_PID):  # it stays where libvirtd was ended to start again
+            subprocess.run(["virtlogd", "--daemon", "--pid-file", str(_LOGGER_PID)], check=True)
         subprocess.run(["libvirtd", "--daemon", "--pid-file", str(_PID)], check=True)
         _wait()
         # The first that asks waits while QEMU is asked all that it can: longer than a user would.
@@ -87,6 +89,11 @@ def _configure() -> None:
         directory.mkdir(parents=True, exist_ok=True)
     (_CONFIGURATION / "qemu.conf").write_text(_QEMU_CONF)
     (_CONFIGURATION / "libvirtd.conf").write_text(_LIBVIRTD_CONF)
+
+
+def _runs(pid_file: Path) -> bool:
+    """Return whether the daemon of a pid file is there."""
+    return pid_file.exists() and Path("/proc", pid_file.read_text().strip()).exists()
 
 
 def _answers() -> bool:

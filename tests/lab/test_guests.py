@@ -14,6 +14,7 @@ from tests.lab import guests as guests_module
 from tests.lab.errors import GuestDied, LabError
 from tests.lab.guests import Guests
 from tests.lab.reporter import MODULE, REPORTS
+from tests.lab.topology import TOPOLOGIES
 
 if TYPE_CHECKING:
     from tests.lab.topology import Topology
@@ -24,6 +25,11 @@ class Item(NamedTuple):
 
     path: Path
     nodeid: str
+    is_last: bool = False
+
+    def get_closest_marker(self, name: str) -> pytest.Mark:
+        """The marker of its module."""
+        return pytest.Mark(name, (), {"last": self.is_last}, _ispytest=True)
 
 
 class Standin:
@@ -129,6 +135,13 @@ def test_every_test_is_run_once_by_a_guest_of_its_topology() -> None:
     guests.close()
     assert set(Standin.booted) == {"workstation", "sriov"}
     assert sum(Standin.booted.values()) == len(guests.costs)
+
+
+def test_what_leaves_a_guest_unlike_before_is_run_last() -> None:
+    large = [Item(Path("large.py"), f"large-{number}", is_last=True) for number in range(9)]
+    small = [Item(Path("small.py"), "small")]
+    work = guests_module._work(TOPOLOGIES["workstation"], cast("Any", [*large, *small]))
+    assert [module[0] for module in work.modules] == ["small", "large-0"]
 
 
 def test_a_guest_that_dies_leaves_the_other_modules_to_a_new_one() -> None:
