@@ -14,6 +14,7 @@ from vfiomgr.host.distribution import read_distribution
 from vfiomgr.host.memlock import read_memlock
 from vfiomgr.host.module_state import read_config, read_module_settings, read_modules
 from vfiomgr.host.text import account_names, text_of
+from vfiomgr.host.tree import PROGRAM_PATH
 from vfiomgr.model import path
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress, is_address
@@ -63,7 +64,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         memlock=read_memlock(tree),
         distribution=read_distribution(tree),
         has_driver_override=_has_driver_override(tree, devices),
-        has_modprobe=which("modprobe") is not None if tree.runs_programs else None,
+        has_modprobe=_has_modprobe() if tree.runs_programs else None,
     )
 
 
@@ -145,3 +146,8 @@ def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool |
     if any(tree.exists(path.pci_device(d.address) / "driver_override") for d in devices):
         return True
     return False if devices and tree.is_live else None
+
+
+def _has_modprobe() -> bool:
+    """Whether vfiomgr finds modprobe as root; the PATH of other users may lack /usr/sbin."""
+    return which("modprobe", path=PROGRAM_PATH) is not None

@@ -276,3 +276,20 @@ def test_driver_override_is_looked_for_on_all_functions(tmp_path: Path) -> None:
 
 def test_a_plain_scan_reads_none_of_it(tmp_path: Path) -> None:
     assert scan(workstation(tmp_path)).readiness is None
+
+
+def test_modprobe_is_looked_for_where_root_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The PATH of users other than root often lacks /usr/sbin."""
+    place = tmp_path / "sbin"
+    place.mkdir()
+    (place / "modprobe").write_text("#!/bin/sh\n")
+    (place / "modprobe").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(HostTree, "runs_programs", True)
+    monkeypatch.setattr("vfiomgr.host.readiness.PROGRAM_PATH", str(place))
+    assert read(tmp_path / "host").has_modprobe
+    (place / "modprobe").unlink()
+    monkeypatch.setenv("PATH", str(place))
+    assert read(tmp_path / "host").has_modprobe is False
