@@ -192,6 +192,15 @@ def test_a_hundred_levels_are_read(levels: int, is_read: bool) -> None:  # noqa:
                 parse(text)
 
 
+@pytest.mark.parametrize("kind", ["JSON", "YAML"])
+def test_too_many_digits_are_said_in_the_words_of_documents(kind: str) -> None:
+    digits = "9" * 5_000
+    text = f'{{"a": {digits}}}' if kind == "JSON" else f"a: {digits}\n"
+    with pytest.raises(InvalidDocument) as refused:
+        parse_document(text, "file", "remedy")
+    assert refused.value.message == f"file: not {kind}: a number has more than 128 bits"
+
+
 @pytest.mark.parametrize("text", ['{"a": 1.5e999}', '{"a": [NaN]}', '{"a": -Infinity}'])
 def test_a_number_that_is_not_finite_is_not_json(text: str) -> None:
     with pytest.raises(Malformed, match=r"is not finite|is not JSON"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.model.parsed import parse_json, require_sane, require_shallow
+from vfiomgr.model.parsed import TOO_LARGE, parse_json, require_sane, require_shallow
 
 _OPENS_JSON = ("{", "[")
+_DIGITS = "for integer string conversion"
+"""What int() says of more digits than it converts."""
 
 
 def parse_document(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - as JSON has it
@@ -52,6 +54,8 @@ def _yaml(text: str) -> Any:  # noqa: ANN401 - as JSON has it
 
 def _place(error: Exception) -> str:
     """What is wrong and where, in one line; a scalar that fits no type of YAML has no place."""
+    if _DIGITS in str(error):
+        return TOO_LARGE
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
     return problem if mark is None else f"{problem}: line {mark.line + 1} column {mark.column + 1}"

@@ -46,7 +46,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
     except Malformed:
         raise
     except ValueError:
-        raise Malformed(_TOO_LARGE) from None
+        raise Malformed(TOO_LARGE) from None
     require_sane(value, len(text))
     return value
 
@@ -67,13 +67,13 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise Malformed(_TOO_DEEP) from None
     except ValueError:
-        raise Malformed(_TOO_LARGE) from None
+        raise Malformed(TOO_LARGE) from None
     require_sane(tables, len(text), is_toml=True)
     return tables
 
 
 _TOO_DEEP = f"it is nested deeper than {_DEEPEST} levels"
-_TOO_LARGE = f"a number has more than {_MOST_BITS} bits"
+TOO_LARGE = f"a number has more than {_MOST_BITS} bits"
 
 
 def require_shallow(text: str) -> None:
@@ -139,7 +139,7 @@ def _require_scalar(value: object, *, is_toml: bool) -> None:
             if not value.isascii():
                 _require_text(value)
         case int() if value.bit_length() > _MOST_BITS:
-            raise Malformed(_TOO_LARGE)
+            raise Malformed(TOO_LARGE)
         case float() if not is_toml and not math.isfinite(value):
             message = "a number is not finite"
             raise Malformed(message)
