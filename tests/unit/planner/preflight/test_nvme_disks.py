@@ -25,10 +25,13 @@ from tests.unit.planner.preflight.situations import (
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.model.attachment import Scope
 from vfiomgr.model.hostdev import HandOver
+from vfiomgr.model.libvirt_hook import GuestRecord
+from vfiomgr.model.pci import PciAddress
 from vfiomgr.planner.attachment import AttachWish, plan_attach
 from vfiomgr.planner.claims import claims_of
 from vfiomgr.planner.detachment import plan_detach
 from vfiomgr.planner.domain_edit import plan_removals, refuse_contradictions
+from vfiomgr.planner.guest_hook import needs_of
 
 ADDRESS = "0000:05:00.0"
 SSD = function(ADDRESS, class_code="010802", class_name="NVMe", name="Samsung PM9A3")
@@ -166,3 +169,9 @@ def test_a_function_that_another_domain_has_as_a_disk_is_claimed() -> None:
             owner,
             AttachWish((ADDRESS,), Scope(live=True, config=False)),
         )
+
+
+@pytest.mark.parametrize(("managed", "taken"), [("no", [ADDRESS]), ("yes", [])])
+def test_the_hook_binds_a_controller_that_libvirt_does_not(managed: str, taken: list[str]) -> None:
+    needs = needs_of(host(ON_HOST), domain(xml(disk(managed=managed))), GuestRecord(OTHER, "db"))
+    assert needs.functions == tuple(map(PciAddress.parse, taken))
