@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import NO_DEVICES, group_cell, note, or_dash, print_document, print_table
+from vfiomgr.cli.output import (
+    group_cell,
+    note,
+    note_no_devices,
+    or_dash,
+    print_document,
+    print_table,
+)
 from vfiomgr.cli.session import Session, session_options
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ def list_devices(session: Session, *, every: bool) -> None:
     elif host.devices:
         note(f"no GPUs or accelerators; --all lists all {len(host.devices)} PCI devices")
     else:
-        note(NO_DEVICES)
+        note_no_devices(host)
 
 
 def _row(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:

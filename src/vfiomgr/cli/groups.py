@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.output import NO_DEVICES, note, or_dash, print_document, print_table, say
+from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.model.iommu import acs_override_words, blockers
 
@@ -53,7 +53,7 @@ def groups(session: Session) -> None:
         print_document("IommuGroupList", body, session.format)
         return
     if not host.devices:
-        note(NO_DEVICES)
+        note_no_devices(host)
     if pretended:
         note(
             f"groups may be smaller than what the hardware isolates: {' '.join(pretended)} is on "

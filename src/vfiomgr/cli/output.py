@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from vfiomgr.model.snapshot import HostSnapshot
 
 
-NO_DEVICES = "this host has no PCI devices"
-
-
 class Marked(NamedTuple):
     """A line that begins with a word in colour."""
 
@@ -150,6 +147,11 @@ def print_error(error: VfiomgrError) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(line.strip(" ") for line in text.split("\n") if line.strip(" "))
+
+
+def note_no_devices(host: HostSnapshot) -> None:
+    """Say why a list of all functions is empty."""
+    note("no PCI device is listed" if host.pci_unidentified else "this host has no PCI devices")
 
 
 def or_dash(value: object) -> str:

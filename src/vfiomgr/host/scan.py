@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.host import display, iommu, mdev, origins, pci, vendor_vgpu
 from vfiomgr.host.names import Names
 from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, HostPath
-from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.model.snapshot import UNIDENTIFIED, HostSnapshot
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -100,10 +100,7 @@ _SHOWN = 4
 
 def _left_out(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (
-        f"cannot identify {', '.join(names[:_SHOWN])}{more}, left out: there is neither a modalias "
-        "nor vendor, device and class"
-    )
+    return f"cannot identify {', '.join(names[:_SHOWN])}{more}, left out: {UNIDENTIFIED}"
 
 
 def _cpu(tree: HostTree) -> dict[str, str]:

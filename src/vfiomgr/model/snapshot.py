@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from vfiomgr.model.reset import ResetCapabilities  # noqa: TC004
     from vfiomgr.model.variant import VfioVariant  # noqa: TC004
 
+UNIDENTIFIED = "there is neither a modalias nor vendor, device and class"
+"""Why a function is left out: nothing shows what it is."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -245,6 +247,10 @@ class HostSnapshot:
         try:
             return self._by_address[address]
         except KeyError:
+            if str(address) in self.pci_unidentified:
+                message = f"cannot identify {address}: {UNIDENTIFIED}"
+                hint = "record these files of it too, or look at it on the host: lspci -vv"
+                raise UnknownDevice(message, hint) from None
             message = f"this host has no PCI device {address}"
             near = " or ".join(str(other) for other in self._near(address))
             meant = f"is {near} meant? " if near else ""

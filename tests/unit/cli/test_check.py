@@ -129,6 +129,25 @@ def test_a_tree_without_functions_blocks_and_says_so(run: Run, tmp_path: Path) -
     assert run("--root", str(tmp_path), "list").stderr == groups.stderr
 
 
+@pytest.mark.filterwarnings("ignore:cannot identify")
+def test_a_tree_that_identifies_no_function_is_not_called_empty(run: Run, tmp_path: Path) -> None:
+    gpu = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "class").write_text("0x030000\n")
+    why = "there is neither a modalias nor vendor, device and class"
+    answer = run("--root", str(tmp_path), "check")
+    assert answer.status == 1
+    assert answer.stdout.startswith("blocker: no PCI function can be identified\n")
+    place = "/sys/bus/pci/devices: 1 functions, e.g. 0000:01:00.0"
+    assert f"  evidence  {place}: {why}\n" in answer.stdout
+    for command in (("list", "--all"), ("groups",)):
+        listed = run("--root", str(tmp_path), *command).stderr
+        assert listed.startswith("no PCI device is listed\n")
+    shown = run("--root", str(tmp_path), "show", "0000:01:00.0")
+    assert shown.status == 2
+    assert f"error: cannot identify 0000:01:00.0: {why}\n" in shown.stderr
+
+
 @pytest.mark.parametrize("command", ["check", "list", "groups", "snapshot", "sriov list"])
 @pytest.mark.parametrize("damage", ["absent", "closed"])
 def test_a_tree_whose_functions_cannot_be_listed_is_no_host(

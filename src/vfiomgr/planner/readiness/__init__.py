@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.model.path import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.model.readiness import SEVERITIES, Report
+from vfiomgr.model.snapshot import UNIDENTIFIED
 from vfiomgr.planner.readiness import (
     amd,
     devices,
@@ -80,10 +81,7 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
         yield from _unseen_of_devices(host.devices)
     if host.pci_unidentified:
         count, first = len(host.pci_unidentified), host.pci_unidentified[0]
-        yield (
-            f"{count} PCI functions, e.g. {first}: there is neither a modalias nor vendor, device "
-            "and class"
-        )
+        yield f"{count} PCI functions, e.g. {first}: {UNIDENTIFIED}"
     if not host.iommu.is_known:
         yield f"whether the IOMMU is on: there is neither {IOMMU_GROUPS} nor {IOMMU_UNITS}"
     if host.kernel_command_line is None:

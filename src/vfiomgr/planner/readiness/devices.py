@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.model.pci import CLASS_VGA
 from vfiomgr.model.readiness import Finding
+from vfiomgr.model.snapshot import UNIDENTIFIED
 from vfiomgr.planner import guards
 from vfiomgr.planner.readiness import remedy
 from vfiomgr.planner.readiness.amd import is_known
@@ -26,7 +27,17 @@ _EVICTING_MAJOR = 6
 
 def none(host: HostSnapshot) -> Iterator[Finding]:
     """A host without PCI functions, e.g. a container's or a recording's empty tree."""
-    if not host.devices:
+    unidentified = host.pci_unidentified
+    if not host.devices and unidentified:
+        yield Finding(
+            "no-devices",
+            "blocker",
+            "no PCI function can be identified",
+            (f"{_DEVICES}: {len(unidentified)} functions, e.g. {unidentified[0]}: {UNIDENTIFIED}",),
+            "which of them could go to a guest is unknown",
+            "record these files of each function too, or run vfiomgr on the host itself",
+        )
+    elif not host.devices:
         yield Finding(
             "no-devices",
             "blocker",
