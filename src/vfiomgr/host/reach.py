@@ -135,7 +135,8 @@ class _Walk:
         place = "/" + "/".join((*self._names, name))
         if is_last and not self._follows:
             message = f"cannot use {self._path}: it is a symbolic link to {target}"
-            raise HostError(message, f"name the file itself, if it is meant: {target}")
+            meant = os.path.normpath(os.path.join(os.path.dirname(place), target))
+            raise HostError(message, f"name the file itself, if it is meant: {meant}")
         self._links += 1
         if self._links > _MOST_LINKS:
             raise OSError(ELOOP, os.strerror(ELOOP), self._path)

@@ -178,8 +178,9 @@ def test_links_of_a_user_among_his_files_and_links_of_root_are_followed(home: Pa
 def test_a_file_that_is_a_link_is_never_ones_own(home: Path) -> None:
     place = link(home / "link.json", "config.json", USER)
     for call in (lambda: read_own(str(place), 9), lambda: rewrite_own(str(place), OLD, NEW)):
-        with pytest.raises(HostError, match=r"it is a symbolic link to config\.json"):
+        with pytest.raises(HostError, match=r"it is a symbolic link to config\.json") as refused:
             call()
+        assert refused.value.hint == f"name the file itself, if it is meant: {home}/config.json"
     assert (home / "config.json").read_bytes() == OLD
 
 
