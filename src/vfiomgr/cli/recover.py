@@ -57,7 +57,8 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowanc
         except PermissionError:
             message = "reading the journal"
             raise NeedsRoot(message) from None
-        _print_runs(session, left.cut_off, "left")
+        if left.cut_off or not left.damaged or session.format != "table":
+            _print_runs(session, left.cut_off, "left")
         for text in unusable(left):
             note(text)
         return

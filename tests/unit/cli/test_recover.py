@@ -52,6 +52,13 @@ def test_a_journal_that_cannot_be_read_is_a_refusal_with_a_remedy(
     assert kernel.driver_of(str(GPU)) == "nvidia"
 
 
+def test_a_dry_run_of_recover_calls_no_unreadable_journal_nothing(run: Run, place: Path) -> None:
+    (place / JOURNAL.name).write_text("[]\n")
+    answer = run("recover", "--dry-run")
+    assert answer.stdout == ""
+    assert f"cannot read {JOURNAL}: record 1 is not a record of vfiomgr" in answer.stderr
+
+
 def test_a_dry_run_of_recover_names_all(run: Run, kernel: FakeKernel, place: Path) -> None:
     kernel.kill(at=8)
     with pytest.raises(PowerCut):
