@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _GET_LINK, _NEW_LINK = 18, 16
 _LINK = struct.Struct("=BxHiII")
 """ifinfomsg: family, type, index, flags, change."""
-_IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_PARENT_DEV_NAME = 3, 5, 18, 56
+_IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO = 3, 5, 18
+_IFLA_LINK_NETNSID, _IFLA_PARENT_DEV_NAME = 37, 56
 """The parent's name is there since Linux 5.14 (include/uapi/linux/if_link.h)."""
 _INFO_KIND = 1
 _STACKED = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"})
@@ -46,7 +47,7 @@ class FarLink:
     """The name of its device, where it is an adapter's: `0000:05:00.0`, `virtio0`."""
     kind: str
     lower: int
-    """The index of the interface that it is on top of; 0 where it is on none."""
+    """The index of the interface of another namespace that it is on top of; 0 without one."""
     pid: int
     command: str
 
@@ -106,11 +107,16 @@ def _links_at(place: str) -> Iterator[str]:
 
 
 def parse_link(body: bytes) -> Iterator[str]:
-    """Name, device, kind and lower index of a link, where it rests on something."""
+    """Name, device, kind and lower index of a link, where it rests on something elsewhere.
+
+    Each namespace counts its interfaces from 1, so the index of a lower one says nothing here
+    unless the kernel adds that it is in another namespace (rtnl_fill_link_netnsid).
+    """
     parts = dict(attributes(body[_LINK.size :]))
     info = dict(attributes(parts.get(_IFLA_LINKINFO, b"")))
     kind, device = _text(info.get(_INFO_KIND)), _text(parts.get(_IFLA_PARENT_DEV_NAME))
-    lower = (number(parts.get(_IFLA_LINK)) or 0) if kind in _STACKED else 0
+    is_far = kind in _STACKED and _IFLA_LINK_NETNSID in parts
+    lower = (number(parts.get(_IFLA_LINK)) or 0) if is_far else 0
     if device or lower:
         yield _BETWEEN.join((_text(parts.get(_IFLA_IFNAME)), device, kind, str(lower)))
 

@@ -93,7 +93,7 @@ def link(*attributes: bytes) -> list[str]:
 
 
 def test_links_that_rest_on_an_adapter_or_on_another_interface() -> None:
-    name, on = attribute(3, b"eth0\0"), attribute(5, index(4))
+    name, on = attribute(3, b"eth0\0"), attribute(5, index(4)) + attribute(37, index(0))
     assert link(name, attribute(56, b"0000:05:00.0\0")) == ["eth0/0000:05:00.0//0"]
     for kind, found in (
         (b"macvlan", ["eth0//macvlan/4"]),
@@ -102,6 +102,11 @@ def test_links_that_rest_on_an_adapter_or_on_another_interface() -> None:
     ):
         assert link(name, on, attribute(18, attribute(1, kind + b"\0"))) == found
     assert link(name) == link() == []
+
+
+def test_the_index_of_a_lower_interface_in_the_same_namespace_is_none_of_the_host() -> None:
+    kind = attribute(18, attribute(1, b"vlan\0"))
+    assert link(attribute(3, b"eth0.5\0"), attribute(5, index(2)), kind) == []
 
 
 def test_a_kernel_that_keeps_its_lock_keeps_nobody_waiting(
