@@ -46,7 +46,11 @@ def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostU
 
     Those of known users are not opened: an open with O_EXCL makes a mount at that moment fail.
     """
-    disks = {n: own for n, own in disks_below(tree).items() if not set(own) <= set(known)}
+    disks = {
+        name: functions
+        for name, functions in disks_below(tree).items()
+        if not set(functions) <= set(known) and not _is_hidden(tree, name)
+    }
     answers = _ask(tree, disks)
     if answers.unopened and tree.is_machine and os.geteuid() == 0:
         nodes = ", ".join(sorted(map(node_of, answers.unopened)))
@@ -56,6 +60,11 @@ def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostU
         for address in addresses if what else ():
             if address not in known:
                 yield HostUse(address, "mounted-disk", what, f"lsof {quote(node_of(name))}")
+
+
+def _is_hidden(tree: HostTree, name: str) -> bool:
+    """Whether it has no node: a path of an NVMe disk with several (GENHD_FL_HIDDEN)."""
+    return tree.read(BLOCK / name / "hidden") == "1"
 
 
 def _what(name: str, parts: Collection[str], answers: _Answers) -> str:

@@ -101,6 +101,22 @@ def test_root_hears_of_disks_that_cannot_be_opened(
         assert tuple(read_claims(Container(tmp_path), ())) == ()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_path_of_a_disk_with_several_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Machine(Asked):
+        is_machine = True
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    tree = Machine(tmp_path)
+    path = tmp_path / CONTROLLER / "nvme0c0n1"
+    path.mkdir()
+    (path / "hidden").write_text("1\n")
+    (tmp_path / "sys/class/block/nvme0c0n1").symlink_to(f"../../../{CONTROLLER}/nvme0c0n1")
+    assert tuple(read_claims(tree, ())) == ()
+
+
 def test_no_node_of_another_tree_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tree_of(tmp_path, FILES + "\ndev/sda: 1")
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a node was opened"))
