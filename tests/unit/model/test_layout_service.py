@@ -55,6 +55,14 @@ def test_the_boot_comes_after_drivers_and_before_all_who_use_devices() -> None:
     }
 
 
+def test_the_sandbox_lets_a_service_look_into_network_namespaces() -> None:
+    """Without it setns() fails, and a container's interface is missed (host/far_links.py)."""
+    sandbox = dict(line.split("=", 1) for line in SANDBOX.splitlines())
+    assert sandbox["RestrictNamespaces"].split() == ["net"]
+    assert {"AF_NETLINK"} <= set(sandbox["RestrictAddressFamilies"].split())
+    assert {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE"} <= set(sandbox["CapabilityBoundingSet"].split())
+
+
 def test_the_watch_follows_the_boot_and_both_are_wanted() -> None:
     read = unit(render_watch(PROGRAM, "gpus", ("boot-display",)))
     assert read["Unit"]["After"] == BOOT.name
