@@ -78,11 +78,16 @@ def test_systemd_finds_each_unit_in_a_sandbox(units: Path, name: str) -> None:
 def exposure(unit: Path) -> subprocess.CompletedProcess[str]:
     """Whether a unit is as little exposed as it is to be, by systemd's measure."""
     return subprocess.run(
-        [_ANALYZE, "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(unit)],
+        [_ANALYZE, "security", "--offline=yes", f"--threshold={_threshold(unit)}", str(unit)],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def _threshold(unit: Path) -> int:
+    """The service for hot-plugged functions has real-time priority as well."""
+    return MOST_EXPOSED + 2 * (unit.name == UNIT.name)
 
 
 def test_systemd_would_tell_what_is_wrong(units: Path) -> None:

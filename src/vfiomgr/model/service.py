@@ -43,6 +43,12 @@ SystemCallErrorNumber=EPERM
 Not protected is what its work is about: /sys, kernel modules, device nodes, other processes (who
 holds a device), the host's own network namespace (events of udev, routes)."""
 
+_REAL_TIME = """\
+CapabilityBoundingSet=CAP_SYS_NICE
+RestrictRealtime=no
+"""
+"""For the listeners (host/hotplug.py), which race with the kernel; it adds to what is above."""
+
 
 def render_unit(program: str) -> str:
     """The unit; udev starts it with the first persisted function (SYSTEMD_WANTS in its rule).
@@ -61,7 +67,7 @@ After=local-fs.target
 ExecStart={require_plain(program)} persist watch
 Restart=on-failure
 SuccessExitStatus=130
-{SANDBOX}"""
+{SANDBOX}{_REAL_TIME}"""
 
 
 def require_plain(program: str) -> str:

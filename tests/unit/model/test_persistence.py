@@ -189,3 +189,11 @@ def test_a_unit_runs_vfiomgr_by_its_path_and_no_path_that_needs_quotes() -> None
     assert "ExecStart=/opt/venv/bin/vfiomgr persist watch\n" in render_unit("/opt/venv/bin/vfiomgr")
     with pytest.raises(Refusal, match="no unit of systemd"):
         render_unit("/opt/my programs/vfiomgr")
+
+
+def test_the_listeners_of_the_unit_may_have_real_time_priority() -> None:
+    """What they call (host/hotplug.py) fails silently where the unit does not let them."""
+    settings = [line.partition("=")[::2] for line in render_unit("/opt/vfiomgr").splitlines()]
+    assert [value for name, value in settings if name == "RestrictRealtime"][-1] == "no"
+    bounding = [value.split() for name, value in settings if name == "CapabilityBoundingSet"]
+    assert any("CAP_SYS_NICE" in names for names in bounding)
