@@ -11,6 +11,7 @@ import ctypes
 import os
 import shlex
 import struct
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -68,10 +69,11 @@ def read_far_links(tree: HostTree) -> tuple[FarLink, ...]:
     """
     if not (tree.is_machine and tree.can_hang):
         return ()  # the child that enters is forked for a tree that can hang
-    places = dict(_places(tree))
-    answers = bounded.ask_each(
-        tree, {pid: partial(_links_at, place) for pid, place in places.items()}
-    )
+    questions = {pid: partial(_links_at, place) for pid, place in _places(tree)}
+    answers = bounded.ask(tree, questions)
+    if len(answers) < len(questions):  # one lock (RTNL) is that of all of them
+        text = "cannot see all network namespaces: the kernel does not list their interfaces"
+        warnings.warn(text, stacklevel=2)
     return tuple(
         FarLink(name, device, kind, int(lower), int(pid), tree.read(PROC / pid / "comm") or "?")
         for pid, links in answers.items()

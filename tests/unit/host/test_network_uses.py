@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,14 @@ import pytest
 
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
-from vfiomgr.host import network_uses
+from vfiomgr.host import bounded, network_uses
 from vfiomgr.host.far_links import FarLink, read_far_links
 from vfiomgr.host.network_uses import read_network_uses
 from vfiomgr.host.routing import Routing
 from vfiomgr.host.tree import HostTree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from vfiomgr.model.snapshot import HostUse
@@ -179,6 +181,28 @@ def test_nobody_enters_a_namespace_for_another_tree(
     monkeypatch.setattr("vfiomgr.host.far_links.ctypes.CDLL", lambda _: pytest.fail("entered"))
     tree = tree_of(tmp_path, "proc/1/ns/net -> net:[1]\nproc/7/ns/net -> net:[2]")
     assert read_far_links(tree) == ()
+
+
+def test_a_kernel_that_lists_no_interfaces_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that hangs keeps the lock of the interfaces of all namespaces."""
+
+    class Machine(HostTree):
+        is_machine = can_hang = True
+
+    def hang(_: str) -> Iterator[str]:
+        time.sleep(3600)
+        yield ""
+
+    monkeypatch.setattr(bounded, "DEADLINE", 0.1)
+    monkeypatch.setattr("vfiomgr.host.far_links._links_at", hang)
+    numbers = range(1, 60)
+    tree_of(tmp_path, "\n".join(f"proc/{pid}/ns/net -> net:[{pid}]" for pid in numbers))
+    begin = time.monotonic()
+    with pytest.warns(UserWarning, match="cannot see all network namespaces"):
+        assert read_far_links(Machine(tmp_path)) == ()
+    assert time.monotonic() - begin < 10
 
 
 def test_the_machine_is_asked_for_ipv4_addresses_and_routes_of_all_tables(
