@@ -18,6 +18,8 @@ PROC = HostPath("/proc")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _NUMBER, _MOUNT_POINT, _SEPARATOR = 2, 4, "-"
 """Columns of mountinfo (proc(5)); optional ones end with a separator, then type and source."""
+_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "afs", "9p", "fuse"})
+"""Types of file systems, without what follows a dot; one of FUSE may be of any server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,17 @@ def host_lines(tree: HostTree, name: str) -> list[str]:
     """The lines of a table of the host: of PID 1, whose it is also inside of a container."""
     texts = (tree.read_text(place / name) for place in (PROC / "1", PROC))
     return next((text for text in texts if text is not None), "").splitlines()
+
+
+def remote_places(tree: HostTree) -> tuple[str, ...]:
+    """Directories, with a slash behind, of file systems whose server may never answer; not `/`."""
+    found = []
+    for line in host_lines(tree, "mountinfo"):
+        fields, _, others = line.partition(f" {_SEPARATOR} ")
+        row, kind = fields.split(), others.partition(" ")[0]
+        if len(row) > _MOUNT_POINT and kind.partition(".")[0] in _REMOTE:
+            found.append(f"{_unescape(row[_MOUNT_POINT]).rstrip('/')}/")
+    return tuple(place for place in found if place != "/")
 
 
 def read_mounts(tree: HostTree, *, everywhere: bool) -> Iterator[Mount]:

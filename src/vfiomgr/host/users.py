@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
 from vfiomgr.host.below import functions_below
+from vfiomgr.host.mounts import remote_places
 from vfiomgr.model.path import HostPath
 from vfiomgr.model.pci import PciAddress
 from vfiomgr.model.snapshot import DeviceUser
@@ -142,14 +143,15 @@ def _renamed(
     """Nodes of disks that processes have open by other names: in a /dev of their own, anywhere.
 
     A guest of libvirt and a container have such a /dev. Which device it is, a child asks, since
-    the file may be on a server that does not answer.
+    the file may be on a server that does not answer. What is on a server is no node of a disk here,
+    and hundreds of guests may have their images there.
     """
     by_number = {disk.number: disk.node for disk in disks}
-    known = frozenset(by_number.values())
+    known, remote = frozenset(by_number.values()), remote_places(tree)
     if not by_number or not tree.is_machine:
         return {}
     unclear = {
-        pid: [name for name, target in opened.items() if _is_unclear(target, known)]
+        pid: [name for name, target in opened.items() if _is_unclear(target, known, remote)]
         for pid, opened in descriptors.items()
     }
     questions = {
@@ -164,8 +166,9 @@ def _renamed(
     return found
 
 
-def _is_unclear(target: str, known: AbstractSet[str]) -> bool:
-    return target not in known and not target.startswith((*_WATCHED, "/memfd:", "/dev/null"))
+def _is_unclear(target: str, known: AbstractSet[str], remote: tuple[str, ...]) -> bool:
+    clear = (*_WATCHED, "/memfd:", "/dev/null", *remote)
+    return target not in known and not target.startswith(clear)
 
 
 def _devices_of(

@@ -268,6 +268,22 @@ def test_a_file_that_never_answers_is_taken_for_no_disk(
     assert user.pid == 77
 
 
+def test_files_on_servers_are_not_asked_what_they_are(tmp_path: Path) -> None:
+    class Asked(Machine):
+        def device_of(self, path: HostPath) -> str | None:
+            """As the machine; nobody waits for a server."""
+            assert not path.startswith("/proc/76/")
+            return super().device_of(path)
+
+    disk_tree(tmp_path, "/var/lib/storage")
+    lines = "70 1 0:50 / / rw - nfs4 srv:/root rw\n80 70 0:60 / /net rw - nfs4 srv:/x rw\n"
+    tree_of(tmp_path, "proc/76/comm: qemu\nproc/76/fd/3 -> /net/file\nproc/1/comm: init")
+    (tmp_path / "proc/1/mountinfo").write_text(lines)
+    (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
+    (user,) = read_users(Asked(tmp_path)) or ()
+    assert user.pid == 77
+
+
 def test_other_files_are_nobodys_business(tmp_path: Path) -> None:
     assert read_users(disk_tree(tmp_path, "/dev/sda")) == ()
 
