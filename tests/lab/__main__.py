@@ -12,6 +12,7 @@ from tests.lab.errors import LabError
 from tests.lab.topology import DEFAULT, TOPOLOGIES
 
 _DEMO_LIMIT = 600.0  # seconds
+_FAULTS_LIMIT = 3600.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,7 +89,7 @@ def _demo(_: argparse.Namespace) -> int:
 def _deaths(_: argparse.Namespace) -> int:
     program = [sys.executable, "-m", "tests.lab.deaths"]
     machines = (TOPOLOGIES["workstation"], TOPOLOGIES["sriov"])
-    return max(machine.run(each, program, limit=_DEMO_LIMIT) for each in machines)
+    return max(machine.run(each, program, limit=_FAULTS_LIMIT) for each in machines)
 
 
 def _build(_: argparse.Namespace) -> int:
