@@ -38,7 +38,7 @@ def text_of(path: str, what: str) -> str:
 
     Raises:
         UsageError: it cannot be read.
-        InvalidDocument: it is no text, or too long.
+        InvalidDocument: the file is not text, or is too long.
 
     """
     source = source_of(path)

@@ -78,7 +78,7 @@ def place_of_entry(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> Place:
-    """The runtime that has an entry of vfiomgr's, or else the one that the options mean.
+    """The runtime in which vfiomgr recorded the entry, else the one that the options select.
 
     Raises:
         UsageError: several runtimes have one.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vfiomgr.executor.restoration import Restored
 
 _LONGEST = 1 << 20
-"""Characters of a definition; what is cut off there is no JSON."""
+"""Characters of a definition; a longer one is cut off and then fails to parse."""
 _FORMAT = "mdevctl(8) shows the format, under CONFIGURATION FILE FORMAT"
 
 

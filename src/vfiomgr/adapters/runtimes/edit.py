@@ -52,7 +52,7 @@ class Decision:
 
 
 def start_of(before: str | None, head: str) -> str:
-    """What values are set into: the text of a file, or the head of one that is not there yet."""
+    """The text to set values into: that of the file, or the heading of a new file."""
     is_new = before is None or (head == EMPTY_JSON and not before.strip())
     return head if is_new or before is None else before
 
