@@ -1,0 +1,462 @@
+"""What is typed for the golden files about hosts and vGPUs; tests/golden/commands answers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import without_iommu
+from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, xe_host
+from tests.unit.cli.goldens import Scenario
+from tests.unit.cli.test_layout_commands import RULES
+from tests.unit.cli.test_watch import Ending
+from vfiomgr import api
+from vfiomgr.model.intent import Bind
+from vfiomgr.model.pci import PciAddress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.cli.goldens import Place
+
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"
+MBOCHS = f"--parent mbochs --type mbochs-small --uuid {UUID}"
+LAYOUT = {
+    "layout.yaml": json.dumps(
+        {"version": "vfiomgr/v1", "layouts": {"lab": {"devices": RULES}}}, indent=1
+    ),
+    "absent.yaml": json.dumps(
+        {
+            "version": "vfiomgr/v1",
+            "layouts": {
+                "gone": {
+                    "devices": [{"select": {"address": "0000:99:00.0"}, "state": "passthrough"}]
+                }
+            },
+        }
+    ),
+    "bad.yaml": "version: vfiomgr/v1\nlayouts:\n  a:\n    devices: [{select: all, at_least: 1}]\n",
+}
+SYSTEMD = {
+    "run/systemd/system/.keep": "",
+    "etc/passwd": "qemu:x:64055:104::/:/bin/false\n",
+    "etc/group": "kvm:x:107:\n",
+}
+DRIVERCTL = {**SYSTEMD, "etc/driverctl.d/0000:01:00.0": "vfio-pci\n"}
+PERSIST = "bind 02:00.0 --persist --owner 64055:107"
+DEVICE_MANAGER = """\
+version: v1
+vgpu-configs:
+  default:
+  - devices: all
+    vgpu-devices: {A40-12Q: 2}
+  odd:
+  - devices: [0]
+    vgpu-devices: {X-1: 1}
+"""
+
+
+def small_a40_host(directory: Path) -> FakeKernel:
+    """An A40 with four virtual functions."""
+    return a40_host(directory, total_vfs=4)
+
+
+def two_l40s_host(directory: Path) -> FakeKernel:
+    """Two L40S with two virtual functions each."""
+    return l40s_host(directory, gpus=2, total_vfs=2)
+
+
+def divided_host(directory: Path) -> FakeKernel:
+    """Two A100 with virtual functions, the first one in MIG mode."""
+    kernel = mig_host(directory, gpus=2, total_vfs=4)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", "0000:21:00.0")
+    for gpu in ("0000:21:00.0", "0000:41:00.0"):
+        kernel.call("/usr/lib/nvidia/sriov-manage", "-e", gpu)
+    return kernel
+
+
+def arc_host(directory: Path) -> FakeKernel:
+    """An Arc Pro GPU on xe of Linux 7.0."""
+    return xe_host(directory, total_vfs=4, tells_vram=True)
+
+
+def cut_off(place: Place) -> None:
+    """Leave a bind half done."""
+    place.kernel.kill(at=8)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((PciAddress.parse("0000:01:00.0"),)), tree=place.kernel)
+    place.kernel.revive()
+
+
+def end_at_once(place: Place) -> None:
+    """End a watch after its first look."""
+    place.patch.setattr("vfiomgr.cli.watch.DeviceChanges", Ending())
+
+
+HOST_SCENARIOS = (
+    Scenario("list", "list\nlist --all\nlist --root nowhere", small_a40_host),
+    Scenario(
+        "show",
+        """
+        .vgpu create --type A40-8Q --parent 0000:21:00.4 --uuid f715f63c-0d00-4007-9c5a-b07b0c6c05de
+        show 21:00.4
+        show 21:00.0
+        show 99:00.0
+        """,
+        small_a40_host,
+    ),
+    Scenario("groups", "groups", without_iommu),
+    Scenario("groups", "groups", small_a40_host, case="vgpu"),
+    Scenario("check", "check --all\ncheck"),
+    Scenario("check", "check", without_iommu, case="iommu-off"),
+    Scenario(
+        "bind",
+        """
+        bind 02:00.0 --dry-run
+        bind 02:00.0
+        bind 02:00.0
+        bind 00:02.0
+        bind 04:02.0
+        bind 05:00.0 --reset-method flr --no-d3cold
+        bind 99:00.0
+        bind 02:00.0 --only --with-group
+        """,
+    ),
+    Scenario("bind", f"{PERSIST} --dry-run\n{PERSIST}", host_files=SYSTEMD, case="persist"),
+    Scenario(
+        "unbind",
+        f"""
+        .{PERSIST}
+        unbind 02:00.0 --forget --dry-run
+        unbind 02:00.0 --forget
+        unbind 02:00.0
+        unbind 99:00.0
+        """,
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "plan",
+        """
+        plan layout.yaml
+        plan layout.yaml --out plan.json
+        plan absent.yaml
+        plan bad.yaml
+        plan none.yaml
+        """,
+        files=LAYOUT,
+    ),
+    Scenario(
+        "apply",
+        """
+        apply layout.yaml --dry-run
+        apply layout.yaml
+        apply layout.yaml
+        apply absent.yaml
+        apply absent.yaml --keep-going
+        """,
+        files=LAYOUT,
+    ),
+    Scenario("apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going"),
+    Scenario(
+        "assert",
+        "assert layout.yaml\n.apply layout.yaml\nassert layout.yaml\nassert absent.yaml",
+        files=LAYOUT,
+    ),
+    Scenario("export", "export\n.apply layout.yaml\nexport --name here", files=LAYOUT),
+    Scenario(
+        "revert",
+        "revert\n.apply layout.yaml\nrevert --dry-run\nrevert\nrevert",
+        files=LAYOUT,
+    ),
+    Scenario(
+        "watch",
+        "watch layout.yaml\nwatch layout.yaml --enforce\nwatch layout.yaml\nwatch",
+        files=LAYOUT,
+        prepare=end_at_once,
+    ),
+    Scenario(
+        "recover",
+        "list\nrecover --dry-run\nrecover\nrecover\nrecover --undo --finish",
+        prepare=cut_off,
+    ),
+    Scenario("recover", "recover --finish", prepare=cut_off, case="finish"),
+    Scenario(
+        "reset",
+        """
+        reset 05:00.0 --dry-run
+        reset 05:00.0
+        reset 05:00.0 --method bus
+        reset 00:02.0
+        reset 03:00.0
+        """,
+    ),
+    Scenario(
+        "sriov list", ".sriov set 05:00.0 2\n.bind 05:10.0\nsriov list\nsriov list --root nowhere"
+    ),
+    Scenario("sriov list", "sriov list", two_l40s_host, case="vendor"),
+    Scenario(
+        "sriov quota",
+        """
+        sriov quota 21:00.0
+        .sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20
+        sriov quota 21:00.1 --exec-quantum 40 --dry-run
+        sriov quota 21:00.1 --exec-quantum 40
+        sriov quota 21:00.0 --vf-memory 40G
+        sriov quota 21:00.0 --physical
+        sriov quota 21:00.2
+        """,
+        arc_host,
+    ),
+    Scenario(
+        "sriov set",
+        """
+        sriov set 05:00.0 2 --dry-run
+        sriov set 05:00.0 2
+        sriov set 05:00.0 2
+        .bind 05:10.0
+        sriov set 05:00.0 0
+        sriov set 05:00.0 9
+        sriov set 02:00.0 1
+        """,
+    ),
+    Scenario(
+        "sriov set",
+        "sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20 --priority normal",
+        arc_host,
+        case="quotas",
+    ),
+    Scenario(
+        "layout import",
+        "layout import\nlayout import --vgpu-device-manager vdm.yaml\nlayout import --board x",
+        small_a40_host,
+        files={"vdm.yaml": DEVICE_MANAGER},
+        host_files=DRIVERCTL,
+    ),
+    Scenario(
+        "layout install",
+        """
+        layout install layout.yaml --enforce --dry-run
+        layout install layout.yaml
+        layout install layout.yaml
+        layout install absent.yaml
+        """,
+        files=LAYOUT,
+        host_files=SYSTEMD,
+    ),
+    Scenario("layout schema", "layout schema", is_document=True),
+    Scenario(
+        "layout uninstall",
+        """
+        .layout install layout.yaml
+        layout uninstall --dry-run
+        layout uninstall
+        layout uninstall
+        """,
+        files=LAYOUT,
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "layout validate", "layout validate layout.yaml\nlayout validate bad.yaml", files=LAYOUT
+    ),
+    Scenario(
+        "persist import",
+        "persist import --dry-run\npersist import\npersist import",
+        host_files=DRIVERCTL,
+    ),
+    Scenario(
+        "persist list",
+        f"persist list\n.{PERSIST}\npersist list\npersist list --root nowhere",
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "persist remove",
+        f"""
+        .{PERSIST}
+        persist remove 02:00.0 --dry-run
+        persist remove 02:00.1
+        persist remove --all
+        persist remove --all
+        persist remove
+        """,
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "persist watch",
+        "persist watch --snapshot host.json\npersist watch --root nowhere",
+        files={"host.json": "{}"},
+    ),
+    Scenario(
+        "vgpu create",
+        f"""
+        vgpu create {MBOCHS} --dry-run
+        vgpu create {MBOCHS}
+        vgpu create {MBOCHS}
+        vgpu create --parent mbochs --type mbochs-huge
+        vgpu create --parent mbochs --type mbochs-large --count 9
+        """,
+    ),
+    Scenario(
+        "vgpu create",
+        "vgpu create --type A100-1-5C --parent 21:00.0 --dry-run"
+        "\nvgpu create --type A100-1-5C --parent 21:00.0",
+        divided_host,
+        case="mig",
+    ),
+    Scenario(
+        "vgpu create", "vgpu create --framebuffer 8G --parent 21:00.0", two_l40s_host, case="vendor"
+    ),
+    Scenario(
+        "vgpu define",
+        f"""
+        vgpu define {MBOCHS} --auto --attribute power/control=on --dry-run
+        vgpu define {MBOCHS} --auto
+        vgpu define {MBOCHS} --auto
+        vgpu define
+        """,
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "vgpu define",
+        "vgpu define --parent 21:00.4 --type L40S-8Q --auto --dry-run"
+        "\nvgpu define --parent 21:00.4 --type L40S-8Q --auto",
+        two_l40s_host,
+        host_files=SYSTEMD,
+        case="vendor",
+    ),
+    Scenario(
+        "vgpu instances clear",
+        """
+        .vgpu instances set 21:00.0 1g.5gb=2
+        vgpu instances clear 21:00.0 --dry-run
+        vgpu instances clear 21:00.0
+        vgpu instances clear 21:00.0
+        vgpu instances clear 41:00.0
+        """,
+        divided_host,
+    ),
+    Scenario(
+        "vgpu instances list",
+        "vgpu instances list\n.vgpu instances set 21:00.0 3g.20gb=1 1g.5gb=1"
+        "\nvgpu instances list 21:00.0\nvgpu instances list 41:00.0",
+        divided_host,
+    ),
+    Scenario(
+        "vgpu instances set",
+        """
+        vgpu instances set 21:00.0 3g.20gb=1 --dry-run
+        vgpu instances set 21:00.0 3g.20gb=1
+        vgpu instances set 21:00.0 3g.20gb=1
+        vgpu instances set 21:00.0 3g.20gb=3
+        vgpu instances set 41:00.0 1g.5gb=1
+        """,
+        divided_host,
+    ),
+    Scenario(
+        "vgpu list",
+        f"""
+        vgpu list
+        .vgpu define {MBOCHS} --auto
+        .vgpu start {UUID}
+        vgpu list
+        vgpu list --defined
+        """,
+    ),
+    Scenario(
+        "vgpu mode",
+        """
+        vgpu mode
+        vgpu mode 21:00.0 --heterogeneous --dry-run
+        vgpu mode 21:00.0 --heterogeneous
+        vgpu mode 21:00.0 --heterogeneous
+        vgpu mode 21:00.0 --mig
+        """,
+        two_l40s_host,
+    ),
+    Scenario("vgpu mode", "vgpu mode 41:00.0 --mig", divided_host, case="mig"),
+    Scenario(
+        "vgpu remove",
+        f"""
+        .vgpu create {MBOCHS}
+        vgpu remove {UUID} --dry-run
+        vgpu remove {UUID}
+        vgpu remove {UUID}
+        vgpu remove --all
+        vgpu remove
+        """,
+    ),
+    Scenario(
+        "vgpu remove",
+        ".vgpu create --framebuffer 8G --parent 21:00.0\nvgpu remove 21:00.4",
+        two_l40s_host,
+        case="vendor",
+    ),
+    Scenario(
+        "vgpu restore",
+        f"""
+        vgpu restore
+        .vgpu define {MBOCHS} --auto --attribute power/control=on
+        vgpu restore --dry-run
+        vgpu restore
+        vgpu restore
+        """,
+    ),
+    Scenario(
+        "vgpu start",
+        f"""
+        vgpu start {UUID}
+        .vgpu define {MBOCHS}
+        vgpu start {UUID} --dry-run
+        vgpu start {UUID}
+        vgpu start {UUID}
+        """,
+    ),
+    Scenario(
+        "vgpu stop",
+        f"""
+        .vgpu define {MBOCHS}
+        .vgpu start {UUID}
+        vgpu stop {UUID} --dry-run
+        vgpu stop {UUID}
+        vgpu stop {UUID}
+        vgpu stop x
+        """,
+    ),
+    Scenario(
+        "vgpu switch",
+        """
+        .vgpu create --type L40S-8Q --parent 21:00.0
+        vgpu switch 21:00.0 passthrough --dry-run
+        vgpu switch 21:00.0 passthrough
+        vgpu switch 21:00.0 passthrough
+        vgpu switch 21:00.0 vgpu
+        vgpu switch 21:00.0 host
+        vgpu switch 21:00.0 vgpu --functions 1
+        """,
+        two_l40s_host,
+    ),
+    Scenario("vgpu types", "vgpu types\nvgpu types --parent 41:00.0", two_l40s_host),
+    Scenario("vgpu types", "vgpu types\nvgpu types --parent 99:00.0", small_a40_host, case="a40"),
+    Scenario(
+        "vgpu undefine",
+        f"""
+        .vgpu define {MBOCHS} --auto
+        vgpu undefine {UUID} --dry-run
+        vgpu undefine {UUID}
+        vgpu undefine {UUID}
+        vgpu undefine x
+        """,
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "snapshot",
+        f".vgpu create {MBOCHS}\n.{PERSIST}\nsnapshot",
+        host_files=SYSTEMD,
+        is_document=True,
+    ),
+    Scenario("snapshot", "snapshot", divided_host, case="mig", is_document=True),
+)
