@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu
-from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, xe_host
+from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, t4_host, xe_host
 from tests.unit.cli.goldens import Scenario
 from tests.unit.cli.test_layout_commands import RULES
 from tests.unit.cli.test_watch import Ending
 from vfiomgr import api
 from vfiomgr.model.intent import Bind
+from vfiomgr.model.path import STATE
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ SYSTEMD = {
 }
 DRIVERCTL = {**SYSTEMD, "etc/driverctl.d/0000:01:00.0": "vfio-pci\n"}
 PERSIST = "bind 02:00.0 --persist --owner 64055:107"
+PARAMETER = "nvidia/vgpu_params=a=1"
 DEVICE_MANAGER = """\
 version: v1
 vgpu-configs:
@@ -93,6 +97,17 @@ def cut_off(place: Place) -> None:
     place.kernel.revive()
 
 
+def refuse_probes(place: Place) -> None:
+    """Have the kernel probe no driver."""
+    place.kernel.fail_writes("drivers_probe", errno.EINVAL)
+
+
+def bind_by_hand(place: Place) -> None:
+    """Have a GPU on vfio-pci, and no record of its original driver."""
+    api.apply(Bind((PciAddress.parse("0000:02:00.0"),)), tree=place.kernel)
+    shutil.rmtree(place.kernel.locate(STATE))
+
+
 def end_at_once(place: Place) -> None:
     """End a watch after its first look."""
     place.patch.setattr("vfiomgr.cli.watch.DeviceChanges", Ending())
@@ -122,12 +137,42 @@ HOST_SCENARIOS = (
         bind 02:00.0
         bind 00:02.0
         bind 04:02.0
-        bind 05:00.0 --reset-method flr --no-d3cold
         bind 99:00.0
         bind 02:00.0 --only --with-group
         """,
+        journals={"bind": "bind"},
     ),
-    Scenario("bind", f"{PERSIST} --dry-run\n{PERSIST}", host_files=SYSTEMD, case="persist"),
+    Scenario(
+        "bind",
+        f"{PERSIST} --dry-run\n{PERSIST}",
+        host_files=SYSTEMD,
+        case="persist",
+        journals={"bind-persist": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "bind 05:00.0 --reset-method flr --no-d3cold --dry-run"
+        "\nbind 05:00.0 --reset-method flr --no-d3cold",
+        case="pinned",
+        journals={"bind-pinned": "bind"},
+    ),
+    Scenario(
+        "bind",
+        f"{PERSIST} --update-initramfs --dry-run\n{PERSIST} --update-initramfs",
+        host_files={
+            **SYSTEMD,
+            "etc/initramfs-tools/initramfs.conf": "MODULES=dep\nFRAMEBUFFER=y\n",
+        },
+        case="initramfs",
+        journals={"bind-initramfs": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "bind 02:00.0",
+        prepare=refuse_probes,
+        case="failed",
+        journals={"bind-failed": "bind"},
+    ),
     Scenario(
         "unbind",
         f"""
@@ -138,6 +183,14 @@ HOST_SCENARIOS = (
         unbind 99:00.0
         """,
         host_files=SYSTEMD,
+        journals={"unbind": "unbind"},
+    ),
+    Scenario(
+        "unbind",
+        "unbind 02:00.0 --dry-run\nunbind 02:00.0",
+        prepare=bind_by_hand,
+        case="unrecorded",
+        journals={"unbind-unrecorded": "unbind"},
     ),
     Scenario(
         "plan",
@@ -160,6 +213,7 @@ HOST_SCENARIOS = (
         apply absent.yaml --keep-going
         """,
         files=LAYOUT,
+        journals={"apply-layout": "apply-layout"},
     ),
     Scenario("apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going"),
     Scenario(
@@ -172,6 +226,7 @@ HOST_SCENARIOS = (
         "revert",
         "revert\n.apply layout.yaml\nrevert --dry-run\nrevert\nrevert",
         files=LAYOUT,
+        journals={"revert-layout": "revert-layout"},
     ),
     Scenario(
         "watch",
@@ -183,17 +238,30 @@ HOST_SCENARIOS = (
         "recover",
         "list\nrecover --dry-run\nrecover\nrecover\nrecover --undo --finish",
         prepare=cut_off,
+        journals={"bind-undone": "bind"},
     ),
-    Scenario("recover", "recover --finish", prepare=cut_off, case="finish"),
+    Scenario(
+        "recover",
+        "recover --finish",
+        prepare=cut_off,
+        case="finish",
+        journals={"bind-finished": "bind"},
+    ),
     Scenario(
         "reset",
         """
         reset 05:00.0 --dry-run
         reset 05:00.0
-        reset 05:00.0 --method bus
         reset 00:02.0
         reset 03:00.0
         """,
+        journals={"reset": "reset"},
+    ),
+    Scenario(
+        "reset",
+        "reset 05:00.0 --method bus --dry-run\nreset 05:00.0 --method bus",
+        case="method",
+        journals={"reset-method": "reset"},
     ),
     Scenario(
         "sriov list", ".sriov set 05:00.0 2\n.bind 05:10.0\nsriov list\nsriov list --root nowhere"
@@ -211,6 +279,7 @@ HOST_SCENARIOS = (
         sriov quota 21:00.2
         """,
         arc_host,
+        journals={"change-quotas": "change-quotas"},
     ),
     Scenario(
         "sriov set",
@@ -223,12 +292,14 @@ HOST_SCENARIOS = (
         sriov set 05:00.0 9
         sriov set 02:00.0 1
         """,
+        journals={"set-virtual-functions": "set-virtual-functions"},
     ),
     Scenario(
         "sriov set",
         "sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20 --priority normal",
         arc_host,
         case="quotas",
+        journals={"set-virtual-functions-quotas": "set-virtual-functions"},
     ),
     Scenario(
         "layout import",
@@ -247,6 +318,7 @@ HOST_SCENARIOS = (
         """,
         files=LAYOUT,
         host_files=SYSTEMD,
+        journals={"install-layout": "install-layout"},
     ),
     Scenario("layout schema", "layout schema", is_document=True),
     Scenario(
@@ -259,6 +331,7 @@ HOST_SCENARIOS = (
         """,
         files=LAYOUT,
         host_files=SYSTEMD,
+        journals={"uninstall-layout": "uninstall-layout"},
     ),
     Scenario(
         "layout validate", "layout validate layout.yaml\nlayout validate bad.yaml", files=LAYOUT
@@ -267,6 +340,7 @@ HOST_SCENARIOS = (
         "persist import",
         "persist import --dry-run\npersist import\npersist import",
         host_files=DRIVERCTL,
+        journals={"import-driverctl": "import-driverctl"},
     ),
     Scenario(
         "persist list",
@@ -284,6 +358,7 @@ HOST_SCENARIOS = (
         persist remove
         """,
         host_files=SYSTEMD,
+        journals={"forget-persisted": "forget-persisted"},
     ),
     Scenario(
         "persist watch",
@@ -299,16 +374,22 @@ HOST_SCENARIOS = (
         vgpu create --parent mbochs --type mbochs-huge
         vgpu create --parent mbochs --type mbochs-large --count 9
         """,
+        journals={"create-vgpu": "create-vgpu"},
     ),
     Scenario(
         "vgpu create",
-        "vgpu create --type A100-1-5C --parent 21:00.0 --dry-run"
-        "\nvgpu create --type A100-1-5C --parent 21:00.0",
+        f"vgpu create --type A100-1-5C --parent 21:00.0 --uuid {UUID} --dry-run"
+        f"\nvgpu create --type A100-1-5C --parent 21:00.0 --uuid {UUID}",
         divided_host,
         case="mig",
+        journals={"create-vgpu-mig": "create-vgpu"},
     ),
     Scenario(
-        "vgpu create", "vgpu create --framebuffer 8G --parent 21:00.0", two_l40s_host, case="vendor"
+        "vgpu create",
+        f"vgpu create --framebuffer 8G --parent 21:00.0 --uuid {UUID}",
+        two_l40s_host,
+        case="vendor",
+        journals={"create-vgpu-vendor": "create-vgpu"},
     ),
     Scenario(
         "vgpu define",
@@ -319,6 +400,7 @@ HOST_SCENARIOS = (
         vgpu define
         """,
         host_files=SYSTEMD,
+        journals={"define-vgpu": "define-vgpu"},
     ),
     Scenario(
         "vgpu define",
@@ -327,6 +409,7 @@ HOST_SCENARIOS = (
         two_l40s_host,
         host_files=SYSTEMD,
         case="vendor",
+        journals={"define-vgpu-vendor": "define-vgpu"},
     ),
     Scenario(
         "vgpu instances clear",
@@ -355,6 +438,7 @@ HOST_SCENARIOS = (
         vgpu instances set 41:00.0 1g.5gb=1
         """,
         divided_host,
+        journals={"divide-gpu": "divide-gpu"},
     ),
     Scenario(
         "vgpu list",
@@ -376,8 +460,15 @@ HOST_SCENARIOS = (
         vgpu mode 21:00.0 --mig
         """,
         two_l40s_host,
+        journals={"set-gpu-mode": "set-gpu-mode"},
     ),
-    Scenario("vgpu mode", "vgpu mode 41:00.0 --mig", divided_host, case="mig"),
+    Scenario(
+        "vgpu mode",
+        "vgpu mode 41:00.0 --mig",
+        divided_host,
+        case="mig",
+        journals={"set-gpu-mode-mig": "set-gpu-mode"},
+    ),
     Scenario(
         "vgpu remove",
         f"""
@@ -388,22 +479,42 @@ HOST_SCENARIOS = (
         vgpu remove --all
         vgpu remove
         """,
+        journals={"remove-vgpu": "remove-vgpu"},
     ),
     Scenario(
         "vgpu remove",
         ".vgpu create --framebuffer 8G --parent 21:00.0\nvgpu remove 21:00.4",
         two_l40s_host,
         case="vendor",
+        journals={"remove-vgpu-vendor": "remove-vgpu"},
     ),
     Scenario(
         "vgpu restore",
         f"""
         vgpu restore
-        .vgpu define {MBOCHS} --auto --attribute power/control=on
+        .vgpu define {MBOCHS} --auto
         vgpu restore --dry-run
         vgpu restore
         vgpu restore
         """,
+        journals={"restore-vgpus": "restore-vgpus"},
+    ),
+    Scenario(
+        "vgpu restore",
+        f".vgpu define {MBOCHS} --auto --attribute power/control=on\nvgpu restore",
+        case="failed",
+        journals={"restore-vgpus-failed": "restore-vgpus"},
+    ),
+    Scenario(
+        "vgpu start",
+        f"""
+        .vgpu define --parent 21:00.0 --type nvidia-231 --uuid {UUID} --attribute {PARAMETER}
+        vgpu start {UUID} --dry-run
+        vgpu start {UUID}
+        """,
+        t4_host,
+        case="attribute",
+        journals={"start-vgpu-attribute": "start-vgpu"},
     ),
     Scenario(
         "vgpu start",
@@ -414,6 +525,7 @@ HOST_SCENARIOS = (
         vgpu start {UUID}
         vgpu start {UUID}
         """,
+        journals={"start-vgpu": "start-vgpu"},
     ),
     Scenario(
         "vgpu stop",
@@ -425,6 +537,7 @@ HOST_SCENARIOS = (
         vgpu stop {UUID}
         vgpu stop x
         """,
+        journals={"stop-vgpu": "stop-vgpu"},
     ),
     Scenario(
         "vgpu switch",
@@ -438,6 +551,7 @@ HOST_SCENARIOS = (
         vgpu switch 21:00.0 vgpu --functions 1
         """,
         two_l40s_host,
+        journals={"switch-gpu": "switch-gpu"},
     ),
     Scenario("vgpu types", "vgpu types\nvgpu types --parent 41:00.0", two_l40s_host),
     Scenario("vgpu types", "vgpu types\nvgpu types --parent 99:00.0", small_a40_host, case="a40"),
@@ -451,6 +565,7 @@ HOST_SCENARIOS = (
         vgpu undefine x
         """,
         host_files=SYSTEMD,
+        journals={"undefine-vgpu": "undefine-vgpu"},
     ),
     Scenario(
         "snapshot",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.adapters.libvirt.nodedev import MdevState
 
+CONNECTION = "vfiomgr.adapters.libvirt.connection.Connection"
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 DOMAIN = """\
 <domain type='test'>
@@ -67,6 +68,10 @@ def with_libvirt(place: Place) -> None:
     node = place.directory / "libvirt-node.xml"
     node.write_text(node.read_text().replace("</node>", f"{WIN}</node>"))
     place.patch.setenv("VFIOMGR_CONNECT", uri)
+    for name in ("attach", "detach"):  # which the test driver has not
+        place.patch.setattr(
+            f"vfiomgr.adapters.libvirt.connection.Connection.{name}", lambda *_: None
+        )
 
 
 def with_mdev(state: MdevState) -> Callable[[Place], None]:
@@ -170,6 +175,7 @@ LIBVIRT_SCENARIOS = (
         libvirt attach win 05:00.0 --config
         .bind 0000:01:00.0
         libvirt attach win 0000:01:00.0 --config --dry-run
+        libvirt attach win 0000:01:00.0 --config
         libvirt attach none 0000:01:00.0
         """,
         prepare=with_libvirt,
@@ -178,6 +184,7 @@ LIBVIRT_SCENARIOS = (
         "libvirt detach",
         """
         libvirt detach win 02:00.0 --config --dry-run
+        libvirt detach win 02:00.0 --config
         libvirt detach win 0000:01:00.0 --config
         """,
         prepare=with_libvirt,
@@ -199,6 +206,7 @@ LIBVIRT_SCENARIOS = (
         libvirt hook install
         libvirt hook install
         """,
+        journals={"install-hook": "install-hook"},
     ),
     Scenario(
         "libvirt hook run",
@@ -224,6 +232,7 @@ LIBVIRT_SCENARIOS = (
         libvirt hook uninstall
         libvirt hook uninstall
         """,
+        journals={"uninstall-hook": "uninstall-hook"},
     ),
     Scenario(
         "libvirt nodedev define",
@@ -290,6 +299,7 @@ KATA_SCENARIOS = (
         """,
         host_files=NODE,
         prepare=with_containerd,
+        journals={"change-files": "change-files"},
     ),
     Scenario("kata install", "kata install", case="absent"),
     Scenario(
@@ -355,6 +365,7 @@ CONTAINER_SCENARIOS = (
         cdi generate --output pgpu.json --dry-run
         cdi generate --lifetime dynamic
         """,
+        journals={"write-cdi": "write-cdi"},
     ),
     Scenario(
         "cdi list",
@@ -378,6 +389,7 @@ CONTAINER_SCENARIOS = (
         cdi remove --all
         cdi remove
         """,
+        journals={"remove-cdi": "remove-cdi"},
     ),
     Scenario(
         "runtime configure",

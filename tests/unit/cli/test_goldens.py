@@ -13,7 +13,7 @@ import pytest
 from tests.unit.cli.conftest import GOLDEN
 from tests.unit.cli.golden_cases import HOST_SCENARIOS
 from tests.unit.cli.golden_guest_cases import GUEST_SCENARIOS
-from tests.unit.cli.goldens import PROGRAM, WIDTH, Place, steady
+from tests.unit.cli.goldens import PROGRAM, WIDTH, Place, first_journal, steady
 from vfiomgr.cli.main import cli
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def test_what_each_command_prints_is_golden(
     if scenario.is_document:
         form, told = "", told.replace(" ".join(("$ vfiomgr", *options)), "$ vfiomgr")
     matches(f"commands/{scenario}{form}.txt", told)
+    for name, kind in scenario.journals.items():
+        matches(f"journals/{name}.jsonl", first_journal(place, kind))
 
 
 def test_every_command_has_golden_files() -> None:
@@ -133,6 +135,8 @@ def test_every_command_has_golden_files() -> None:
         if not (form and scenario.is_document)
     }
     assert {file.name for file in (GOLDEN / "commands").iterdir()} == shown
+    left = [f"{name}.jsonl" for scenario in SCENARIOS for name in scenario.journals]
+    assert sorted(file.name for file in (GOLDEN / "journals").iterdir()) == sorted(left)
 
 
 def test_every_scenario_types_its_command_and_shows_it() -> None:

@@ -1,0 +1,63 @@
+"""Journals as they were written before: each is read back to its intent and its steps.
+
+A host may hold journals of an earlier vfiomgr when a later one is installed, cut off or ended.
+`tests/unit/cli/golden_cases.py` says what each was written by.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, get_args
+
+import pytest
+
+from tests.fakes.kernel import FakeKernel
+from tests.unit.cli.conftest import GOLDEN
+from vfiomgr.executor.journal import survey
+from vfiomgr.executor.journal_files import DIRECTORY
+from vfiomgr.executor.unfinished import read_unfinished
+from vfiomgr.model.intent import Intent
+from vfiomgr.model.jsonable import to_jsonable
+from vfiomgr.model.step import Step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOURNALS = sorted((GOLDEN / "journals").iterdir())
+FIRST = "000000000001.jsonl"
+UNPLANNED = {"require-answer"}
+"""Steps that only undo others, so that no plan has them."""
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def kinds(union: object) -> set[str]:
+    return {kind.__dataclass_fields__["kind"].default for kind in get_args(union)}
+
+
+def steps(file: Path) -> list[dict[str, Any]]:
+    return [step for record in records(file) for step in record.get("steps", ())]
+
+
+@pytest.mark.parametrize("file", JOURNALS, ids=lambda file: file.stem)
+def test_an_old_journal_is_read_to_its_intent_and_its_steps(tmp_path: Path, file: Path) -> None:
+    kernel = FakeKernel(tmp_path)
+    *begun, end = file.read_text().splitlines(keepends=True)
+    assert json.loads(end)["event"] == "end"
+    kernel.make_directory(DIRECTORY)
+    (tmp_path / DIRECTORY.lstrip("/") / FIRST).write_text("".join(begun))
+    (left,) = survey(kernel, None).cut_off
+    run = read_unfinished(kernel, left.name)
+    plan, *more = records(file)
+    assert left.summary == plan["summary"]
+    assert to_jsonable(run.intent) == plan["intent"]
+    assert to_jsonable(run.steps) == steps(file)
+    undone = [r["step"] for r in more if r["event"] == "undo-done"]
+    assert sorted((*run.begun, *undone)) == sorted(r["step"] for r in more if r["event"] == "begin")
+
+
+def test_there_is_a_journal_of_every_intent_and_of_every_step() -> None:
+    assert {records(file)[0]["intent"]["kind"] for file in JOURNALS} == kinds(Intent)
+    assert {step["kind"] for file in JOURNALS for step in steps(file)} == (kinds(Step) - UNPLANNED)
