@@ -1,4 +1,4 @@
-"""What is typed for the golden files about hosts and vGPUs; tests/golden/commands answers."""
+"""What is typed for the golden files about hosts; tests/golden/commands has the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu
-from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, t4_host, xe_host
 from tests.unit.cli.goldens import Scenario
 from tests.unit.cli.test_layout_commands import RULES
 from tests.unit.cli.test_watch import Ending
@@ -21,14 +20,17 @@ from vfiomgr.model.path import STATE
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fakes.kernel import FakeKernel
     from tests.unit.cli.goldens import Place
+from tests.unit.cli.golden_hosts import (
+    MBOCHS,
+    PERSIST,
+    SYSTEMD,
+    arc_host,
+    divided_host,
+    small_a40_host,
+    two_l40s_host,
+)
 
-UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
-OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"
-MBOCHS = f"--parent mbochs --type mbochs-small --uuid {UUID}"
 LAYOUT = {
     "layout.yaml": json.dumps(
         {"version": "vfiomgr/v1", "layouts": {"lab": {"devices": RULES}}}, indent=1
@@ -45,14 +47,7 @@ LAYOUT = {
     ),
     "bad.yaml": "version: vfiomgr/v1\nlayouts:\n  a:\n    devices: [{select: all, at_least: 1}]\n",
 }
-SYSTEMD = {
-    "run/systemd/system/.keep": "",
-    "etc/passwd": "qemu:x:64055:104::/:/bin/false\n",
-    "etc/group": "kvm:x:107:\n",
-}
 DRIVERCTL = {**SYSTEMD, "etc/driverctl.d/0000:01:00.0": "vfio-pci\n"}
-PERSIST = "bind 02:00.0 --persist --owner 64055:107"
-PARAMETER = "nvidia/vgpu_params=a=1"
 DEVICE_MANAGER = """\
 version: v1
 vgpu-configs:
@@ -63,30 +58,6 @@ vgpu-configs:
   - devices: [0]
     vgpu-devices: {X-1: 1}
 """
-
-
-def small_a40_host(directory: Path) -> FakeKernel:
-    """An A40 with four virtual functions."""
-    return a40_host(directory, total_vfs=4)
-
-
-def two_l40s_host(directory: Path) -> FakeKernel:
-    """Two L40S with two virtual functions each."""
-    return l40s_host(directory, gpus=2, total_vfs=2)
-
-
-def divided_host(directory: Path) -> FakeKernel:
-    """Two A100 with virtual functions, the first one in MIG mode."""
-    kernel = mig_host(directory, gpus=2, total_vfs=4)
-    kernel.call("nvidia-smi", "-mig", "1", "-i", "0000:21:00.0")
-    for gpu in ("0000:21:00.0", "0000:41:00.0"):
-        kernel.call("/usr/lib/nvidia/sriov-manage", "-e", gpu)
-    return kernel
-
-
-def arc_host(directory: Path) -> FakeKernel:
-    """An Arc Pro GPU on xe of Linux 7.0."""
-    return xe_host(directory, total_vfs=4, tells_vram=True)
 
 
 def cut_off(place: Place) -> None:
@@ -125,9 +96,9 @@ HOST_SCENARIOS = (
         """,
         small_a40_host,
     ),
-    Scenario("groups", "groups", without_iommu),
+    Scenario("groups", "groups\ngroups --root nowhere", without_iommu),
     Scenario("groups", "groups", small_a40_host, case="vgpu"),
-    Scenario("check", "check --all\ncheck"),
+    Scenario("check", "check --all\ncheck\ncheck --root nowhere"),
     Scenario("check", "check", without_iommu, case="iommu-off"),
     Scenario(
         "bind",
@@ -140,6 +111,7 @@ HOST_SCENARIOS = (
         bind 99:00.0
         bind 02:00.0 --only --with-group
         """,
+        keeps=True,
         journals={"bind": "bind"},
     ),
     Scenario(
@@ -147,6 +119,7 @@ HOST_SCENARIOS = (
         f"{PERSIST} --dry-run\n{PERSIST}",
         host_files=SYSTEMD,
         case="persist",
+        keeps=True,
         journals={"bind-persist": "bind"},
     ),
     Scenario(
@@ -213,6 +186,7 @@ HOST_SCENARIOS = (
         apply absent.yaml --keep-going
         """,
         files=LAYOUT,
+        keeps=True,
         journals={"apply-layout": "apply-layout"},
     ),
     Scenario("apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going"),
@@ -221,7 +195,11 @@ HOST_SCENARIOS = (
         "assert layout.yaml\n.apply layout.yaml\nassert layout.yaml\nassert absent.yaml",
         files=LAYOUT,
     ),
-    Scenario("export", "export\n.apply layout.yaml\nexport --name here", files=LAYOUT),
+    Scenario(
+        "export",
+        "export\n.apply layout.yaml\nexport --name here\nexport --root nowhere",
+        files=LAYOUT,
+    ),
     Scenario(
         "revert",
         "revert\n.apply layout.yaml\nrevert --dry-run\nrevert\nrevert",
@@ -299,6 +277,7 @@ HOST_SCENARIOS = (
         "sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20 --priority normal",
         arc_host,
         case="quotas",
+        keeps=True,
         journals={"set-virtual-functions-quotas": "set-virtual-functions"},
     ),
     Scenario(
@@ -318,6 +297,7 @@ HOST_SCENARIOS = (
         """,
         files=LAYOUT,
         host_files=SYSTEMD,
+        keeps=True,
         journals={"install-layout": "install-layout"},
     ),
     Scenario("layout schema", "layout schema", is_document=True),
@@ -364,208 +344,6 @@ HOST_SCENARIOS = (
         "persist watch",
         "persist watch --snapshot host.json\npersist watch --root nowhere",
         files={"host.json": "{}"},
-    ),
-    Scenario(
-        "vgpu create",
-        f"""
-        vgpu create {MBOCHS} --dry-run
-        vgpu create {MBOCHS}
-        vgpu create {MBOCHS}
-        vgpu create --parent mbochs --type mbochs-huge
-        vgpu create --parent mbochs --type mbochs-large --count 9
-        """,
-        journals={"create-vgpu": "create-vgpu"},
-    ),
-    Scenario(
-        "vgpu create",
-        f"vgpu create --type A100-1-5C --parent 21:00.0 --uuid {UUID} --dry-run"
-        f"\nvgpu create --type A100-1-5C --parent 21:00.0 --uuid {UUID}",
-        divided_host,
-        case="mig",
-        journals={"create-vgpu-mig": "create-vgpu"},
-    ),
-    Scenario(
-        "vgpu create",
-        f"vgpu create --framebuffer 8G --parent 21:00.0 --uuid {UUID}",
-        two_l40s_host,
-        case="vendor",
-        journals={"create-vgpu-vendor": "create-vgpu"},
-    ),
-    Scenario(
-        "vgpu define",
-        f"""
-        vgpu define {MBOCHS} --auto --attribute power/control=on --dry-run
-        vgpu define {MBOCHS} --auto
-        vgpu define {MBOCHS} --auto
-        vgpu define
-        """,
-        host_files=SYSTEMD,
-        journals={"define-vgpu": "define-vgpu"},
-    ),
-    Scenario(
-        "vgpu define",
-        "vgpu define --parent 21:00.4 --type L40S-8Q --auto --dry-run"
-        "\nvgpu define --parent 21:00.4 --type L40S-8Q --auto",
-        two_l40s_host,
-        host_files=SYSTEMD,
-        case="vendor",
-        journals={"define-vgpu-vendor": "define-vgpu"},
-    ),
-    Scenario(
-        "vgpu instances clear",
-        """
-        .vgpu instances set 21:00.0 1g.5gb=2
-        vgpu instances clear 21:00.0 --dry-run
-        vgpu instances clear 21:00.0
-        vgpu instances clear 21:00.0
-        vgpu instances clear 41:00.0
-        """,
-        divided_host,
-    ),
-    Scenario(
-        "vgpu instances list",
-        "vgpu instances list\n.vgpu instances set 21:00.0 3g.20gb=1 1g.5gb=1"
-        "\nvgpu instances list 21:00.0\nvgpu instances list 41:00.0",
-        divided_host,
-    ),
-    Scenario(
-        "vgpu instances set",
-        """
-        vgpu instances set 21:00.0 3g.20gb=1 --dry-run
-        vgpu instances set 21:00.0 3g.20gb=1
-        vgpu instances set 21:00.0 3g.20gb=1
-        vgpu instances set 21:00.0 3g.20gb=3
-        vgpu instances set 41:00.0 1g.5gb=1
-        """,
-        divided_host,
-        journals={"divide-gpu": "divide-gpu"},
-    ),
-    Scenario(
-        "vgpu list",
-        f"""
-        vgpu list
-        .vgpu define {MBOCHS} --auto
-        .vgpu start {UUID}
-        vgpu list
-        vgpu list --defined
-        """,
-    ),
-    Scenario(
-        "vgpu mode",
-        """
-        vgpu mode
-        vgpu mode 21:00.0 --heterogeneous --dry-run
-        vgpu mode 21:00.0 --heterogeneous
-        vgpu mode 21:00.0 --heterogeneous
-        vgpu mode 21:00.0 --mig
-        """,
-        two_l40s_host,
-        journals={"set-gpu-mode": "set-gpu-mode"},
-    ),
-    Scenario(
-        "vgpu mode",
-        "vgpu mode 41:00.0 --mig",
-        divided_host,
-        case="mig",
-        journals={"set-gpu-mode-mig": "set-gpu-mode"},
-    ),
-    Scenario(
-        "vgpu remove",
-        f"""
-        .vgpu create {MBOCHS}
-        vgpu remove {UUID} --dry-run
-        vgpu remove {UUID}
-        vgpu remove {UUID}
-        vgpu remove --all
-        vgpu remove
-        """,
-        journals={"remove-vgpu": "remove-vgpu"},
-    ),
-    Scenario(
-        "vgpu remove",
-        ".vgpu create --framebuffer 8G --parent 21:00.0\nvgpu remove 21:00.4",
-        two_l40s_host,
-        case="vendor",
-        journals={"remove-vgpu-vendor": "remove-vgpu"},
-    ),
-    Scenario(
-        "vgpu restore",
-        f"""
-        vgpu restore
-        .vgpu define {MBOCHS} --auto
-        vgpu restore --dry-run
-        vgpu restore
-        vgpu restore
-        """,
-        journals={"restore-vgpus": "restore-vgpus"},
-    ),
-    Scenario(
-        "vgpu restore",
-        f".vgpu define {MBOCHS} --auto --attribute power/control=on\nvgpu restore",
-        case="failed",
-        journals={"restore-vgpus-failed": "restore-vgpus"},
-    ),
-    Scenario(
-        "vgpu start",
-        f"""
-        .vgpu define --parent 21:00.0 --type nvidia-231 --uuid {UUID} --attribute {PARAMETER}
-        vgpu start {UUID} --dry-run
-        vgpu start {UUID}
-        """,
-        t4_host,
-        case="attribute",
-        journals={"start-vgpu-attribute": "start-vgpu"},
-    ),
-    Scenario(
-        "vgpu start",
-        f"""
-        vgpu start {UUID}
-        .vgpu define {MBOCHS}
-        vgpu start {UUID} --dry-run
-        vgpu start {UUID}
-        vgpu start {UUID}
-        """,
-        journals={"start-vgpu": "start-vgpu"},
-    ),
-    Scenario(
-        "vgpu stop",
-        f"""
-        .vgpu define {MBOCHS}
-        .vgpu start {UUID}
-        vgpu stop {UUID} --dry-run
-        vgpu stop {UUID}
-        vgpu stop {UUID}
-        vgpu stop x
-        """,
-        journals={"stop-vgpu": "stop-vgpu"},
-    ),
-    Scenario(
-        "vgpu switch",
-        """
-        .vgpu create --type L40S-8Q --parent 21:00.0
-        vgpu switch 21:00.0 passthrough --dry-run
-        vgpu switch 21:00.0 passthrough
-        vgpu switch 21:00.0 passthrough
-        vgpu switch 21:00.0 vgpu
-        vgpu switch 21:00.0 host
-        vgpu switch 21:00.0 vgpu --functions 1
-        """,
-        two_l40s_host,
-        journals={"switch-gpu": "switch-gpu"},
-    ),
-    Scenario("vgpu types", "vgpu types\nvgpu types --parent 41:00.0", two_l40s_host),
-    Scenario("vgpu types", "vgpu types\nvgpu types --parent 99:00.0", small_a40_host, case="a40"),
-    Scenario(
-        "vgpu undefine",
-        f"""
-        .vgpu define {MBOCHS} --auto
-        vgpu undefine {UUID} --dry-run
-        vgpu undefine {UUID}
-        vgpu undefine {UUID}
-        vgpu undefine x
-        """,
-        host_files=SYSTEMD,
-        journals={"undefine-vgpu": "undefine-vgpu"},
     ),
     Scenario(
         "snapshot",

@@ -26,6 +26,8 @@ WIDTH = 80
 PROGRAM = "/usr/bin/python3"
 """The interpreter that units and hooks are written for."""
 _UNSHOWN = "."
+_INODES = re.compile(r"(==> /run/vfiomgr/made/.*\n\S+) \d+ \d+")
+"""Of a virtual function, whose incarnation they tell."""
 _MOMENT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?")
 
 
@@ -64,6 +66,8 @@ class Scenario:
     """Which of several of the command it is."""
     journals: Mapping[str, str] = field(default_factory=dict)
     """Golden files in tests/golden/journals, and the intent whose first journal each is."""
+    keeps: bool = False
+    """What vfiomgr keeps at the end is golden too, in tests/golden/kept."""
     is_document: bool = False
     """It prints JSON without being asked to, so that both forms are one file."""
 
@@ -107,6 +111,19 @@ def first_journal(place: Place, kind: str) -> str:
             return b"".join(map(encode, bare)).decode()
     message = f"no journal of {kind}"
     raise AssertionError(message)
+
+
+def kept_files(place: Place) -> str:
+    """The files that vfiomgr keeps for itself, besides locks and journals."""
+    root = place.directory.parent / "host"
+    found = sorted(
+        file
+        for below in ("var/lib/vfiomgr", "run/vfiomgr", "etc/vfiomgr")
+        for file in (root / below).rglob("*")
+        if file.is_file() and not {"journal", "locks"} & set(file.parts)
+    )
+    texts = "".join(f"==> /{file.relative_to(root)}\n{ended(file.read_text())}" for file in found)
+    return steady(_INODES.sub(r"\1 INODE INODE", texts), place.directory.parent)
 
 
 def ended(text: str) -> str:

@@ -12,9 +12,12 @@ import pytest
 
 from tests.unit.cli.conftest import GOLDEN
 from tests.unit.cli.golden_cases import HOST_SCENARIOS
-from tests.unit.cli.golden_guest_cases import GUEST_SCENARIOS
-from tests.unit.cli.goldens import PROGRAM, WIDTH, Place, first_journal, steady
+from tests.unit.cli.golden_container_cases import CONTAINER_SCENARIOS, KATA_SCENARIOS
+from tests.unit.cli.golden_libvirt_cases import LIBVIRT_SCENARIOS
+from tests.unit.cli.golden_vgpu_cases import VGPU_SCENARIOS
+from tests.unit.cli.goldens import PROGRAM, WIDTH, Place, first_journal, kept_files, steady
 from vfiomgr.cli.main import cli
+from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +27,13 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Matches, Run
     from tests.unit.cli.goldens import Scenario
 
-SCENARIOS = (*HOST_SCENARIOS, *GUEST_SCENARIOS)
+SCENARIOS = (
+    *HOST_SCENARIOS,
+    *VGPU_SCENARIOS,
+    *LIBVIRT_SCENARIOS,
+    *KATA_SCENARIOS,
+    *CONTAINER_SCENARIOS,
+)
 FORMS = {"": (), "-json": ("--format", "json")}
 """What the names of golden files end with, and the options that make them."""
 
@@ -122,6 +131,8 @@ def test_what_each_command_prints_is_golden(
     matches(f"commands/{scenario}{form}.txt", told)
     for name, kind in scenario.journals.items():
         matches(f"journals/{name}.jsonl", first_journal(place, kind))
+    if scenario.keeps:
+        matches(f"kept/{scenario}.txt", kept_files(place))
 
 
 def test_every_command_has_golden_files() -> None:
@@ -135,6 +146,8 @@ def test_every_command_has_golden_files() -> None:
         if not (form and scenario.is_document)
     }
     assert {file.name for file in (GOLDEN / "commands").iterdir()} == shown
+    kept = {f"{scenario}.txt" for scenario in SCENARIOS if scenario.keeps}
+    assert {file.name for file in (GOLDEN / "kept").iterdir()} == kept
     left = [f"{name}.jsonl" for scenario in SCENARIOS for name in scenario.journals]
     assert sorted(file.name for file in (GOLDEN / "journals").iterdir()) == sorted(left)
 
@@ -143,3 +156,12 @@ def test_every_scenario_types_its_command_and_shows_it() -> None:
     for scenario in SCENARIOS:
         shown = [line for line in map(str.strip, scenario.lines.splitlines()) if line[:1] != "."]
         assert any(f" {scenario.command} " in f" {line} " for line in shown), scenario
+
+
+@pytest.mark.parametrize("name", ["snapshot", "snapshot-mig"])
+def test_a_snapshot_as_it_was_written_before_is_read(name: str) -> None:
+    """Its facts are all there still: it is written again as it was."""
+    _, _, text = (GOLDEN / f"commands/{name}.txt").read_text().partition("\n")
+    document, _, _ = text.rpartition("}\n[exit status 0]")
+    document += "}\n"
+    assert write_snapshot(read_snapshot(document, name)).rstrip() == document.rstrip()

@@ -1,7 +1,7 @@
 """Journals as they were written before: each is read back to its intent and its steps.
 
 A host may hold journals of an earlier vfiomgr when a later one is installed, cut off or ended.
-`tests/unit/cli/golden_cases.py` says what each was written by.
+The scenarios of `tests/unit/cli/golden_*cases.py` say what each was written by.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import pytest
 
 from tests.fakes.kernel import FakeKernel
 from tests.unit.cli.conftest import GOLDEN
+from vfiomgr import api
 from vfiomgr.executor.journal import survey
 from vfiomgr.executor.journal_files import DIRECTORY
 from vfiomgr.executor.unfinished import read_unfinished
 from vfiomgr.model.intent import Intent
-from vfiomgr.model.jsonable import to_jsonable
+from vfiomgr.model.jsonable import API_VERSION, to_jsonable
 from vfiomgr.model.step import Step
 
 if TYPE_CHECKING:
@@ -61,3 +62,20 @@ def test_an_old_journal_is_read_to_its_intent_and_its_steps(tmp_path: Path, file
 def test_there_is_a_journal_of_every_intent_and_of_every_step() -> None:
     assert {records(file)[0]["intent"]["kind"] for file in JOURNALS} == kinds(Intent)
     assert {step["kind"] for file in JOURNALS for step in steps(file)} == (kinds(Step) - UNPLANNED)
+
+
+@pytest.mark.parametrize("name", ["apply", "bind", "libvirt-hook-run-prepared"])
+def test_the_original_drivers_of_before_are_known(tmp_path: Path, name: str) -> None:
+    """As they were kept by an earlier vfiomgr."""
+    kernel = FakeKernel(tmp_path / "host")
+    expected = []
+    text = (GOLDEN / f"kept/{name}.txt").read_text()
+    for path, _, content in (part.partition("\n") for part in text.split("==> ")[1:]):
+        file = tmp_path / "host" / path.removeprefix("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        if "/origins/" in path:
+            expected.append({"api_version": API_VERSION} | json.loads(content))
+    found = api.scan(kernel).origins
+    assert expected
+    assert [{"api_version": API_VERSION} | to_jsonable(origin) for origin in found] == expected

@@ -1,0 +1,44 @@
+"""Hosts and words that golden files of several commands have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, xe_host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+MBOCHS = f"--parent mbochs --type mbochs-small --uuid {UUID}"
+SYSTEMD = {
+    "run/systemd/system/.keep": "",
+    "etc/passwd": "qemu:x:64055:104::/:/bin/false\n",
+    "etc/group": "kvm:x:107:\n",
+}
+PERSIST = "bind 02:00.0 --persist --owner 64055:107"
+
+
+def small_a40_host(directory: Path) -> FakeKernel:
+    """An A40 with four virtual functions."""
+    return a40_host(directory, total_vfs=4)
+
+
+def two_l40s_host(directory: Path) -> FakeKernel:
+    """Two L40S with two virtual functions each."""
+    return l40s_host(directory, gpus=2, total_vfs=2)
+
+
+def divided_host(directory: Path) -> FakeKernel:
+    """Two A100 with virtual functions, the first one in MIG mode."""
+    kernel = mig_host(directory, gpus=2, total_vfs=4)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", "0000:21:00.0")
+    for gpu in ("0000:21:00.0", "0000:41:00.0"):
+        kernel.call("/usr/lib/nvidia/sriov-manage", "-e", gpu)
+    return kernel
+
+
+def arc_host(directory: Path) -> FakeKernel:
+    """An Arc Pro GPU on xe of Linux 7.0."""
+    return xe_host(directory, total_vfs=4, tells_vram=True)
