@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,12 +16,16 @@ from tests.unit.cli.goldens import Scenario
 from tests.unit.cli.test_layout_commands import RULES
 from tests.unit.cli.test_watch import Ending
 from vfiomgr import api
+from vfiomgr.executor import watch
 from vfiomgr.model.intent import Bind
 from vfiomgr.model.path import STATE
 from vfiomgr.model.pci import PciAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.unit.cli.goldens import Place
+    from vfiomgr.host.tree import HostTree
 from tests.unit.cli.golden_hosts import (
     MBOCHS,
     PERSIST,
@@ -77,6 +82,23 @@ def bind_by_hand(place: Place) -> None:
     """Have a GPU on vfio-pci, and no record of its original driver."""
     api.apply(Bind((PciAddress.parse("0000:02:00.0"),)), tree=place.kernel)
     shutil.rmtree(place.kernel.locate(STATE))
+
+
+def arrive_once(place: Place) -> None:
+    """Have a persisted GPU come to its host driver, and a watch that looks once."""
+    gpu = PciAddress.parse("0000:02:00.0")
+    api.apply(Bind((gpu,), persist=True), tree=place.kernel)
+    place.kernel.unplug(str(gpu))
+    place.kernel.plug(str(gpu))
+
+    def look(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
+        correct = partial(watch.put_right, tree=tree, on_note=on_note)
+        thorough = watch.Thorough(tree, on_note, correct)
+        thorough.arrived([gpu])
+        thorough.settle()
+
+    place.patch.setattr(watch, "SETTLE", 0.0)
+    place.patch.setattr("vfiomgr.api.watch", look)
 
 
 def end_at_once(place: Place) -> None:
@@ -342,8 +364,9 @@ HOST_SCENARIOS = (
     ),
     Scenario(
         "persist watch",
-        "persist watch --snapshot host.json\npersist watch --root nowhere",
+        "persist watch\nlist\npersist watch --snapshot host.json\npersist watch --root nowhere",
         files={"host.json": "{}"},
+        prepare=arrive_once,
     ),
     Scenario(
         "snapshot",
