@@ -16,7 +16,7 @@ from tests.unit.planner.preflight.situations import xml
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.adapters.libvirt.nodedev import MdevState
+    from vfiomgr.adapters.libvirt.nodedev import MdevState, NodeMdev
 
 CONNECTION = "vfiomgr.adapters.libvirt.connection.Connection"
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
@@ -59,11 +59,23 @@ def with_libvirt(place: Place) -> None:
         )
 
 
-def with_mdev(state: MdevState) -> Callable[[Place], None]:
+class Defining(Libvirt):
+    """A libvirt that keeps the mediated device once it is told of it."""
+
+    def mdevs(self) -> tuple[NodeMdev, ...]:
+        """None, until then."""
+        return super().mdevs() if self.calls else ()
+
+    def define_mdev(self, _element: str, uuid: str, *, autostart: bool) -> None:
+        """Asked for."""
+        self.calls.append(f"define {uuid} {autostart}")
+
+
+def with_mdev(state: MdevState, kind: type[Libvirt] = Libvirt) -> Callable[[Place], None]:
     """A libvirt that knows one mediated device."""
 
     def prepare(place: Place) -> None:
-        fake = Libvirt(state)
+        fake = kind(state)
 
         @contextmanager
         def connected(_uri: str, **_options: object) -> Iterator[Libvirt]:
@@ -201,11 +213,14 @@ LIBVIRT_SCENARIOS = (
         "libvirt nodedev define",
         f"""
         libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231 --dry-run
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-232
         libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-9
         libvirt nodedev define x --parent 21:00.0 --type nvidia-231
         """,
         t4_host,
-        prepare=with_mdev(IDLE),
+        prepare=with_mdev(IDLE, Defining),
     ),
     Scenario("libvirt nodedev list", "libvirt nodedev list", t4_host, prepare=with_mdev(ACTIVE)),
     Scenario(
