@@ -12,41 +12,43 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from vfiomgr.executor import change
-from vfiomgr.executor.applied import reversion
-from vfiomgr.executor.change import Options, Work
-from vfiomgr.executor.recovery import recover as end_runs
-from vfiomgr.executor.rights import require_rights
-from vfiomgr.executor.run import Outcome
-from vfiomgr.executor.scanning import scan_for
+from vfiomgr.engine import transaction
+from vfiomgr.engine.planning import plan
+from vfiomgr.engine.privileges import require_rights
+from vfiomgr.engine.recovery import recover as end_runs
+from vfiomgr.engine.run import Outcome
+from vfiomgr.engine.transaction import Options, Work, scan_for
 from vfiomgr.host.accounts import find_owner
-from vfiomgr.host.scan import scan as _scan
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import ApplyLayout
-from vfiomgr.model.path import BOOT_ID, MACHINE_ID, HostPath
-from vfiomgr.planner import plan
+from vfiomgr.layout.applied import reversion
+from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.paths import BOOT_ID, MACHINE_ID, HostPath
+from vfiomgr.snapshot.scan import scan as _scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from vfiomgr.check.model import Report
+    from vfiomgr.containers.runtimes.apply import Prepared
+    from vfiomgr.containers.runtimes.location import Place
+    from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.containers.runtimes.model import Wish as RuntimeWish
+    from vfiomgr.definitions.requests import RestoreVgpus
+    from vfiomgr.definitions.restore_apply import Restored
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.steps import Step
     from vfiomgr.errors import VfiomgrError
-    from vfiomgr.executor.journal import CutOff
-    from vfiomgr.executor.layout_watch import Changes, WatchEvent, Wish
-    from vfiomgr.executor.restoration import Restored
-    from vfiomgr.executor.runtime_change import Prepared
-    from vfiomgr.executor.runtime_place import Place
-    from vfiomgr.model.domain import Domain, Hypervisor
-    from vfiomgr.model.intent import Allowance, ChangeFiles, Intent, RestoreVgpus
-    from vfiomgr.model.layout import Layout
-    from vfiomgr.model.pci import PciAddress
-    from vfiomgr.model.plan import Plan
-    from vfiomgr.model.readiness import Report
-    from vfiomgr.model.runtime import ProgramName
-    from vfiomgr.model.runtime import Wish as RuntimeWish
-    from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.step import Step
-    from vfiomgr.model.version import Version
-    from vfiomgr.planner.layout import Comparison
+    from vfiomgr.layout.compare import Comparison
+    from vfiomgr.layout.model import Layout
+    from vfiomgr.layout.watch import Changes, WatchEvent, Wish
+    from vfiomgr.libvirt.model.domain import Domain, Hypervisor
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.persistence.requests import ChangeFiles
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.version import Version
 
 _UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
@@ -109,7 +111,7 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
 
 def check(host: HostSnapshot) -> Report:
     """Whether the host of a scan `with_readiness` can give devices to guests."""
-    from vfiomgr.planner.readiness import check as judge  # noqa: PLC0415 - few callers need it
+    from vfiomgr.check.plan import check as judge  # noqa: PLC0415 - few callers need it
 
     return judge(host)
 
@@ -125,7 +127,7 @@ def preflight(
     The scan should be one `with_users` and `with_readiness`; what is missing of it, or of what
     libvirt tells, is not checked. `files` says which of the ROMs that domains name are there.
     """
-    from vfiomgr.planner.preflight import preflight as judge  # noqa: PLC0415 - as `check`
+    from vfiomgr.libvirt.preflight.plan import preflight as judge  # noqa: PLC0415 - as `check`
 
     return judge(host, domains, hypervisor, files)
 
@@ -144,10 +146,10 @@ def apply(
     Raises:
         Refusal: a guard forbids it; nothing was changed.
         NeedsRoot: the right to change the host is missing; nothing was changed.
-        RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.executor.run.run`.
+        RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.engine.run.run`.
 
     """
-    return change.carry_out(intent, Work(tree, reviewed=reviewed, **options))
+    return transaction.carry_out(intent, Work(tree, reviewed=reviewed, **options))
 
 
 def layout_intent(
@@ -184,10 +186,10 @@ def apply_each(
         NeedsRoot: the right to change the host is missing; nothing was changed.
 
     """
-    from vfiomgr.executor.layout_parts import apply_parts  # noqa: PLC0415 - few have a layout
+    from vfiomgr.layout.apply import apply_parts  # noqa: PLC0415 - few have a layout
 
     work = Work(tree, **options)
-    with change.prepared(work):
+    with transaction.prepared(work):
         return apply_parts(intent, work)
 
 
@@ -219,7 +221,7 @@ def recover(
 
     """
     work = Work(tree, **options)
-    with change.prepared(work, only_files=not tree.is_live):
+    with transaction.prepared(work, only_files=not tree.is_live):
         return end_runs(work, allow, finish=finish)
 
 
@@ -232,10 +234,10 @@ def restore(
         NeedsRoot: the right to change the host is missing; nothing was changed.
 
     """
-    from vfiomgr.executor.restoration import restore as restore_vgpus  # noqa: PLC0415 - few need it
+    from vfiomgr.definitions.restore_apply import restore as restore_vgpus  # noqa: PLC0415 - few need it
 
     work = Work(tree, **options)
-    with change.prepared(work):
+    with transaction.prepared(work):
         return restore_vgpus(intent, work)
 
 
@@ -247,10 +249,10 @@ def prepare_guest(domain: Domain, *, tree: HostTree, **options: Unpack[Options])
         NeedsRoot: the right to change the host is missing; nothing was changed.
 
     """
-    from vfiomgr.executor.guest_hook import GuestHook  # noqa: PLC0415 - one command's own
+    from vfiomgr.libvirt.hook.apply import GuestHook  # noqa: PLC0415 - one command's own
 
     work = Work(tree, **options)
-    with change.prepared(work):
+    with transaction.prepared(work):
         return GuestHook(domain, work).prepare()
 
 
@@ -262,10 +264,10 @@ def release_guest(domain: Domain, *, tree: HostTree, **options: Unpack[Options])
         NeedsRoot: the right to change the host is missing; nothing was changed.
 
     """
-    from vfiomgr.executor.guest_hook import GuestHook  # noqa: PLC0415 - as `prepare_guest`
+    from vfiomgr.libvirt.hook.apply import GuestHook  # noqa: PLC0415 - as `prepare_guest`
 
     work = Work(tree, **options)
-    with change.prepared(work):
+    with transaction.prepared(work):
         return GuestHook(domain, work).release()
 
 
@@ -276,7 +278,7 @@ def watch(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
         NeedsRoot: the right to change the host is missing.
 
     """
-    from vfiomgr.executor.watch import watch as watch_arrivals  # noqa: PLC0415 - one command's own
+    from vfiomgr.passthrough.watch import watch as watch_arrivals  # noqa: PLC0415 - one command's own
 
     require_rights(tree)
     watch_arrivals(tree, on_note)
@@ -301,8 +303,8 @@ def watch_layout(
         RolledBack, RollbackIncomplete: a correction was interrupted.
 
     """
-    from vfiomgr.executor.layout_watch import LayoutWatch, follow  # noqa: PLC0415 - its own
-    from vfiomgr.planner.layout import compare  # noqa: PLC0415 - few callers have a layout
+    from vfiomgr.layout.compare import compare  # noqa: PLC0415 - few callers have a layout
+    from vfiomgr.layout.watch import LayoutWatch, follow  # noqa: PLC0415 - its own
 
     def compared(intent: ApplyLayout) -> Comparison:
         # Looked at after every event: no disk is opened for it, which could disturb a mount.
@@ -320,9 +322,9 @@ def watch_layout(
 
 def present_runtimes(tree: HostTree) -> tuple[ProgramName, ...]:
     """The container runtimes that are installed, or configured, on a host."""
-    from vfiomgr.host import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes.facts import present  # noqa: PLC0415 - few callers need it
 
-    return runtimes.present(tree)
+    return present(tree)
 
 
 def has_unit(tree: HostTree, name: str) -> bool:
@@ -339,9 +341,9 @@ def locate_runtime(
         InvalidDocument: that cannot be read.
 
     """
-    from vfiomgr.executor import runtime_place  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes import location  # noqa: PLC0415 - few callers need it
 
-    return runtime_place.locate(tree, program, main, version)
+    return location.locate(tree, program, main, version)
 
 
 def locate_entries(
@@ -358,9 +360,9 @@ def locate_entries(
         InvalidDocument: it, or a file of a runtime, cannot be read.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes import prepare  # noqa: PLC0415 - few callers need it
 
-    return runtimes.places_of(tree, name, program, main, version)
+    return prepare.places_of(tree, name, program, main, version)
 
 
 def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str) -> Prepared:
@@ -371,9 +373,9 @@ def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str)
         Refusal: the runtime would not have it, or would lose something else by it.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes import prepare  # noqa: PLC0415 - few callers need it
 
-    return runtimes.prepare_entry(tree, place, wish, command)
+    return prepare.prepare_entry(tree, place, wish, command)
 
 
 def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Prepared:
@@ -384,9 +386,9 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
         Refusal: what was written was changed since.
 
     """
-    from vfiomgr.executor import runtimes  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes import prepare  # noqa: PLC0415 - few callers need it
 
-    return runtimes.prepare_removal(tree, place, name, command)
+    return prepare.prepare_removal(tree, place, name, command)
 
 
 def plan_files(intent: ChangeFiles, *, tree: HostTree) -> Plan:
@@ -402,9 +404,9 @@ def apply_prepared(prepared: Prepared, *, tree: HostTree, **options: Unpack[Opti
         RollbackIncomplete: and it could not be put back.
 
     """
-    from vfiomgr.executor import runtime_change  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes import apply as runtimes_apply  # noqa: PLC0415 - few callers need it
 
-    return runtime_change.apply_prepared(prepared, Work(tree, **options))
+    return runtimes_apply.apply_prepared(prepared, Work(tree, **options))
 
 
 def change_runtime(
@@ -416,6 +418,6 @@ def change_runtime(
         VfiomgrError: as `make`, and `apply_prepared`.
 
     """
-    from vfiomgr.executor import runtime_change  # noqa: PLC0415 - few callers need it
+    from vfiomgr.containers.runtimes import apply as runtimes_apply  # noqa: PLC0415 - few callers need it
 
-    return runtime_change.change(make, Work(tree, **options))
+    return runtimes_apply.change(make, Work(tree, **options))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.functions import config_space
 from tests.fakes.sysfs import Sysfs, first_line, reject, unsigned
-from vfiomgr.model.reset import CONFIG_SIZE
+from vfiomgr.pci.reset_capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from tests.fakes.functions import Functions
     from tests.fakes.vfio import Vfio
-    from vfiomgr.model.path import HostPath
+    from vfiomgr.paths import HostPath
 
 
 class Attributes:

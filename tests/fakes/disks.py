@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from vfiomgr.model.path import HostPath
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.sysfs import Sysfs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.fakes.sysfs import WRITE_ONLY, Sysfs, first_line, reject
-from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, HostPath
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from vfiomgr.model.path import HostPath
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError, ProgramFailed
+from vfiomgr.host.accounts import ROOT_ONLY, NodeAccess
 from vfiomgr.host.tree import HostTree, ProgramAnswer, write_failed
-from vfiomgr.model.access import ROOT_ONLY, NodeAccess
-from vfiomgr.model.path import VFIO_NODES, HostPath
+from vfiomgr.paths import VFIO_NODES, HostPath
 
 _FOR_ALL = NodeAccess(0, 0, 0o666)
 

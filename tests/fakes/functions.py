@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.disks import number_of
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs
-from vfiomgr.model.path import IOMMU_GROUPS, PCI_DEVICES, HostPath
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.reset import CONFIG_SIZE
+from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, HostPath
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.reset_capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,7 +21,7 @@ from tests.fakes.sysfs import (
     reject,
     unsigned,
 )
-from vfiomgr.model.path import PCI_DEVICES, HostPath
+from vfiomgr.paths import PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,8 +33,8 @@ from tests.fakes.reactions import Reactions
 from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.reset import CONFIG_SIZE
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.reset_capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

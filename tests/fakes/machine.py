@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY
-from vfiomgr.model.path import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, PCI_DRIVERS_PROBE
+from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, PCI_DRIVERS_PROBE
 
 if TYPE_CHECKING:
     from tests.fakes.sysfs import Sysfs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.mdev_budgets import Budget
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs, reject, unsigned
-from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, HostPath
+from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.drivers import Driver

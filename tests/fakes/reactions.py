@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.path import PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.paths import PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable

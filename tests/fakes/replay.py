@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.kernel import FakeKernel
 from vfiomgr import api
-from vfiomgr.model.iommu import HARMLESS_DRIVERS
-from vfiomgr.model.path import pci_device
-from vfiomgr.model.pci import is_address
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.iommu import HARMLESS_DRIVERS
+from vfiomgr.pci.model import is_address
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.pci import PciAddress, PciDevice
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 def replay(recording: HostTree, tmp_path: Path) -> FakeKernel:

@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 from tests.fakes.sysfs import Sysfs, reject, unsigned
-from vfiomgr.model.path import PCI_DEVICES, HostPath
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.paths import PCI_DEVICES, HostPath
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

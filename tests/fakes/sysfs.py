@@ -8,7 +8,7 @@ import re
 import shutil
 from typing import NoReturn
 
-from vfiomgr.model.path import HostPath
+from vfiomgr.paths import HostPath
 
 READ_ONLY, WRITE_ONLY, READ_WRITE = 0o444, 0o200, 0o644
 UNASSIGNED = 0o1000

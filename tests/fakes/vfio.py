@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.fakes.sysfs import READ_ONLY, Sysfs, reject
-from vfiomgr.model.path import VFIO_CDEVS, VFIO_NODES, HostPath
+from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from tests.fakes.kernel import FakeKernel
 from tests.fakes.nvidia.cards import A40, A100, L40S, T4
 from tests.fakes.nvidia.driver import NVIDIA_SMI, SRIOV_MANAGE
 from tests.fakes.nvidia.gpus import DRIVER, SHIPPED, Gpu
-from vfiomgr.model.path import PCI_DEVICES
+from vfiomgr.paths import PCI_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

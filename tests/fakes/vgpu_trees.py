@@ -16,14 +16,7 @@ from tests.fakes.machine import lay_out_machine
 from tests.fakes.nvidia.cards import A40, L40S
 from tests.fakes.nvidia.gpus import DRIVER
 from tests.fakes.sysfs import Sysfs
-from vfiomgr.model.path import (
-    MDEV_PARENTS,
-    PCI_DEVICES,
-    PCI_DRIVERS,
-    VFIO_CDEVS,
-    VFIO_NODES,
-    HostPath,
-)
+from vfiomgr.paths import MDEV_PARENTS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -93,7 +93,7 @@ class Embed:
     def xml(self, domain: str) -> bytes:
         """A definition."""
         program = (
-            "import sys; from vfiomgr.adapters.libvirt.connection import connect\n"
+            "import sys; from vfiomgr.libvirt.client.connection import connect\n"
             "with connect(sys.argv[1]) as c: sys.stdout.buffer.write(c.domain_xml(sys.argv[2]))"
         )
         answer = self._python("-c", program, self.uri, domain)

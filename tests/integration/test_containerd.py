@@ -16,18 +16,18 @@ from tests.fakes.containerd import CRI, RUNTIME
 from tests.integration.programs import Machine, ask
 from tests.unit.runtimes import CONFIGURATION, MAIN, SHIM, kata
 from vfiomgr import api
-from vfiomgr.adapters.runtimes.values import without_zeros
+from vfiomgr.containers.runtimes.model import Wish
+from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.errors import HostError, Refusal
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import Wish
-from vfiomgr.model.version import Version
+from vfiomgr.paths import HostPath
+from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.debian import Program
-    from vfiomgr.executor.runtime_change import Prepared
-    from vfiomgr.executor.runtime_place import Place
+    from vfiomgr.containers.runtimes.apply import Prepared
+    from vfiomgr.containers.runtimes.location import Place
 
 _CRI = CRI
 _MERGES = Version(2, 0)

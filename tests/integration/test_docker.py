@@ -10,15 +10,15 @@ import pytest
 from tests.integration.programs import Machine
 from tests.unit.runtimes import CONFIGURATION, SHIM, kata
 from vfiomgr import api
+from vfiomgr.containers.runtimes.model import Wish
 from vfiomgr.errors import Refusal
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import Wish
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.debian import Program
-    from vfiomgr.executor.runtime_change import Prepared
+    from vfiomgr.containers.runtimes.apply import Prepared
 
 _DAEMON = HostPath("/etc/docker/daemon.json")
 _CRUN = Wish("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.model.layout_service import (
+from vfiomgr.definitions.service import INSTANCE, SERVICE, render_instance, render_service
+from vfiomgr.persistence.installed_layout import (
     BOOT,
     WANTED,
     WATCH,
@@ -18,8 +19,7 @@ from vfiomgr.model.layout_service import (
     render_wanted,
     render_watch,
 )
-from vfiomgr.model.service import SANDBOX, UNIT, render_unit
-from vfiomgr.model.vgpu_service import INSTANCE, SERVICE, render_instance, render_service
+from vfiomgr.persistence.model import SANDBOX, UNIT, render_unit
 
 if TYPE_CHECKING:
     from pathlib import Path

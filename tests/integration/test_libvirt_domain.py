@@ -19,18 +19,19 @@ from tests.fakes.hosts import workstation
 from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr import api
-from vfiomgr.adapters.libvirt import render
-from vfiomgr.cli.guest_options import FORMATS, parse_disk
 from vfiomgr.errors import Refusal
-from vfiomgr.model.guest import GIB, MIB, DirectBoot, GuestDisk, GuestNetwork
-from vfiomgr.model.hostdev import DeviceWish, HandOver
-from vfiomgr.model.version import Version
-from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
+from vfiomgr.libvirt.commands.domain import FORMATS, parse_disk
+from vfiomgr.libvirt.xml import render
+from vfiomgr.units import GIB, MIB
+from vfiomgr.version import Version
+from vfiomgr.vgpu.guest_device import DeviceWish, HandOver
+from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
 
 SCHEMA = etree.RelaxNG(file="/usr/share/libvirt/schemas/domain.rng")
 INSTALLED = Version.from_number(libvirt.getVersion())

@@ -11,16 +11,17 @@ from tests.fakes.hosts import network_adapter, workstation
 from tests.fakes.libvirt_node import node_uri
 from tests.integration.embed import Embed, embedded
 from vfiomgr import api
-from vfiomgr.adapters.libvirt.causes import Code
-from vfiomgr.adapters.libvirt.connection import Connection, connect
-from vfiomgr.adapters.libvirt.guest import read_guest
-from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
-from vfiomgr.model.attachment import Scope
-from vfiomgr.model.intent import Bind, SetVirtualFunctions
-from vfiomgr.model.libvirt_hook import NAMESPACE
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.version import Version
+from vfiomgr.libvirt.attach.ports import Scope
+from vfiomgr.libvirt.client.connection import Connection, connect
+from vfiomgr.libvirt.client.errors import Code
+from vfiomgr.libvirt.hook.guest import read_guest
+from vfiomgr.libvirt.hook.model import NAMESPACE
+from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

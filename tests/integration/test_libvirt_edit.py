@@ -11,16 +11,15 @@ import pytest
 from lxml import etree
 
 from tests.integration.test_libvirt_xml import SCHEMA
-from tests.unit.adapters.domain_texts import RECORDED
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.adapters.libvirt import render
-from vfiomgr.adapters.libvirt.document import read_document
-from vfiomgr.adapters.libvirt.edit import add_elements, root_port
-from vfiomgr.adapters.libvirt.read import read_domain
-from vfiomgr.model.hostdev import DeviceWish
-from vfiomgr.planner.domain_edit import plan_additions
-from vfiomgr.planner.guest.hostdevs import hostdevs_of
-from vfiomgr.planner.guest.units import units_of
+from tests.unit.libvirt.domain_texts import RECORDED
+from vfiomgr.documents.xml_text import read_document
+from vfiomgr.libvirt.attach.domain_edit import plan_additions
+from vfiomgr.libvirt.build.hostdevs import hostdevs_of
+from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.edit import add_elements, root_port
+from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.vgpu.guest_device import DeviceWish, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

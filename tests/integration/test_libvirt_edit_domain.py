@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.fakes.hosts import workstation
-from vfiomgr.cli.libvirt_places import DomainPlace
 from vfiomgr.cli.main import cli
 from vfiomgr.errors import HostError, UsageError
+from vfiomgr.libvirt.commands.edit import DomainPlace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,12 +8,12 @@ import pytest
 
 from tests.fakes.vgpu_hosts import a40_host, t4_host
 from vfiomgr import api
-from vfiomgr.adapters.libvirt.connection import connect
-from vfiomgr.adapters.libvirt.nodedev import MdevState, parent_name, read_mdev
-from vfiomgr.adapters.libvirt.render import node_mdev
 from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.planner.node_mdev import refuse_without_room, wished_mdev
+from vfiomgr.libvirt.client.connection import connect
+from vfiomgr.libvirt.client.mdevs import MdevState, parent_name, read_mdev
+from vfiomgr.libvirt.nodedev import refuse_without_room, wished_mdev
+from vfiomgr.libvirt.xml.render import node_mdev
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from pathlib import Path

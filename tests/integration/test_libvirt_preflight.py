@@ -13,8 +13,8 @@ import pytest
 from benchmarks.domains import COUNT, make_node
 from benchmarks.trees import make_tree
 from tests.fakes.libvirt_node import node_uri
-from tests.unit.planner.preflight.situations import pci_element, xml
-from vfiomgr.adapters.libvirt.connection import connect
+from tests.unit.libvirt.preflight.situations import pci_element, xml
+from vfiomgr.libvirt.client.connection import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.embed import AS_USER
-from vfiomgr.adapters.libvirt import caller, conversation
-from vfiomgr.adapters.libvirt.connection import connect
 from vfiomgr.errors import LibvirtSilent
-from vfiomgr.model.attachment import Scope
+from vfiomgr.libvirt.attach.ports import Scope
+from vfiomgr.libvirt.client import caller, deadline
+from vfiomgr.libvirt.client.connection import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def test_a_daemon_that_stops_in_the_middle_is_asked_once(
 
 _PROGRAM = """\
 import os, signal, sys
-from vfiomgr.adapters.libvirt.connection import connect
+from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.errors import LibvirtSilent
 with connect(sys.argv[1], deadline=1) as connection:
     assert connection.domain_names() == ("test",)
@@ -124,7 +124,7 @@ def test_a_process_ends_though_its_connection_cannot_be_closed(daemon: Daemon) -
 def test_a_call_that_may_take_long_ends_when_its_daemon_is_lost(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "KEEP_ALIVE", (1, 1))
+    monkeypatch.setattr(deadline, "KEEP_ALIVE", (1, 1))
     monkeypatch.setattr(caller, "KEEP_ALIVE", (1, 1))
     with connect(daemon.uri, deadline=600) as connection:
         daemon.stop()

@@ -12,8 +12,8 @@ from lxml import etree
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt_hostdevs import hostdevs
-from vfiomgr.model.hostdev import NO_ROM, HandOver
-from vfiomgr.model.vgpu import Vgpu
+from vfiomgr.vgpu.guest_device import NO_ROM, HandOver
+from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

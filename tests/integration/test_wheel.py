@@ -14,7 +14,7 @@ import pytest
 from lxml import etree
 
 from tests.fakes.hosts import workstation
-from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS_PROBE
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS_PROBE
 
 CHECKOUT = Path(__file__).parents[2]
 BOUND = "0000:02:00.0"

@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, Literal
 
 from tests.lab.topology import current
 from vfiomgr import api
-from vfiomgr.executor.journal import cut_off_runs
-from vfiomgr.executor.worker import Crew
-from vfiomgr.host.origins import read_origins
-from vfiomgr.host.pci import read_driver_state
-from vfiomgr.model.intent import Bind, SetVirtualFunctions, Unbind
-from vfiomgr.model.path import BOOT_ID, pci_device
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.engine.journal import cut_off_runs
+from vfiomgr.engine.worker import Crew
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import BOOT_ID, pci_device
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.original_state import read_origins
+from vfiomgr.sriov.requests import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.lab.topology import Topology
-    from vfiomgr.executor.worker import Result
-    from vfiomgr.model.intent import Intent
-    from vfiomgr.model.origin import DriverState
+    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.worker import Result
+    from vfiomgr.pci.original_state import DriverState
 
 Moment = Literal["before", "during", "after"]
 MOMENTS: tuple[Moment, ...] = ("before", "during", "after")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.topology import Topology
-    from vfiomgr.model.readiness import Finding, Report
+    from vfiomgr.check.model import Finding, Report
 
 
 def check() -> Report:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import deaths
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

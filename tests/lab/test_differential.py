@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.hosts import workstation
 from vfiomgr.errors import WriteFailed
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS, HostPath
+from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

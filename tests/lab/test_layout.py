@@ -13,19 +13,19 @@ from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
-from vfiomgr.executor.journal import cut_off_runs, read_journal
-from vfiomgr.executor.journal_files import DIRECTORY
-from vfiomgr.host.pci import read_driver_state, read_virtual_functions
-from vfiomgr.model.layout import Layout
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.planner.layout import compare
+from vfiomgr.engine.journal import cut_off_runs, read_journal
+from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.layout.compare import compare
+from vfiomgr.layout.model import Layout
+from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.topology import Topology
-    from vfiomgr.model.intent import ApplyLayout
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.snapshot.model import HostSnapshot
 
 pytestmark = pytest.mark.topology("mixed")
 

@@ -16,10 +16,10 @@ import pytest
 
 from tests.lab.command import VFIOMGR, vfiomgr
 from tests.lab.test_persistence import come_back, drivers, until, watching
-from vfiomgr.host.pci import read_virtual_functions
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.layout_service import BOOT, FILE, WANTED
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.pci.facts import read_virtual_functions
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.installed_layout import BOOT, FILE, WANTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

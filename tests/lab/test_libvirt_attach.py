@@ -18,10 +18,11 @@ from tests.lab import libvirtd as daemon
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.nested import call
 from vfiomgr import api
-from vfiomgr.host.pci import read_virtual_functions
-from vfiomgr.model.intent import SetVirtualFunctions
-from vfiomgr.model.libvirt_hook import GUESTS, SCRIPT
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.libvirt.hook.model import GUESTS
+from vfiomgr.paths import SCRIPT
+from vfiomgr.pci.facts import read_virtual_functions
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.requests import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,9 +31,9 @@ from tests.lab.libvirt_mistakes import (
     pci,
 )
 from vfiomgr import api
-from vfiomgr.adapters.libvirt.connection import connect
-from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.host.tree import HostTree
+from vfiomgr.libvirt.client.connection import connect
+from vfiomgr.libvirt.xml.read import read_domain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
 from tests.lab.libvirt_mistakes import domain, mdev, pci
 from vfiomgr import api
-from vfiomgr.adapters.libvirt.read import read_domain
 from vfiomgr.host.tree import HostTree
+from vfiomgr.libvirt.xml.read import read_domain
 
 if TYPE_CHECKING:
     from tests.lab.topology import Topology

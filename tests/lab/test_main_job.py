@@ -13,22 +13,23 @@ import pytest
 
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
+from vfiomgr.engine.journal import Journal
+from vfiomgr.engine.load_module import LoadModule
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.run import run
 from vfiomgr.errors import RolledBack
-from vfiomgr.executor.journal import Journal
-from vfiomgr.executor.run import run
-from vfiomgr.host.names import Names
-from vfiomgr.host.pci import read_device
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import Bind
-from vfiomgr.model.origin import DriverState
-from vfiomgr.model.plan import Plan
-from vfiomgr.model.step import ChangeDriver, LoadModule
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.pci.facts import read_device
+from vfiomgr.pci.names import Names
+from vfiomgr.pci.original_state import DriverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.topology import Topology
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.pci.model import PciDevice
 
 pytestmark = pytest.mark.topology("workstation")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vfiomgr import api
+from vfiomgr.engine.journal import read_journal
+from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.errors import Refusal
-from vfiomgr.executor.journal import read_journal
-from vfiomgr.executor.journal_files import DIRECTORY
-from vfiomgr.host.pci import read_driver_state
-from vfiomgr.model.intent import Bind, Unbind
-from vfiomgr.model.path import pci_device
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

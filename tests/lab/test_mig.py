@@ -12,10 +12,11 @@ from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
-from vfiomgr.model.intent import CreateVgpu, DivideGpu, RemoveVgpu
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.vgpu_mark import MARKS
+from vfiomgr.gpu.requests import DivideGpu
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.model import MARKS
+from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

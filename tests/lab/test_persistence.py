@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.command import VFIOMGR, document, vfiomgr
-from vfiomgr.host.pci import read_driver_state
-from vfiomgr.host.persistence import read_files
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.persistence import parse_rule, render_rule
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.facts import read_files
+from vfiomgr.persistence.model import parse_rule, render_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.topology import Topology
-    from vfiomgr.model.persistence import PersistedBinding
+    from vfiomgr.persistence.model import PersistedBinding
 
 # The GPU and its audio function, found again, are in IOMMU groups of their own.
 pytestmark = pytest.mark.topology("workstation", last=True)

@@ -10,11 +10,12 @@ import pytest
 from tests.lab.command import document, vfiomgr
 from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
-from vfiomgr.host.pci import read_virtual_functions
-from vfiomgr.model.intent import Bind, Reset, SetVirtualFunctions, Unbind
-from vfiomgr.model.path import pci_device
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.step import SetVfCount
+from vfiomgr.passthrough.requests import Bind, Reset, Unbind
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.facts import read_virtual_functions
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVfCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,9 @@ from tests.lab import nested
 from tests.lab.command import document, vfiomgr
 from vfiomgr import api
 from vfiomgr.errors import Refusal
-from vfiomgr.host.pci import read_driver_state
-from vfiomgr.model.intent import Bind
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
-from vfiomgr.model.intent import SwitchGpu
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.vgpu_mark import MARKS
+from vfiomgr.gpu.requests import SwitchGpu
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.model import MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

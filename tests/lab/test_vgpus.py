@@ -14,15 +14,15 @@ from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
 from vfiomgr.errors import Refusal
-from vfiomgr.model.intent import CreateVgpu, RemoveVgpu
-from vfiomgr.model.vgpu_mark import MARKS
-from vfiomgr.planner.vgpu_room import Room, gpus, rooms
+from vfiomgr.vgpu.capacity import Room, gpus, rooms
+from vfiomgr.vgpu.model import MARKS
+from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Literal
 
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
 
 pytestmark = pytest.mark.topology("sriov")
 

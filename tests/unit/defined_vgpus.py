@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.model.definition import VgpuDefinition, render_definition
-from vfiomgr.model.definition_facts import DefinitionFacts, MdevctlRule
-from vfiomgr.model.gpu_definition import FunctionDefinition, GpuDefinition, render_gpu_definition
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.persistence import TextFile
-from vfiomgr.model.vgpu import GpuMode, Vgpu, VgpuParent, describe_type
+from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition, render_gpu_definition
+from vfiomgr.definitions.model.kept import DefinitionFacts, MdevctlRule
+from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vfiomgr.model.iommu import IommuGroup, IommuState
-from vfiomgr.model.pci import PciAddress, PciDevice
-from vfiomgr.model.snapshot import HostSnapshot
+from vfiomgr.pci.iommu import IommuGroup, IommuState
+from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.snapshot.model import HostSnapshot
 
 
 def pci_device(address: str = "0000:04:00.0") -> PciDevice:

@@ -6,17 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.model.guest import GIB, DomainWish
-from vfiomgr.model.hostdev import DeviceWish
-from vfiomgr.model.numa import HostTopology, HugepagePool, NumaNode
-from vfiomgr.model.pci import Bar
-from vfiomgr.model.version import Version
-from vfiomgr.planner.guest.domain import plan_guest
+from vfiomgr.libvirt.build.model import DomainWish
+from vfiomgr.libvirt.build.plan import plan_guest
+from vfiomgr.pci.model import Bar
+from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode
+from vfiomgr.units import GIB
+from vfiomgr.version import Version
+from vfiomgr.vgpu.guest_device import DeviceWish
 
 if TYPE_CHECKING:
-    from vfiomgr.model.guest import GuestPlan
-    from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU, AUDIO = "0000:17:00.0", "0000:17:00.1"
 NEAR = "0000:31:00.0"

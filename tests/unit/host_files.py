@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.numbers import write_numbers
+from vfiomgr.units import write_numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.model.numa import HostTopology
+    from vfiomgr.pci.numa import HostTopology
 
 
 def tree_of(root: Path, text: str) -> HostTree:

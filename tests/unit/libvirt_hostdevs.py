@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.adapters.libvirt import render
-from vfiomgr.model.hostdev import DeviceWish, HandOver
-from vfiomgr.planner.guest.hostdevs import places
-from vfiomgr.planner.guest.units import units_of
+from vfiomgr.libvirt.build.hostdevs import places
+from vfiomgr.libvirt.xml import render
+from vfiomgr.vgpu.guest_device import DeviceWish, HandOver, units_of
 
 if TYPE_CHECKING:
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 def hostdevs(

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes.containerd import CRI, RUNTIME, Containerd
 from tests.fakes.hosts import network_adapter
 from vfiomgr import api
-from vfiomgr.model.kata import handler_configuration
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.runtime import ProgramName, Wish
+from vfiomgr.containers.runtimes.model import ProgramName, Wish
+from vfiomgr.kata.model import handler_configuration
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.executor.runtime_change import Prepared
+    from vfiomgr.containers.runtimes.apply import Prepared
     from vfiomgr.host.tree import HostTree
 
 MAIN = HostPath("/etc/containerd/config.toml")
@@ -113,7 +113,7 @@ def data(kernel: HostTree, path: str) -> Any:
 
 def dump(kernel: FakeKernel, containerd: Containerd) -> Any:
     """What containerd reads on the host, whose files are below its root."""
-    from vfiomgr.host.runtime_dump import dump_containerd  # noqa: PLC0415
+    from vfiomgr.containers.runtimes.facts_dump import dump_containerd  # noqa: PLC0415
 
     assert kernel.programs.find("containerd") is containerd
     dumped = dump_containerd(kernel, MAIN, {}, containerd.version)

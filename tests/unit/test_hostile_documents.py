@@ -11,29 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.hostile import JSON, TOML, XML, YAML
-from vfiomgr.adapters.kata.read import read_settings, require_tables
-from vfiomgr.adapters.libvirt.read import read_domain
-from vfiomgr.adapters.oci import edit
-from vfiomgr.adapters.oci.document import read_document
-from vfiomgr.adapters.runtimes import text as runtime_text
-from vfiomgr.adapters.runtimes.handlers import imports_of, read_containerd, read_crio
-from vfiomgr.cli.layout_files import text_of
+from vfiomgr.containers.cdi.document import parse_specification, read_quickly
+from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.containers.oci import edit
+from vfiomgr.containers.runtimes import model as runtimes_model
+from vfiomgr.containers.runtimes import text as runtime_text
+from vfiomgr.containers.runtimes.handlers import imports_of, read_containerd, read_crio
+from vfiomgr.containers.runtimes.model import Setting
+from vfiomgr.definitions.model.gpu import parse_gpu_definition
+from vfiomgr.definitions.model.vgpu import parse_definition, read_configuration
+from vfiomgr.documents.json_text import read_document
+from vfiomgr.documents.parsed import Malformed, parse_json, parse_toml
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.yaml_json import parse_document, to_jsonable
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.model import layout_service, libvirt_hook, runtime
-from vfiomgr.model.cdi import CdiFile
-from vfiomgr.model.cdi_document import parse_specification, read_quickly
-from vfiomgr.model.definition import parse_definition, read_configuration
-from vfiomgr.model.document import parse_document
-from vfiomgr.model.gpu_definition import parse_gpu_definition
-from vfiomgr.model.jsonable import to_jsonable
-from vfiomgr.model.layout_document import read_layouts
-from vfiomgr.model.parsed import Malformed, parse_json, parse_toml
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.persistence import TextFile, parse_rule
-from vfiomgr.model.pod_document import read_objects
-from vfiomgr.model.runtime import Setting
-from vfiomgr.model.snapshot_document import read_snapshot
-from vfiomgr.model.vgpu_device_manager import read_vgpu_configs
+from vfiomgr.kata.explain.pod import read_objects
+from vfiomgr.kata.settings import read_settings, require_tables
+from vfiomgr.layout.commands.apply import text_of
+from vfiomgr.layout.document import read_layouts
+from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
+from vfiomgr.libvirt.hook import model as hook_model
+from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence import installed_layout
+from vfiomgr.persistence.model import parse_rule
+from vfiomgr.snapshot.document import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,9 +86,9 @@ READERS: dict[str, Callable[[str], object]] = {
     "handlers": _handlers,
     "runtime": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/config.toml"),
     "Docker": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/daemon.json"),
-    "runtimes' record": runtime.parse_record,
-    "guest's record": lambda text: libvirt_hook.parse_record(_UUID, text),
-    "layout's record": layout_service.parse_record,
+    "runtimes' record": runtimes_model.parse_record,
+    "guest's record": lambda text: hook_model.parse_record(_UUID, text),
+    "layout's record": installed_layout.parse_record,
     "rule": lambda text: parse_rule(f"# vfiomgr: {text}"),
 }
 TEXTS = {**JSON, **TOML, **YAML}

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.model.pci import PciAddress
-from vfiomgr.model.vgpu import Vgpu, VgpuParent, VgpuType, describe_type
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
 
 MEMORY = 49152
 """MiB of an NVIDIA A40."""

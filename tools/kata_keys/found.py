@@ -14,7 +14,7 @@ class Form:
     """How a release reads the value of a key."""
 
     type: str
-    """As in `vfiomgr.model.kata_keys.KeyType`."""
+    """As in `vfiomgr.kata.keys.KeyType`."""
     range: str = ""
     """Of an integer: `u32`, `i8`; empty where all 64 bits of TOML's own are taken."""
     unit: str = ""

@@ -1,1 +1,1 @@
-"""The command line: thin; everything that decides or acts is below."""
+"""The command line itself: what all commands are made of, and which there are."""

@@ -7,14 +7,14 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.output import Marked, say
+from vfiomgr.check.model import SEVERITIES
 from vfiomgr.cli.printable import printable
-from vfiomgr.model.readiness import SEVERITIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.model.readiness import Finding, Report, Severity
+    from vfiomgr.check.model import Finding, Report, Severity
+from vfiomgr.cli.output import Marked, say
 
 _COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}
 

@@ -1,45 +1,76 @@
-"""The entry point: commands found lazily, errors interpreted once."""
+"""Groups of commands whose modules are imported when a command is asked for."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vfiomgr import __version__
-from vfiomgr.cli.lazy import LazyGroup
 from vfiomgr.cli.output import note, note_text, print_error
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import VfiomgrError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class LazyGroup(click.Group):
+    """Finds its commands in a table: of each name the module, and what it is called there."""
+
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401 - click's own
+        table: Mapping[str, tuple[str, str]],
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table, which is that in which a newcomer meets them."""
+        return [*self._table, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name not in self._table:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self._table[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
+        return command
+
+
 _COMMANDS = {
-    "list": ("vfiomgr.cli.devices", "list_devices"),
-    "show": ("vfiomgr.cli.show", "show"),
-    "groups": ("vfiomgr.cli.groups", "groups"),
-    "check": ("vfiomgr.cli.check", "check"),
-    "bind": ("vfiomgr.cli.passthrough", "bind"),
-    "unbind": ("vfiomgr.cli.passthrough", "unbind"),
-    "plan": ("vfiomgr.cli.layout_commands", "plan"),
-    "apply": ("vfiomgr.cli.layout_commands", "apply"),
-    "assert": ("vfiomgr.cli.layout_commands", "assert_"),
-    "export": ("vfiomgr.cli.layout_commands", "export"),
-    "revert": ("vfiomgr.cli.layout_commands", "revert"),
-    "watch": ("vfiomgr.cli.watch", "watch"),
-    "recover": ("vfiomgr.cli.recover", "recover"),
-    "reset": ("vfiomgr.cli.reset", "reset"),
-    "sriov": ("vfiomgr.cli.sriov", "sriov"),
-    "layout": ("vfiomgr.cli.layout", "layout"),
-    "persist": ("vfiomgr.cli.persist", "persist"),
-    "vgpu": ("vfiomgr.cli.vgpu", "vgpu"),
-    "libvirt": ("vfiomgr.cli.libvirt", "libvirt"),
-    "kata": ("vfiomgr.cli.kata", "kata"),
-    "cdi": ("vfiomgr.cli.cdi", "cdi"),
-    "runtime": ("vfiomgr.cli.runtime", "runtime"),
-    "oci": ("vfiomgr.cli.oci", "oci"),
-    "snapshot": ("vfiomgr.cli.snapshot", "snapshot"),
+    "list": ("vfiomgr.cli.commands.list", "list_devices"),
+    "show": ("vfiomgr.cli.commands.show", "show"),
+    "groups": ("vfiomgr.cli.commands.list", "groups"),
+    "check": ("vfiomgr.check.commands", "check"),
+    "bind": ("vfiomgr.passthrough.commands", "bind"),
+    "unbind": ("vfiomgr.passthrough.commands", "unbind"),
+    "plan": ("vfiomgr.layout.commands.apply", "plan"),
+    "apply": ("vfiomgr.layout.commands.apply", "apply"),
+    "assert": ("vfiomgr.layout.commands.apply", "assert_"),
+    "export": ("vfiomgr.layout.commands.apply", "export"),
+    "revert": ("vfiomgr.layout.commands.apply", "revert"),
+    "watch": ("vfiomgr.layout.commands.watch", "watch"),
+    "recover": ("vfiomgr.cli.commands.recover", "recover"),
+    "reset": ("vfiomgr.passthrough.commands", "reset"),
+    "sriov": ("vfiomgr.sriov.commands", "sriov"),
+    "layout": ("vfiomgr.layout.commands.layout", "layout"),
+    "persist": ("vfiomgr.persistence.commands", "persist"),
+    "vgpu": ("vfiomgr.vgpu.commands.group", "vgpu"),
+    "libvirt": ("vfiomgr.libvirt.commands.group", "libvirt"),
+    "kata": ("vfiomgr.kata.commands", "kata"),
+    "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
+    "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
+    "oci": ("vfiomgr.containers.oci.commands", "oci"),
+    "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
 }
 _READING = frozenset({"list", "show", "groups", "check", "plan", "assert", "export", "snapshot"})
 """Commands that change nothing: they may end at once."""

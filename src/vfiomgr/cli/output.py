@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.session import Format
     from vfiomgr.errors import VfiomgrError
-    from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.snapshot import HostSnapshot
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 class Marked(NamedTuple):
@@ -63,7 +63,7 @@ def _printable_lines(text: str) -> str:
 
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
     """A document of the JSON contract, in JSON or YAML."""
-    from vfiomgr.model.jsonable import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
+    from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
 
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import vfiomgr
 from vfiomgr.errors import Refusal
-from vfiomgr.host.persistence import has_systemd
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.trust import weakness
-from vfiomgr.model.service import require_plain
+from vfiomgr.persistence.facts import has_systemd
+from vfiomgr.persistence.model import require_plain
 
 if TYPE_CHECKING:
     from vfiomgr.cli.session import Session

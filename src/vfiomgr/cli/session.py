@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from vfiomgr.cli.parameters import Seconds, WholeNumber
+from vfiomgr.cli.options import Seconds, WholeNumber
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.path import BOOT_ID, PCI_DEVICES
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from vfiomgr.model.pci import PciAddress, PciDevice
-    from vfiomgr.model.snapshot import HostSnapshot
-    from vfiomgr.model.vgpu import Vgpu
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
 
 Format = Literal["table", "json", "yaml"]
 _MACHINE = "/"
@@ -101,7 +101,7 @@ class Session:
         serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> HostSnapshot:
         """The facts to answer from: of a snapshot file, or of the tree as it is now."""
-        from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
+        from vfiomgr.snapshot.scan import scan  # noqa: PLC0415 - not every command scans
 
         if self.snapshot is not None:
             return self._loaded(self.snapshot)
@@ -118,7 +118,7 @@ class Session:
 
     def host_or_image(self) -> HostSnapshot:
         """As `host`, for those who are about files: of an image the devices are not known."""
-        from vfiomgr.host.scan import scan  # noqa: PLC0415 - not every command scans
+        from vfiomgr.snapshot.scan import scan  # noqa: PLC0415 - not every command scans
 
         is_image = self.snapshot is None and self.root != _MACHINE and not self._has_sys
         return scan(self.files, self.machine) if is_image else self.host()
@@ -131,10 +131,7 @@ class Session:
         It is taken where one of the virtual `functions` that are vGPUs has nodes of a host driver,
         which a process can also have mapped without having them open.
         """
-        from vfiomgr.host.users import (  # noqa: PLC0415 - not every command looks
-            read_holders,
-            read_users,
-        )
+        from vfiomgr.snapshot.users import read_holders, read_users  # noqa: PLC0415
 
         if self.snapshot is not None:
             return host
@@ -156,7 +153,7 @@ class Session:
 
     def devices(self) -> HostSnapshot:
         """As `host`, but from a tree nothing besides the devices, which takes a fraction of it."""
-        from vfiomgr.host.scan import scan_devices  # noqa: PLC0415 - not every command scans
+        from vfiomgr.snapshot.scan import scan_devices  # noqa: PLC0415 - not every command scans
 
         if self.snapshot is not None:
             return self._loaded(self.snapshot)
@@ -170,9 +167,9 @@ class Session:
         """
         if self.snapshot is not None:
             return self.devices()
-        from vfiomgr.host.pci import list_addresses  # noqa: PLC0415 - few commands name devices
-        from vfiomgr.host.scan import scan_devices  # noqa: PLC0415 - not every command scans
-        from vfiomgr.model.pci import PciAddress  # noqa: PLC0415 - as the two
+        from vfiomgr.pci.facts import list_addresses  # noqa: PLC0415 - few commands name devices
+        from vfiomgr.pci.model import PciAddress  # noqa: PLC0415 - as the two
+        from vfiomgr.snapshot.scan import scan_devices  # noqa: PLC0415 - not every command scans
 
         known = list_addresses(self.tree)
         try:
@@ -209,8 +206,8 @@ class Session:
     def tell_of_cut_off_runs(self) -> None:
         """Say which earlier runs were left half done, where this user may read the journal."""
         from vfiomgr.cli.output import note  # noqa: PLC0415 - as the next one
-        from vfiomgr.executor.journal import survey  # noqa: PLC0415 - `list` needs none
-        from vfiomgr.executor.lost_state import unusable  # noqa: PLC0415 - as this one
+        from vfiomgr.engine.journal import survey  # noqa: PLC0415 - `list` needs none
+        from vfiomgr.engine.lost_state import unusable  # noqa: PLC0415 - as this one
 
         if self.snapshot is not None:
             return
@@ -224,7 +221,7 @@ class Session:
 
     def addresses(self, texts: Iterable[str]) -> tuple[PciAddress, ...]:
         """Addresses as users type them; the domain may be left out where it is plain."""
-        from vfiomgr.model.pci import PciAddress, is_address  # noqa: PLC0415 - not for --version
+        from vfiomgr.pci.model import PciAddress, is_address  # noqa: PLC0415 - not for --version
 
         if self.snapshot is not None:
             host = self.host()
@@ -235,7 +232,7 @@ class Session:
 
 
 def _load_snapshot(source: str) -> HostSnapshot:
-    from vfiomgr.model.snapshot_document import read_snapshot  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.snapshot.document import read_snapshot  # noqa: PLC0415 - brings pydantic
 
     try:
         with open(source, encoding="utf-8") as file:
@@ -320,7 +317,7 @@ def complete_address(
     if session.snapshot is not None:
         names = [str(device.address) for device in session.host().devices]
     else:
-        from vfiomgr.model.pci import is_address  # noqa: PLC0415 - not for --version
+        from vfiomgr.pci.model import is_address  # noqa: PLC0415 - not for --version
 
         found = filter(is_address, session.tree.children(PCI_DEVICES))
         names = sorted(found, key=lambda name: (len(name), name))

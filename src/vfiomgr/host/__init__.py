@@ -1,1 +1,1 @@
-"""The only door to /sys, /proc, /dev, /etc and kernel modules."""
+"""The only door to the files, nodes and programs of a host."""

@@ -1,16 +1,48 @@
-"""Users and groups of the host: its own /etc/passwd and /etc/group, not this machine's."""
+"""Who may open a device node."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
-from vfiomgr.model.path import HostPath
-from vfiomgr.model.persistence import NodeOwner
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """Owner, group and permission bits of a device node."""
+
+    uid: int
+    gid: int
+    mode: int
+
+    def __str__(self) -> str:
+        """`1000:0 0600`."""
+        return f"{self.uid}:{self.gid} {self.mode:04o}"
+
+
+ROOT_ONLY = NodeAccess(0, 0, 0o600)
+"""What devtmpfs gives to a node of VFIO."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOwner:
+    """Who may open a function's nodes; `name` is what the user typed, for people."""
+
+    name: str
+    uid: int
+    gid: int | None = None
+
+    @property
+    def access(self) -> NodeAccess:
+        """The group gets in only where one was named."""
+        return NodeAccess(self.uid, self.gid or 0, 0o600 if self.gid is None else 0o660)
+
 
 _TABLES = {"user": HostPath("/etc/passwd"), "group": HostPath("/etc/group")}
 _HIGHEST = 0xFFFFFFFE

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.path import HostPath
+    from vfiomgr.paths import HostPath
 
     Questions = Mapping[str, Callable[[], Iterable[str | None]]]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.model.path import HostPath
+    from vfiomgr.paths import HostPath
 
 MOST_BYTES = 64 << 20
 """Far more than the largest record; a longer file is not read into memory."""

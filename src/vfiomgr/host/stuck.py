@@ -9,8 +9,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.parsed import parse_json
-from vfiomgr.model.path import RUNTIME, HostPath
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.paths import RUNTIME, HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree

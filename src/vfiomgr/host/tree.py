@@ -10,9 +10,9 @@ from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
+from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.host.inside import Inside
-from vfiomgr.model.access import NodeAccess
-from vfiomgr.model.path import HostPath
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.model.path import HostPath
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

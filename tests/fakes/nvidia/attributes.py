@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.fakes.mdevs import Extra
     from tests.fakes.nvidia.gpus import Gpu, NvidiaGpus
     from tests.fakes.vfio import Vfio
-    from vfiomgr.model.path import HostPath
+    from vfiomgr.paths import HostPath
 
 _LONGEST_PARAMS = 1024
 _NONE = "Not Applicable"

@@ -11,7 +11,7 @@ from tests.fakes.nvidia.memory import GpuMemory
 from tests.fakes.nvidia.smi import NvidiaSmi
 from tests.fakes.nvidia.sriov_manage import SriovManage
 from tests.fakes.nvidia.vendor_vfio import VendorVfio
-from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES, PCI_DRIVERS
+from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES, PCI_DRIVERS
 
 if TYPE_CHECKING:
     from tests.fakes.drivers import Driver, Drivers

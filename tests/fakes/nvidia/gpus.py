@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tests.fakes.nvidia.cards import Card
 from tests.fakes.nvidia.rules import Rules, Seat
-from vfiomgr.model.path import PCI_DEVICES
+from vfiomgr.paths import PCI_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from tests.fakes.nvidia.modes import INVALID_ARGUMENT, GpuModes, NvmlError
 from tests.fakes.nvidia.smi_mig import SmiMig
 from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import UsageError
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

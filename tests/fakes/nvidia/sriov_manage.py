@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tests.fakes.nvidia.gpus import DRIVER
 from tests.fakes.programs import Said
 from vfiomgr.errors import UsageError
-from vfiomgr.model.path import PCI_DEVICES
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.paths import PCI_DEVICES
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.nvidia.attributes import shown
 from tests.fakes.nvidia.rules import Seat
 from tests.fakes.sysfs import READ_ONLY, Sysfs, decimal, reject
-from vfiomgr.model.path import PCI_DEVICES, HostPath
+from vfiomgr.paths import PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.nvidia.cards import VgpuKind

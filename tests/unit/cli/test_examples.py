@@ -18,14 +18,14 @@ from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.cli.test_usage import commands
 from tests.unit.kata_nodes import POD, KataNode
 from vfiomgr.cli.main import cli
-from vfiomgr.host.scan import scan
-from vfiomgr.model.snapshot_document import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Run
+    from tests.unit.conftest import Run
 
 CHECKOUT = Path(__file__).parents[3]
 DOCUMENTS = (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md")))

@@ -15,18 +15,18 @@ from tests.fakes.vgpu_hosts import a40_host, gim_host, l40s_host, samples_host, 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr import api
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import CreateVgpu
-from vfiomgr.model.iommu import IommuGroup
-from vfiomgr.model.snapshot_document import write_snapshot
+from vfiomgr.pci.iommu import IommuGroup
+from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.vgpu.requests import CreateVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Run
-    from vfiomgr.model.pci import PciDevice
-    from vfiomgr.model.snapshot import HostSnapshot
+    from tests.unit.conftest import Run
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 PORT: dict[str, Any] = {"class_code": "060400", "header_type": 1, "driver": "pcieport"}
 KINDS: tuple[dict[str, Any], ...] = (

@@ -20,14 +20,14 @@ from vfiomgr.cli.output import Marked, note, say, say_text
 from vfiomgr.cli.printable import printable
 from vfiomgr.cli.session import Session
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.host.scan import scan
-from vfiomgr.model.snapshot_document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Run
+    from tests.unit.conftest import Run
 
 HOSTILE = "\x1b[2J\x1b]0;t\x07\r\n[red]x\x7f\x9b31m\u202eabc\u2066\u200b\u2028\udcff"
 """Clears a screen, sets a title, begins a line, hides text, turns it round; and markup of rich."""

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.host.test_odd_trees import DOMAINS, WITHOUT, add_gpu, garbage, machine, unreadable
+from tests.unit.snapshot.test_odd_trees import (
+    DOMAINS,
+    WITHOUT,
+    add_gpu,
+    garbage,
+    machine,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Run
+    from tests.unit.conftest import Run
 
 
 def wide_domains(tmp_path: Path) -> FakeKernel:

@@ -14,11 +14,11 @@ import pytest
 from vfiomgr import __main__ as entry
 from vfiomgr.cli import program
 from vfiomgr.errors import Refusal
-from vfiomgr.model.persistence import RULES
+from vfiomgr.persistence.model import RULES
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Run
+    from tests.unit.conftest import Run
 
 COMMAND = str(Path(sys.executable).with_name("vfiomgr"))
 START = "from vfiomgr.__main__ import start; start()"

@@ -15,7 +15,7 @@ from tests.fakes.hosts import without_iommu
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Matches, Run
+    from tests.unit.conftest import Matches, Run
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,22 @@ def test_an_unexpected_error_shows_no_traceback_unless_asked(
 _HEAVY = (
     *("pydantic", "jinja2", "ruamel", "tomlkit", "rich", "libvirt", "grpc"),
     *("asyncio", "json", "logging", "select", "signal", "subprocess", "tempfile"),
-    *("vfiomgr.api", "vfiomgr.executor", "vfiomgr.planner", "vfiomgr.adapters"),
+    *("vfiomgr.api", "vfiomgr.engine", "vfiomgr.passthrough.plan", "vfiomgr.libvirt"),
 )
 
 
 @pytest.mark.parametrize(
     ("arguments", "unneeded"),
     [
-        (["--version"], ("vfiomgr.host.scan", "vfiomgr.model.pci")),
-        (["list", "--all"], ("vfiomgr.host.users", "vfiomgr.host.uses", "vfiomgr.model.step")),
-        (["groups"], ("vfiomgr.host.users", "vfiomgr.host.uses", "vfiomgr.model.step")),
+        (["--version"], ("vfiomgr.snapshot.scan", "vfiomgr.pci.model")),
+        (
+            ["list", "--all"],
+            ("vfiomgr.snapshot.users", "vfiomgr.snapshot.uses.facts", "vfiomgr.engine.steps"),
+        ),
+        (
+            ["groups"],
+            ("vfiomgr.snapshot.users", "vfiomgr.snapshot.uses.facts", "vfiomgr.engine.steps"),
+        ),
     ],
 )
 def test_start_up_imports_nothing_heavy(

@@ -10,13 +10,13 @@ import pytest
 
 from tests.fakes.faults import PowerCut
 from vfiomgr import api
-from vfiomgr.executor.journal_files import DIRECTORY
-from vfiomgr.model.intent import Bind
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
-    from tests.unit.cli.conftest import Run
+    from tests.unit.conftest import Run
 
 GPU = PciAddress.parse("0000:01:00.0")
 JOURNAL = DIRECTORY / "000000000007.jsonl"

@@ -14,7 +14,7 @@ from vfiomgr.cli.usage import explained
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.unit.cli.conftest import Run
+    from tests.unit.conftest import Run
 
 BIND = "e.g. vfiomgr bind 0000:04:00.0; vfiomgr bind --help tells more"
 DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"

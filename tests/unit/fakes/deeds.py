@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.errors import WriteFailed
-from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

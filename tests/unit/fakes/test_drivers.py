@@ -12,7 +12,7 @@ from tests.fakes.faults import WouldBlockForEver
 from tests.fakes.hosts import workstation
 from tests.unit.fakes.deeds import GPU, TWIN, VFIO, attribute, errno_of, move
 from vfiomgr.errors import HostError
-from vfiomgr.model.path import PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.paths import PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

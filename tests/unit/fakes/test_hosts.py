@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.hosts import without_iommu
 from tests.unit.fakes.deeds import NETWORK_ADAPTER, attribute
-from vfiomgr.host.scan import scan
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.scan import scan
 
 if TYPE_CHECKING:
     from pathlib import Path

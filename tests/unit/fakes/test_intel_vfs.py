@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
 from tests.unit.fakes.vgpu_deeds import written
-from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, HostPath
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from tests.fakes.faults import PowerCut
 from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_ADAPTER, VFIO, attribute, errno_of, move
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

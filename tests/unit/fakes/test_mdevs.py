@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.faults import WouldBlockForEver
 from vfiomgr.errors import WriteFailed
-from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS, PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

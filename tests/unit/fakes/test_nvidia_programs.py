@@ -13,7 +13,7 @@ from tests.fakes.nvidia.driver import NVIDIA_SMI, SRIOV_MANAGE
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host, t4_host
 from tests.unit.fakes.vgpu_deeds import available, create, uuid, written
 from vfiomgr.errors import HostError
-from vfiomgr.model.path import MDEV_DEVICES, PCI_DEVICES, PCI_DRIVERS, HostPath
+from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES, PCI_DRIVERS, HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

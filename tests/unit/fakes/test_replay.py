@@ -12,15 +12,15 @@ from tests.fakes.replay import replay
 from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.intent import Bind, Unbind
-from vfiomgr.model.path import pci_device
-from vfiomgr.model.pci import PciAddress
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.model.pci import PciDevice
+    from vfiomgr.pci.model import PciDevice
 
 GPU, NIC = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:05:00.0")
 

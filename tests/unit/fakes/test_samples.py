@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.vgpu_hosts import INTEGRATED, gvtg_host, samples_host
 from tests.unit.fakes.vgpu_deeds import available, create, remove, types, uuid
-from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS
+from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS
 
 if TYPE_CHECKING:
     from pathlib import Path

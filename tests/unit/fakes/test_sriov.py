@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.fakes.deeds import NETWORK_ADAPTER, VFIO, attribute, errno_of, move
-from vfiomgr.model.path import PCI_DRIVERS
+from vfiomgr.paths import PCI_DRIVERS
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

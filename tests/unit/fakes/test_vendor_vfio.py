@@ -13,7 +13,7 @@ from tests.fakes.nvidia.cards import L40S
 from tests.fakes.nvidia.gpus import UPSTREAM
 from tests.fakes.vgpu_hosts import GPUS, l40s_host, nvidia_host
 from tests.unit.fakes.vgpu_deeds import written
-from vfiomgr.model.path import PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES, HostPath
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES, HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.faults import WouldBlockForEver
 from tests.fakes.hosts import without_iommu, workstation
 from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_ADAPTER, VFIO, attribute, errno_of, move
-from vfiomgr.model.path import PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.paths import PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from tests.fakes.vgpu_hosts import a40_host, l40s_host
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from vfiomgr import api
 from vfiomgr.host.tree import HostTree
-from vfiomgr.model.path import PCI_DEVICES, HostPath
+from vfiomgr.paths import PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

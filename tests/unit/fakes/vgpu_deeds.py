@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import WriteFailed
-from vfiomgr.model.path import MDEV_DEVICES, MDEV_PARENTS, HostPath
+from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, HostPath
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.hosts import network_adapter
+from vfiomgr.containers.runtimes.model import parse_record as parse_runtimes
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host import stuck
-from vfiomgr.model.libvirt_hook import parse_record as parse_guest
-from vfiomgr.model.path import RUNTIME
-from vfiomgr.model.quota import parse_record as parse_quotas
-from vfiomgr.model.runtime import parse_record as parse_runtimes
+from vfiomgr.libvirt.hook.model import parse_record as parse_guest
+from vfiomgr.paths import RUNTIME
+from vfiomgr.vgpu.quota.model import parse_record as parse_quotas
 
 if TYPE_CHECKING:
     from collections.abc import Callable

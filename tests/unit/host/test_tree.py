@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.host_files import tree_of
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.host.tree import PROGRAM_PATH, HostTree
-from vfiomgr.model.path import HostPath
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path

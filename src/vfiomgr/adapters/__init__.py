@@ -1,1 +1,0 @@
-"""What guest systems read; renderers return text and touch nothing."""

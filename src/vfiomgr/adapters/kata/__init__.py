@@ -1,1 +1,0 @@
-"""Kata Containers: configuration of its runtime."""

@@ -1,1 +1,0 @@
-"""Objects of Kubernetes: rendered and read."""

@@ -1,1 +1,0 @@
-"""libvirt: domain XML."""

@@ -1,0 +1,375 @@
+"""Which distribution a host runs, and with which tools it is administered."""
+
+from __future__ import annotations
+
+import re
+import stat
+from shutil import which
+from typing import TYPE_CHECKING
+
+from vfiomgr import paths
+from vfiomgr.check.model import (
+    DeviceNode,
+    Distribution,
+    FirmwareFramebuffer,
+    KernelModule,
+    MemlockLimit,
+    ModuleSetting,
+    Readiness,
+)
+from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
+from vfiomgr.host.tree import PROGRAM_PATH
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress, is_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Literal
+
+    from vfiomgr.check.model import ModuleState
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciDevice
+
+
+_RELEASES = ("/etc/os-release", "/usr/lib/os-release")
+_PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_TOOLS = (
+    "proxmox-boot-tool",
+    "rpm-ostree",
+    "kernelstub",
+    "grubby",
+    "update-grub",
+    "grub2-mkconfig",
+    "grub-mkconfig",
+    "bootctl",
+    "update-initramfs",
+    "dracut",
+    "mkinitcpio",
+    "apt-get",
+    "dnf",
+    "zypper",
+    "pacman",
+)
+_KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
+"""What kernel-install and proxmox-boot-tool give to new boot entries."""
+
+
+def read_distribution(tree: HostTree) -> Distribution | None:
+    """Of os-release(5); None where the host has none."""
+    text = next((t for place in _RELEASES if (t := text_of(tree, place))), None)
+    if text is None:
+        return None
+    fields = {
+        key.strip(): value.strip().strip("\"'")
+        for key, _, value in (line.partition("=") for line in text.splitlines())
+    }
+    tools = [t for t in _TOOLS if any(exists(tree, f"{place}/{t}") for place in _PLACES)]
+    if exists(tree, _KERNEL_COMMAND_LINE):
+        tools.append(_KERNEL_COMMAND_LINE)
+    identifier = fields.get("ID") or "linux"
+    return Distribution(
+        id=identifier,
+        name=fields.get("PRETTY_NAME") or fields.get("NAME") or identifier,
+        tools=tuple(tools),
+    )
+
+
+_UNITS = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+_SERVICES: dict[str, Literal["virtualization", "container-runtime"]] = {
+    "libvirtd.service": "virtualization",
+    "virtqemud.service": "virtualization",
+    "containerd.service": "container-runtime",
+    "crio.service": "container-runtime",
+}
+_USERS = ("libvirt-qemu", "qemu")
+_LIMITS = "/etc/security/limits.conf"
+_LIMITS_DIRECTORY = "/etc/security/limits.d"
+_FIELDS = 4
+_UNLIMITED = frozenset({"infinity", "unlimited", "-1"})
+
+
+def read_memlock(tree: HostTree) -> tuple[MemlockLimit, ...] | None:
+    """The settings for those services and users that the host has; None where there is no place."""
+    if not any(exists(tree, place) for place in (*_UNITS, _LIMITS, _LIMITS_DIRECTORY)):
+        return None
+    return (*_services(tree), *_users(tree))
+
+
+def _services(tree: HostTree) -> Iterator[MemlockLimit]:
+    """The last LimitMEMLOCK of a unit and its drop-ins counts (systemd.unit(5))."""
+    for service, kind in _SERVICES.items():
+        unit = next((f"{d}/{service}" for d in _UNITS if exists(tree, f"{d}/{service}")), None)
+        if unit is None:
+            continue
+        drop_ins = configuration_files(tree, (f"{d}/{service}.d" for d in _UNITS))
+        settings = [
+            (line, file)
+            for file in (unit, *drop_ins)
+            for line in settings_of(tree, file)
+            if line.startswith("LimitMEMLOCK=")
+        ]
+        line, file = settings[-1] if settings else ("", unit)
+        value = line.partition("=")[2].strip()
+        if value:
+            is_unlimited = all(part in _UNLIMITED for part in value.split(":"))
+            yield MemlockLimit(service, kind, line, is_unlimited, file)
+
+
+def _users(tree: HostTree) -> Iterator[MemlockLimit]:
+    """Lines of limits.conf(5) that name a user of QEMU: domain, type, item, value."""
+    present = set(account_names(tree)[0].values()).intersection(_USERS)
+    for file in (_LIMITS, *configuration_files(tree, (_LIMITS_DIRECTORY,))):
+        for line in settings_of(tree, file):
+            fields = line.split()
+            if len(fields) >= _FIELDS and fields[0] in present and fields[2] == "memlock":
+                setting = f"{fields[1]} memlock {fields[3]}"
+                user = f"user {fields[0]}"
+                yield MemlockLimit(user, "user", setting, fields[3] in _UNLIMITED, file)
+
+
+_LOADED = HostPath("/sys/module")
+_LIBRARIES = ("/usr/lib/modules", "/lib/modules")
+_VFIO = ("vfio", "vfio_pci", "vfio_iommu_type1", "mdev", "iommufd", "nouveau", "vendor_reset")
+_PARAMETERS = {
+    "vfio": ("enable_unsafe_noiommu_mode",),
+    "vfio_iommu_type1": ("allow_unsafe_interrupts",),
+    "vfio_pci": ("disable_idle_d3",),
+}
+_MODPROBE = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
+_COMMANDS = ("options", "blacklist", "install")
+_OPTIONS = ("VFIO", "VFIO_PCI", "VFIO_DEVICE_CDEV", "IOMMUFD", "IRQ_REMAP")
+_CONFIG = re.compile(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not set)$", re.MULTILINE)
+_CONFIG_GZ = HostPath("/proc/config.gz")
+_CONFIG_LIMIT = 4 << 20
+_GZIP = 31
+"""Window bits that tell zlib to expect gzip's header."""
+
+
+def read_modules(
+    tree: HostTree, release: str | None, devices: Sequence[PciDevice]
+) -> tuple[KernelModule, ...]:
+    """The modules of VFIO, nouveau, and those whose drivers have GPUs and accelerators."""
+    names = sorted(_relevant(devices))
+    builtin = _listed(tree, release, "modules.builtin")
+    loadable = _listed(tree, release, "modules.dep")
+    return tuple(_read_module(tree, name, builtin, loadable) for name in names)
+
+
+def _relevant(devices: Sequence[PciDevice]) -> set[str]:
+    drivers = (d.driver_module or d.driver for d in devices if d.is_graphics_or_accelerator)
+    return {*_VFIO, *(name.replace("-", "_") for name in drivers if name)}
+
+
+def _read_module(
+    tree: HostTree, name: str, builtin: set[str] | None, loadable: set[str] | None
+) -> KernelModule:
+    directory = _LOADED / name
+    read = {p: tree.read(directory / "parameters" / p) for p in _PARAMETERS.get(name, ())}
+    drivers = (entry.partition(":") for entry in tree.children(directory / "drivers"))
+    return KernelModule(
+        name=name,
+        state=_state(tree.exists(directory), name, builtin, loadable),
+        pci_drivers=tuple(driver for bus, _, driver in drivers if bus == "pci"),
+        parameters={key: text for key, text in read.items() if text is not None},
+    )
+
+
+def _state(
+    is_in_sysfs: bool,  # noqa: FBT001 - passed by one caller
+    name: str,
+    builtin: set[str] | None,
+    loadable: set[str] | None,
+) -> ModuleState | None:
+    """A module that is built in has a directory in sysfs only where it has parameters."""
+    if name in (builtin or ()):
+        return "built-in"
+    if is_in_sysfs:
+        return "loaded"
+    if name in (loadable or ()):
+        return "available"
+    return None if builtin is None or loadable is None else "missing"
+
+
+def _listed(tree: HostTree, release: str | None, name: str) -> set[str] | None:
+    """The modules in a list of depmod: `kernel/drivers/vfio/vfio.ko.xz: …`, one a line."""
+    if release is None:
+        return None
+    texts = (text_of(tree, f"{library}/{release}/{name}") for library in _LIBRARIES)
+    text = next((text for text in texts if text is not None), None)
+    if text is None:
+        return None
+    files = (line.partition(":")[0].rpartition("/")[2] for line in text.splitlines())
+    return {file.partition(".ko")[0].replace("-", "_") for file in files}
+
+
+def read_module_settings(
+    tree: HostTree, devices: Sequence[PciDevice]
+) -> tuple[ModuleSetting, ...] | None:
+    """The lines of modprobe.d(5) that name one of these modules; None where there is none."""
+    if not any(exists(tree, directory) for directory in _MODPROBE):
+        return None
+    relevant = _relevant(devices)
+    found: list[ModuleSetting] = []
+    for file in configuration_files(tree, _MODPROBE):
+        for line in settings_of(tree, file):
+            command, module, arguments = (*line.split(None, 2), "", "")[:3]
+            name = module.replace("-", "_")
+            if command in _COMMANDS and name in relevant:
+                found.append(ModuleSetting(file, command, name, arguments.strip()))
+    return tuple(found)
+
+
+def read_config(tree: HostTree, release: str | None) -> tuple[str | None, dict[str, str]]:
+    """Where the kernel's configuration stands, and the options that matter; `n` is not set."""
+    for source in (f"/boot/config-{release}", f"/usr/lib/modules/{release}/config"):
+        if release is not None and (text := text_of(tree, source)):
+            return source, _options(text)
+    if exists(tree, _CONFIG_GZ) and (text := _unpacked(tree.read_bytes(_CONFIG_GZ, _CONFIG_LIMIT))):
+        return _CONFIG_GZ, _options(text)
+    return None, {}
+
+
+def _options(text: str) -> dict[str, str]:
+    given = {match[1]: match[2] or "n" for match in _CONFIG.finditer(text)}
+    return {option: given.get(option, "n") for option in _OPTIONS}
+
+
+def _unpacked(data: bytes | None) -> str:
+    import zlib  # noqa: PLC0415 - few hosts keep their configuration there
+
+    try:
+        return zlib.decompressobj(_GZIP).decompress(data or b"", _CONFIG_LIMIT).decode("latin-1")
+    except zlib.error:
+        return ""
+
+
+_NODES = (paths.VFIO_NODES / "vfio", HostPath("/dev/iommu"))
+_ACPI_TABLES = HostPath("/sys/firmware/acpi/tables")
+_DMAR_FLAGS = 37
+"""Offset behind the header of 36 bytes and the address width (struct acpi_table_dmar)."""
+_SECURITY = HostPath("/sys/kernel/security")
+_FIRMWARE = HostPath("/sys/firmware")
+_EFI_VARIABLES = HostPath("/sys/firmware/efi/efivars")
+_SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_EFI_ATTRIBUTES = 4
+"""Bytes before the value of a variable (Documentation/filesystems/efivarfs.rst)."""
+_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
+_SELECTED = re.compile(r"\[(\w+)\]")
+_CHIP = re.compile(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
+"""Names of x86's interrupt chips; `IR-` says that their interrupts are remapped."""
+_FRAMEBUFFERS = frozenset({"BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "ofdrm"})
+"""Who claims the firmware's screen (drivers/firmware/sysfb_simplefb.c, drivers/video/fbdev)."""
+
+
+def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDevice]) -> Readiness:
+    """All facts of a check beyond those of a scan."""
+    source, config = read_config(tree, release)
+    return Readiness(
+        modules=read_modules(tree, release, devices),
+        module_settings=read_module_settings(tree, devices),
+        config_source=source,
+        config=config,
+        has_dev=bool(tree.children(HostPath("/dev"))),
+        nodes=tuple(_nodes(tree)),
+        has_acpi_tables=tree.exists(_ACPI_TABLES),
+        dmar_flags=_dmar_flags(tree),
+        iommu_ecaps=_ecaps(tree),
+        interrupt_chips=_interrupt_chips(tree),
+        lockdown=_lockdown(tree),
+        secure_boot=_secure_boot(tree),
+        framebuffers=_framebuffers(tree),
+        memlock=read_memlock(tree),
+        distribution=read_distribution(tree),
+        has_driver_override=_has_driver_override(tree, devices),
+        has_modprobe=_has_modprobe() if tree.runs_programs else None,
+    )
+
+
+def _nodes(tree: HostTree) -> Iterator[DeviceNode]:
+    for node in _NODES:
+        status = tree.status(node)
+        if status is None or not stat.S_ISCHR(status.st_mode):
+            continue  # a copy of /dev keeps neither kind nor mode
+        users, groups = account_names(tree)
+        yield DeviceNode(
+            path=node,
+            mode=stat.S_IMODE(status.st_mode),
+            owner=f"{users.get(status.st_uid, status.st_uid)}:"
+            f"{groups.get(status.st_gid, status.st_gid)}",
+        )
+
+
+def _dmar_flags(tree: HostTree) -> int | None:
+    table = tree.read_bytes(_ACPI_TABLES / "DMAR") or b""
+    return table[_DMAR_FLAGS] if len(table) > _DMAR_FLAGS else None
+
+
+def _ecaps(tree: HostTree) -> dict[str, int]:
+    units = tree.children(paths.IOMMU_UNITS)
+    read = ((u, tree.read(paths.IOMMU_UNITS / u / "intel-iommu/ecap") or "") for u in units)
+    return {unit: int(text, 16) for unit, text in read if _HEXADECIMAL.fullmatch(text)}
+
+
+def _interrupt_chips(tree: HostTree) -> tuple[str, ...] | None:
+    text = text_of(tree, "/proc/interrupts")
+    return None if text is None else tuple(sorted(set(_CHIP.findall(text))))
+
+
+def _lockdown(tree: HostTree) -> str | None:
+    """None where securityfs is not shown; a kernel without lockdown has no such file in it."""
+    match = _SELECTED.search(text_of(tree, _SECURITY / "lockdown") or "")
+    if match is not None:
+        return match[1]
+    return "none" if _lacks(tree, _SECURITY, "lockdown") else None
+
+
+def _secure_boot(tree: HostTree) -> bool | None:
+    """None where EFI's variables are not shown; a host that was booted without EFI has none."""
+    value = tree.read_bytes(_EFI_VARIABLES / _SECURE_BOOT) or b""
+    if len(value) > _EFI_ATTRIBUTES:
+        return bool(value[_EFI_ATTRIBUTES])
+    is_absent = _lacks(tree, _FIRMWARE, "efi") or _lacks(tree, _EFI_VARIABLES, _SECURE_BOOT)
+    return False if is_absent else None
+
+
+def _lacks(tree: HostTree, directory: HostPath, name: str) -> bool:
+    """Whether a kernel shows other entries of a directory, so that this one is not there.
+
+    A recording may hold a part of it; a container shows some directories empty.
+    """
+    entries = tree.children(directory) if tree.is_live else []
+    return bool(entries) and name not in entries
+
+
+def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
+    """Claims of /proc/iomem, where indentation is nesting; its addresses are root's to see."""
+    text = text_of(tree, "/proc/iomem")
+    if text is None:
+        return None
+    above: list[str] = []
+    found: list[FirmwareFramebuffer] = []
+    for line in text.splitlines():
+        name = line.partition(" : ")[2]
+        depth = (len(line) - len(line.lstrip(" "))) // 2
+        above[depth:] = [name]
+        if name in _FRAMEBUFFERS:
+            functions = [PciAddress.parse(n) for n in above if is_address(n)]
+            found.append(FirmwareFramebuffer(name, functions[-1] if functions else None))
+    return tuple(found)
+
+
+def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:
+    """None where a recording has the attribute of no function: few recorders save it."""
+    if any(tree.exists(paths.pci_device(d.address) / "driver_override") for d in devices):
+        return True
+    return False if devices and tree.is_live else None
+
+
+def _has_modprobe() -> bool:
+    """Whether vfiomgr finds modprobe as root; the PATH of other users may lack /usr/sbin."""
+    return which("modprobe", path=PROGRAM_PATH) is not None

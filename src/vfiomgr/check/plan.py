@@ -1,0 +1,118 @@
+"""Whether a host is ready to give devices to guests: small rules over facts, each with evidence.
+
+A rule yields what it can show. Where a fact is None it is silent, and `not_checked` says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import SEVERITIES, Report
+from vfiomgr.check.rules import (
+    amd_resets,
+    devices,
+    drivers,
+    groups,
+    identifiers,
+    limits,
+    modules,
+    platform,
+)
+from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
+from vfiomgr.snapshot.model import UNIDENTIFIED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.check.model import Finding, Readiness
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Finding]], ...] = (
+    devices.none,
+    devices.silence,
+    groups.without_group,
+    groups.shared_with_gpu,
+    groups.acs_override,
+    groups.unisolated_slots,
+    devices.twins,
+    devices.no_reset,
+    devices.weak_reset,
+)
+"""Rules over what every scan reads."""
+
+_OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Finding]], ...] = (
+    platform.interrupt_remapping,
+    platform.no_iommu_mode,
+    modules.vfio_pci,
+    modules.iommu_backend,
+    modules.driver_override,
+    drivers.nouveau,
+    identifiers.taken_by_identifiers,
+    identifiers.lost_race,
+    identifiers.left_out,
+    amd_resets.reset_trouble,
+    amd_resets.lost_by_reset,
+    amd_resets.oops_at_unbind,
+    devices.firmware_framebuffer,
+    drivers.host_drivers,
+    modules.iommufd,
+    modules.container_node,
+    limits.memlock,
+    platform.lockdown,
+    platform.secure_boot,
+    devices.d3cold,
+)
+"""Rules over what a scan reads only for a check."""
+
+
+def check(host: HostSnapshot) -> Report:
+    """All findings, the gravest first, and what this host or snapshot does not show."""
+    found = [*platform.iommu(host), *(f for rule in _OF_DEVICES for f in rule(host))]
+    if host.readiness is not None:
+        found += [f for rule in _OF_READINESS for f in rule(host, host.readiness)]
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Report(tuple(found), tuple(_not_checked(host)))
+
+
+def _not_checked(host: HostSnapshot) -> Iterator[str]:
+    """What no rule could look at, and what is missing for it."""
+    if host.devices:
+        yield from _unseen_of_devices(host.devices)
+    if host.pci_unidentified:
+        count, first = len(host.pci_unidentified), host.pci_unidentified[0]
+        yield f"{count} PCI functions, e.g. {first}: {UNIDENTIFIED}"
+    if not host.iommu.is_known:
+        yield f"whether the IOMMU is on: there is neither {IOMMU_GROUPS} nor {IOMMU_UNITS}"
+    if host.kernel_command_line is None:
+        yield "the kernel command line: there is no /proc/cmdline"
+    if host.readiness is None:
+        yield "modules, interrupts, firmware, limits: the snapshot was made without them"
+    else:
+        yield from _unseen(host.readiness)
+
+
+def _unseen_of_devices(devices: Iterable[PciDevice]) -> Iterator[str]:
+    if all(device.header_type is None for device in devices):
+        yield "whether devices answer: no configuration space can be read"
+    if not any(device.reset_method for device in devices):
+        yield "how GPUs are reset: no function has a reset_method"
+
+
+def _unseen(facts: Readiness) -> Iterator[str]:
+    if all(module.state is None for module in facts.modules):
+        yield "kernel modules: neither /sys/module nor the lists of /lib/modules are there"
+    for fact, text in (
+        (facts.has_driver_override, "whether functions have a driver_override: none has the file"),
+        (facts.module_settings, "settings of kernel modules: there is no modprobe.d"),
+        (facts.interrupt_chips, "whether interrupts are remapped: there is no /proc/interrupts"),
+        (facts.framebuffers, "the firmware's framebuffer: there is no /proc/iomem"),
+        (facts.config_source, "the kernel's configuration: no /boot/config-RELEASE, no config.gz"),
+        (facts.has_dev or None, "who may open the nodes of VFIO: there is no /dev"),
+        (facts.memlock, "limits on locked memory: no units of systemd, no limits.conf"),
+        (facts.lockdown, "lockdown: /sys/kernel/security is empty or absent"),
+        (facts.secure_boot, "Secure Boot: /sys/firmware/efi/efivars does not tell"),
+        (facts.distribution, "the distribution, for its own remedies: there is no os-release"),
+    ):
+        if fact is None:
+            yield text

@@ -1,0 +1,125 @@
+"""Rules about IOMMU groups that will make trouble."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+from vfiomgr.check.rules import remedy
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import IOMMU_GROUPS
+from vfiomgr.pci.iommu import acs_override_words, blockers
+from vfiomgr.pci.model import is_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def gpus(host: HostSnapshot) -> list[PciDevice]:
+    """GPUs and accelerators that guests want whole.
+
+    Not the console's display, nor what carries VFs or vGPUs, nor NVSwitches.
+    """
+    parents = {parent.name for parent in host.vgpu_parents}
+    return [
+        d
+        for d in host.devices
+        if d.is_graphics_or_accelerator
+        and not d.is_nvswitch
+        and not (d.is_boot_display or d.virtual_functions or str(d.address) in parents)
+    ]
+
+
+def without_group(host: HostSnapshot) -> Iterator[Finding]:
+    """A GPU that no IOMMU covers, on a host that has one."""
+    for device in gpus(host):
+        for objection in guards.isolation(host, device):
+            yield Finding(
+                "no-group",
+                "warning",
+                f"{device} is in no IOMMU group",
+                (f"/sys/bus/pci/devices/{device.address} has no iommu_group",),
+                "VFIO takes no function that the IOMMU does not isolate",
+                objection.remedy,
+            )
+
+
+def shared_with_gpu(host: HostSnapshot) -> Iterator[Finding]:
+    """A GPU whose group holds functions of other slots that host drivers have."""
+    for number in _numbers(gpus(host)):
+        members = host.group_members(number)
+        own = {other.address for d in gpus(host) if d in members for other in host.slot(d)}
+        foreign = [d for d in blockers(members) if d.address not in own and not d.is_bridge]
+        if not foreign:
+            continue
+        names = ", ".join(str(d) for d in gpus(host) if d in members)
+        yield Finding(
+            "shared-group",
+            "warning",
+            f"IOMMU group {number} of {names} holds other devices",
+            (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
+            "a group goes to one guest as a whole: with the GPU the host loses these too",
+            "move the GPU to a slot with a group of its own; enable ACS in the firmware setup; or "
+            "give all away with vfiomgr bind --with-group",
+        )
+
+
+def acs_override(host: HostSnapshot) -> Iterator[Finding]:
+    """Kernels with an out-of-tree patch split groups that the hardware does not isolate."""
+    words = acs_override_words(host.kernel_command_line)
+    if words:
+        facts = host.readiness
+        yield Finding(
+            "acs-override",
+            "warning",
+            "IOMMU groups may be smaller than what the hardware isolates",
+            (f"/proc/cmdline: {' '.join(words)}",),
+            "a kernel with the ACS override patch takes the isolation of these ports for granted: "
+            "a guest's device may then read and write devices of the host and of other guests "
+            "without the IOMMU seeing it; a kernel without the patch ignores the option",
+            f"remove {' '.join(words)} from the kernel command line{remedy.command_line(facts)}, "
+            "reboot, and see the real groups with vfiomgr groups",
+        )
+
+
+def unisolated_slots(host: HostSnapshot) -> Iterator[Finding]:
+    """Groups without a GPU that hold several slots: nothing tells their requests apart."""
+    with_gpu = set(_numbers(gpus(host)))
+    evidence: list[str] = []
+    for group in host.groups:
+        slots = {d.address.slot for d in _endpoints(host, group.number)}
+        if len(slots) < 2 or group.is_noiommu or group.number in with_gpu:  # noqa: PLR2004 - several
+            continue
+        members = ", ".join(str(d.address) for d in _endpoints(host, group.number))
+        evidence += [f"{IOMMU_GROUPS}/{group.number}: {members}"]
+        evidence += _nothing_between(host, group.number)
+    if evidence:
+        yield Finding(
+            "no-isolation",
+            "info",
+            "some IOMMU groups hold devices of several slots",
+            tuple(evidence),
+            "they could reach each other without the IOMMU seeing it (no ACS, or a conventional "
+            "PCI bridge), so they go to one guest together",
+            "for one of them alone, move it to a slot with a group of its own",
+        )
+
+
+def _numbers(devices: Sequence[PciDevice]) -> list[int]:
+    return sorted({d.iommu_group for d in devices if d.iommu_group is not None})
+
+
+def _endpoints(host: HostSnapshot, number: int) -> list[PciDevice]:
+    return [d for d in host.group_members(number) if not d.is_bridge]
+
+
+def _nothing_between(host: HostSnapshot, number: int) -> tuple[str, ...]:
+    """The lowest bridge above all members that are no bridges."""
+    paths = [d.bridge_path.split("/") for d in _endpoints(host, number)]
+    common = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    if common and is_address(common[-1]):
+        return (f"{common[-1]} is the lowest bridge above all of group {number}",)
+    return ()

@@ -1,0 +1,37 @@
+"""Rules about limits on locked memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.check.model import Readiness
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+    """A guest with a device has all of its memory locked; CAP_IPC_LOCK lifts the limit.
+
+    libvirt's system daemon raises the limit of each QEMU itself, whatever its own unit says.
+    """
+    if not facts.memlock:
+        return
+    tight = [x for x in facts.memlock if not x.is_unlimited and x.kind != "virtualization"]
+    evidence = tuple(f"{x.subject}: {x.setting} ({x.source})" for x in tight or facts.memlock)
+    why = "VFIO locks all memory of a guest, and QEMU without CAP_IPC_LOCK may not exceed the limit"
+    if not tight:
+        yield Finding("memlock", "ok", "no limit on locked memory is in the way", evidence, why)
+        return
+    drop_in = "LimitMEMLOCK=infinity in a drop-in of the service (systemctl edit SERVICE)"
+    yield Finding(
+        "memlock",
+        "info",
+        "the memory that a guest can lock is limited",
+        evidence,
+        f"{why}; guests of root and of libvirt's system daemon are not concerned",
+        f"for a rootless Kata or a QEMU of that user: {drop_in}, memlock unlimited for the user",
+    )

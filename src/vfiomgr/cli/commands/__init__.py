@@ -1,0 +1,1 @@
+"""The commands about all devices, and about interrupted operations."""

@@ -1,0 +1,83 @@
+"""`vfiomgr recover`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.apply import options_of
+from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.diagnostic import REVERSIBLE
+from vfiomgr.engine.journal import CutOff, survey
+from vfiomgr.engine.lost_state import unusable
+from vfiomgr.errors import NeedsRoot, UsageError
+from vfiomgr.paths import BOOT_ID
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Allowance
+
+
+@click.command("recover")
+@click.option("--undo", is_flag=True, help="Put everything back.  [default]")
+@click.option("--finish", is_flag=True, help="Do what the run was to do.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(REVERSIBLE),
+    help="Override a guard; a refusal names the one.",
+)
+@session_options()
+@click.pass_obj
+def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowance, ...]) -> None:
+    """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.
+
+    Without a flag they are undone. With --dry-run they are listed.
+
+    \b
+    Examples:
+      vfiomgr recover --dry-run
+      vfiomgr recover
+      vfiomgr recover --finish
+    """
+    if undo and finish:
+        forbid_together("--undo", "--finish", "a run goes either back or on")
+    if finish and allow:
+        why = "a run is finished with the guards that its command had"
+        forbid_together("--finish", "--allow", why)
+    if session.snapshot is not None:
+        message = "a snapshot holds no journal"
+        raise UsageError(message, "run vfiomgr recover on the host itself")
+    if session.dry_run:
+        try:
+            left = survey(session.files, session.files.read(BOOT_ID))
+        except PermissionError:
+            message = "reading the journal"
+            raise NeedsRoot(message) from None
+        if left.cut_off or not left.damaged or session.format != "table":
+            _print_runs(session, left.cut_off, "left")
+        for text in unusable(left):
+            note(text)
+        return
+    ended = api.recover(
+        tree=session.files, finish=finish, allow=frozenset(allow), **options_of(session)
+    )
+    _print_runs(session, ended, "finished" if finish else "undone")
+
+
+def _print_runs(session: Session, runs: tuple[CutOff, ...], state: str) -> None:
+    if session.format != "table":
+        items = [
+            {"journal": run.name, "summary": run.summary, "step": run.step, "state": state}
+            for run in runs
+        ]
+        print_document("RecoveryList", {"items": items}, session.format)
+        return
+    for run in runs:
+        left = "left half done" if state == "left" else state
+        say(f"{left}: {run.summary}, cut off in: {run.step}")
+    if not runs:
+        say("nothing to do: no run was left half done")

@@ -1,0 +1,212 @@
+"""`vfiomgr show`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.output import group_cell, or_dash, print_document, say
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.engine.planning import plan
+from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.reset import methods_in_words
+from vfiomgr.passthrough.reset import unavailable as unavailable_resets
+from vfiomgr.paths import vfio_group_node
+from vfiomgr.pci.reset_capabilities import COMMON_RESETS
+from vfiomgr.sriov.commands import quota_item, quota_items
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+_KIB = 1 << 10
+_MOST = 3
+"""Lines of one kind: all of it is to be read at one glance; JSON has everything."""
+_UNSEEN = "unknown: only root of a running host sees every process"
+
+
+@click.command("show")
+@click.argument("address", shell_complete=complete_address)
+@session_options()
+@click.pass_obj
+def show(session: Session, address: str) -> None:
+    """Show one device: its group and peers, driver, users, reset, power, NUMA, BARs, vGPUs.
+
+    \b
+    Examples:
+      vfiomgr show 0000:04:00.0
+      vfiomgr show 04:00.0 --format yaml
+    """
+    session.tell_of_cut_off_runs()
+    host = session.host(with_users=True, with_resets=True)
+    device = host.device(host.parse_address(address))
+    facts = _facts(host, device)
+    if session.format != "table":
+        print_document("Device", {**_own_facts(device), **facts}, session.format)
+        return
+    say(str(device))
+    lines = _lines(host, device, facts)
+    width = max(len(label) for label, _ in lines)
+    for label, text in lines:
+        say(f"  {label.ljust(width)}  {text}")
+
+
+def _own_facts(device: PciDevice) -> dict[str, object]:
+    return {name: getattr(device, name) for name in type(device).__dataclass_fields__}
+
+
+def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
+    origin = host.origin(device)
+    refusal = _refusal(host, device)
+    return {
+        "group_members": [d.address for d in host.group_members(device.iommu_group)],
+        "slot": [d.address for d in host.slot(device)],
+        "vgpus": [v.name for v in host.vgpus if v.parent == str(device.address)],
+        "vgpu_types": [
+            t.id for p in host.vgpu_parents if p.name == str(device.address) for t in p.types
+        ],
+        "users": _users(host, device),
+        "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
+        "origin": origin.state if origin else None,
+        "reset_unavailable": unavailable_resets(host, device),
+        "quotas": _quotas(host, device),
+        "refusal": refusal.message if refusal else None,
+        "remedy": refusal.hint if refusal else None,
+    }
+
+
+def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
+    """What a virtual function gets of its GPU; of a physical one, what each gets."""
+    known, own = host.quotas_of(device), host.function_quotas(device)
+    if known is not None:
+        return quota_items(host, known)
+    return [] if own is None else [quota_item(own, device.address)]
+
+
+def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
+    """Processes that hold the function, on the host or for a guest; None where none is seen."""
+    if host.users is None:
+        return None
+    return list(dict.fromkeys(str(user) for user in host.holders(device)))
+
+
+def _refusal(host: HostSnapshot, device: PciDevice) -> Refusal | None:
+    """Why `vfiomgr bind` would refuse the device, if it would."""
+    try:
+        plan(host, Bind((device.address,)))
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
+def _lines(
+    host: HostSnapshot, device: PciDevice, facts: dict[str, object]
+) -> list[tuple[str, str]]:
+    return [
+        ("class", f"{device.class_name} [{device.class_code}]"),
+        ("ids", f"{device.vendor_id}:{device.device_id}, subsystem {device.subsystem_id}"),
+        ("driver", _driver(device)),
+        ("first state", or_dash(facts["origin"])),
+        ("iommu group", group_cell(host, device)),
+        *_several("group member", _peers(host, device)),
+        ("numa node", or_dash(device.numa_node)),
+        ("power", _power(device)),
+        ("reset", _reset(host, device)),
+        ("memory", ", ".join(_bars(device)) or "-"),
+        *_virtual(device),
+        *_several("quota", _shares(host, device)),
+        *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
+        *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
+        ("held by", _held(facts["users"])),  # type: ignore[arg-type]
+        *_readiness(host, device, facts),
+    ]
+
+
+def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """A line for each; of many, how many more there are."""
+    lines = list(texts)
+    yield from ((label, text) for text in lines[:_MOST])
+    if len(lines) > _MOST:
+        yield (label, f"and {len(lines) - _MOST} more")
+
+
+def _peers(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
+    for other in host.group_members(device.iommu_group):
+        if other is not device:
+            yield f"{other} on {other.driver or 'no driver'}"
+
+
+def _driver(device: PciDevice) -> str:
+    if device.stuck:
+        return f"{or_dash(device.driver)}, stuck in the kernel: {device.stuck} has not returned"
+    override = f" (driver_override {device.driver_override})" if device.driver_override else ""
+    return or_dash(device.driver) + override
+
+
+def _virtual(device: PciDevice) -> Iterator[tuple[str, str]]:
+    if device.sriov_totalvfs:
+        yield ("vfs", f"{device.sriov_numvfs or 0} of {device.sriov_totalvfs}")
+    if device.physical_function:
+        yield ("vf of", str(device.physical_function))
+
+
+def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
+    """Of a virtual function its own; of a physical one those of all that are there."""
+    own = host.function_quotas(device)
+    if own is not None:
+        yield str(own)
+    for address in device.virtual_functions:
+        quotas = host.function_quotas(host.device(address)) if host.quotas else None
+        if quotas is not None:
+            yield f"{address}: {quotas}"
+
+
+def _held(users: list[str] | None) -> str:
+    return _UNSEEN if users is None else ", ".join(users) or "nobody"
+
+
+def _power(device: PciDevice) -> str:
+    cold = {True: ", D3cold allowed", False: ", D3cold not allowed", None: ""}
+    state, control = or_dash(device.power_state), or_dash(device.power_control)
+    return f"{state}, control {control}{cold[device.d3cold_allowed]}"
+
+
+def _reset(host: HostSnapshot, device: PciDevice) -> str:
+    """The methods that work; of the common ones that do not, why."""
+    reasons = unavailable_resets(host, device)
+    told = [f"{name}: {reasons[name]}" for name in COMMON_RESETS if name in reasons]
+    return "; ".join([methods_in_words(host, device) or "none", *told])
+
+
+def _bars(device: PciDevice) -> Iterator[str]:
+    for bar in device.bars:
+        if bar.is_memory:
+            yield f"BAR {bar.index} {_size(bar.size)}{' prefetchable' * bar.is_prefetchable}"
+
+
+def _readiness(
+    host: HostSnapshot, device: PciDevice, facts: dict[str, object]
+) -> Iterator[tuple[str, str]]:
+    refusal = facts["refusal"]
+    if device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group):
+        yield ("guest-ready", f"yes, as {vfio_group_node(device.iommu_group)}")
+    elif host.is_vendor_function(device) and host.is_ready_for_guests(device):
+        yield ("guest-ready", f"yes, as a vGPU on its driver {device.driver}")
+    elif refusal:
+        yield ("guest-ready", f"no: {refusal}".replace(f"{device} ", "it ", 1))
+        yield ("remedy", str(facts["remedy"]))
+    else:
+        yield ("guest-ready", f"not yet: vfiomgr bind {device.address}")
+
+
+def _size(size: int) -> str:
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"

@@ -1,0 +1,31 @@
+"""`vfiomgr snapshot`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from vfiomgr.cli.output import print_text, print_yaml
+from vfiomgr.cli.session import Session, session_options
+
+
+@click.command("snapshot")
+@session_options()
+@click.pass_obj
+def snapshot(session: Session) -> None:
+    """Print all facts of the host as JSON (or YAML), to answer from elsewhere with --snapshot.
+
+    \b
+    Examples:
+      vfiomgr snapshot > host.json
+      vfiomgr --snapshot host.json bind 04:00.0 --dry-run
+    """
+    from vfiomgr.snapshot.document import write_snapshot  # noqa: PLC0415
+
+    host = session.host(with_users=True, with_readiness=True, with_resets=True, with_gpu_modes=True)
+    text = write_snapshot(host)
+    if session.format == "yaml":
+        print_yaml(json.loads(text))
+    else:
+        print_text(text)

@@ -1,0 +1,29 @@
+"""Keeps vfiomgr's own CDI specifications to devices that are there, after each change of a host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.facts import read_cdi_files
+from vfiomgr.containers.cdi.follow import GOES
+from vfiomgr.containers.cdi.requests import RemoveCdi
+from vfiomgr.engine.transaction import apply
+from vfiomgr.errors import VfiomgrError
+
+if TYPE_CHECKING:
+    from vfiomgr.engine.transaction import Work
+
+
+def follow_devices(work: Work) -> None:
+    """Take out what no guest could have any more; a change that was made stays, come what may."""
+    if not any(file.is_own for file in read_cdi_files(work.tree)):
+        return
+    try:
+        outcome = apply(RemoveCdi(stale=True), work)
+    except (VfiomgrError, OSError) as error:
+        work.on_note(
+            f"CDI specifications still name what is gone ({error}): vfiomgr cdi remove --stale"
+        )
+        return
+    for note in outcome.plan.notes:
+        work.on_note(f"{note} from its CDI specification" if note.endswith(GOES) else note)

@@ -1,0 +1,352 @@
+"""What consumers make of the specifications of a host, and whether its devices are behind them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.containers.cdi.device_nodes import Target, resolve
+from vfiomgr.containers.cdi.document import read_file, read_quickly
+from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile
+from vfiomgr.containers.cdi.rules import Fault, faults
+from vfiomgr.pci.model import is_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.containers.cdi.consumers import Consumer
+    from vfiomgr.containers.cdi.model import CdiDevice, CdiSpecification
+    from vfiomgr.containers.cdi.scalars import Family
+    from vfiomgr.snapshot.model import HostSnapshot
+
+    _Pair = tuple[CdiFile, CdiSpecification]
+
+Verdict = Literal["ok", "partly", "broken", "breaks all", "not read"]
+"""`partly`: of some devices no container can be given; `breaks all`: nor of any other file's."""
+CdiSeverity = Literal["error", "warning"]
+_EXACT = (".json", ".yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class CdiFinding:
+    """Something that is wrong, where, for whom, and what would be right."""
+
+    rule: str
+    severity: CdiSeverity
+    file: str
+    line: int
+    what: str
+    remedy: str
+    consumers: tuple[str, ...]
+    """Those that it concerns, by name."""
+    breaks_all: tuple[str, ...] = ()
+    """Of them, those that give no CDI device of any file to anybody as long as it is so."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileVerdict:
+    """What becomes of a file with one consumer."""
+
+    file: str
+    consumer: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CdiReport:
+    """All findings, by file and line, and the verdicts."""
+
+    findings: tuple[CdiFinding, ...]
+    verdicts: tuple[FileVerdict, ...]
+    not_checked: tuple[str, ...] = ()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether some consumer cannot use something."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def verdict(self, file: str, consumer: str) -> Verdict:
+        """Of one file with one consumer."""
+        return next(v.verdict for v in self.verdicts if (v.file, v.consumer) == (file, consumer))
+
+
+def reads(consumer: Consumer, file: CdiFile) -> bool:
+    """Whether a consumer looks at a file (scanSpecDirs; traverse_dir and is_cdi_spec in Rust)."""
+    if consumer.is_rust:
+        return file.path.lower().endswith(_EXACT)
+    return file.path.endswith(_EXACT) and "/" not in file.below
+
+
+def check(
+    files: Sequence[CdiFile],
+    consumers: Sequence[Consumer],
+    host: HostSnapshot | None = None,
+    nodes: Mapping[str, bool] | None = None,
+) -> CdiReport:
+    """What consumers make of files; with a host, also whether what they name is there.
+
+    `nodes` says which nodes other than VFIO's exist; those that it does not name are not judged.
+    """
+    found = _Findings(consumers)
+    for file in files:
+        if not any(reads(consumer, file) for consumer in consumers):
+            found.add_unread(file)
+    for alike, pairs in _readings(files, consumers):
+        accepted = {consumer.name: found.judge(consumer, pairs) for consumer in alike}
+        taken = {name: {file.path for file, _ in theirs} for name, theirs in accepted.items()}
+        used = [(f, s) for f, s in pairs if any(f.path in paths for paths in taken.values())]
+        for file, specification in used:
+            using = tuple(c for c in alike if file.path in taken[c.name])
+            found.add_shadows(file, specification, using, accepted)
+            if host is not None:
+                found.add_host_facts(file, specification, using, host, nodes or {})
+        if host is not None:
+            found.add_twice_published(host, used, alike)
+    unseen = ("whether device nodes exist that are not VFIO's",) if nodes is None and host else ()
+    return found.report([file.path for file in files], unseen)
+
+
+def _readings(
+    files: Sequence[CdiFile], consumers: Sequence[Consumer]
+) -> Iterator[tuple[tuple[Consumer, ...], list[_Pair]]]:
+    """What files say, with those to whom they say it: libraries differ in what they understand."""
+    by_family: dict[Family, list[_Pair]] = {
+        consumer.family: [(file, read_file(file, consumer.family)) for file in files]
+        for consumer in {consumer.family: consumer for consumer in consumers}.values()
+    }
+    if len(by_family) > 1 and _are_same(*by_family.values()):
+        yield tuple(consumers), next(iter(by_family.values()))
+        return
+    for family, pairs in by_family.items():
+        yield tuple(consumer for consumer in consumers if consumer.family == family), pairs
+
+
+def _are_same(some: Sequence[_Pair], others: Sequence[_Pair]) -> bool:
+    return all(
+        one == other and one.oddities == other.oddities
+        for (_, one), (_, other) in zip(some, others, strict=True)
+    )
+
+
+def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
+    """The nodes of the host that files name, and that are not VFIO's."""
+    edits = (edits for file in files for _, edits in read_quickly(file).all_edits())
+    paths = (node.on_host for edit in edits for node in edit.device_nodes)
+    return frozenset(path for path in paths if path.startswith("/dev/") and not _is_vfio(path))
+
+
+def _is_vfio(path: str) -> bool:
+    return path.startswith("/dev/vfio/") and path != "/dev/vfio/vfio"
+
+
+class _Findings:
+    """Gathers findings; the same of several consumers becomes one."""
+
+    def __init__(self, consumers: Sequence[Consumer]) -> None:
+        self._consumers = consumers
+        self._found: dict[tuple[str, Fault, CdiSeverity], list[Consumer]] = defaultdict(list)
+        self._verdicts: dict[tuple[str, str], Verdict] = {}
+
+    def _add(
+        self, file: str, fault: Fault, consumers: Iterable[Consumer], severity: CdiSeverity
+    ) -> None:
+        self._found[file, fault, severity].extend(consumers)
+
+    def judge(self, consumer: Consumer, pairs: Sequence[_Pair]) -> list[_Pair]:
+        """What a consumer accepts."""
+        accepted: list[_Pair] = []
+        for file, specification in pairs:
+            if not reads(consumer, file):
+                self._verdicts[file.path, consumer.name] = "not read"
+                continue
+            wrong = faults(specification, consumer)
+            for fault in wrong:
+                self._add(file.path, fault, [consumer], "error")
+            if wrong:
+                self._spoil(file.path, consumer)
+            else:
+                accepted.append((file, specification))
+        self._add_conflicts(consumer, accepted)
+        return accepted
+
+    def _spoil(self, file: str, consumer: Consumer) -> None:
+        self._verdicts[file, consumer.name] = "breaks all" if consumer.is_kata else "broken"
+
+    def _spoil_partly(self, file: str, consumers: Iterable[Consumer]) -> None:
+        for consumer in consumers:
+            self._verdicts.setdefault((file, consumer.name), "partly")
+
+    def _add_conflicts(self, consumer: Consumer, pairs: Sequence[_Pair]) -> None:
+        """One name in two files of one directory: no consumer gives either."""
+        first: dict[tuple[str, str], CdiFile] = {}
+        for file, specification in pairs:
+            for number, device in enumerate(specification.devices):
+                name = specification.qualified(device)
+                other = first.setdefault((file.directory, name), file)
+                if other is not file:
+                    line = specification.line(("devices", number, "name"))
+                    what = f"{name} is in {other.path} too, so that neither counts"
+                    remedy = "remove it from one of the files, or give it another name or kind"
+                    fault = Fault("conflict", line, what, remedy)
+                    self._add(file.path, fault, [consumer], "error")
+                    for path in (file.path, other.path):
+                        if consumer.is_kata:
+                            self._spoil(path, consumer)
+                        else:
+                            self._spoil_partly(path, [consumer])
+
+    def add_unread(self, file: CdiFile) -> None:
+        what = "no consumer reads a file of this name"
+        remedy = "end it in .json or .yaml, and put it into the directory itself"
+        self._add(file.path, Fault("never-read", 1, what, remedy), self._consumers, "warning")
+
+    def add_shadows(
+        self,
+        file: CdiFile,
+        specification: CdiSpecification,
+        using: Sequence[Consumer],
+        accepted: Mapping[str, Sequence[_Pair]],
+    ) -> None:
+        """One name in both directories: /run/cdi counts for all but runtime-rs."""
+        if file.directory != STATIC:
+            return
+        for number, device in enumerate(specification.devices):
+            name = specification.qualified(device)
+            for consumer in using:
+                for other, theirs in accepted[consumer.name]:
+                    if other.directory == DYNAMIC and _differs(name, device, theirs):
+                        counts = STATIC if consumer.prefers_static else DYNAMIC
+                        line = specification.line(("devices", number, "name"))
+                        what = f"{name} is something else in {other.path}, and {counts} counts"
+                        remedy = "keep one of them: consumers disagree which one is meant"
+                        fault = Fault("shadowed", line, what, remedy)
+                        self._add(file.path, fault, [consumer], "warning")
+
+    def add_host_facts(
+        self,
+        file: CdiFile,
+        specification: CdiSpecification,
+        using: Sequence[Consumer],
+        host: HostSnapshot,
+        nodes: Mapping[str, bool],
+    ) -> None:
+        """Whether what devices name is there, and is what they are called."""
+        for number, device in enumerate(specification.devices):
+            for fault in _name_faults(host, device, specification.line(("devices", number))):
+                self._add(file.path, fault, using, "error")
+                self._spoil_partly(file.path, using)
+            for place, target in _targets(host, device):
+                path = ("devices", number, "containerEdits", "deviceNodes", place)
+                line = specification.line(path)
+                for fault in _node_faults(device, target, nodes, line, own=file.is_own):
+                    self._add(file.path, fault, using, "error")
+                    self._spoil_partly(file.path, using)
+                kata = [consumer for consumer in using if consumer.is_kata]
+                for consumer in kata:
+                    for fault in _kata_faults(host, device, target, consumer, line):
+                        self._add(file.path, fault, [consumer], "error")
+                        self._spoil_partly(file.path, [consumer])
+
+    def add_twice_published(
+        self, host: HostSnapshot, pairs: Sequence[_Pair], consumers: Iterable[Consumer]
+    ) -> None:
+        """One device under two names: it can be given away twice, and the second start fails."""
+        first: dict[int, tuple[str, str, str]] = {}
+        for file, specification in pairs:
+            for number, device in enumerate(specification.devices):
+                name = specification.qualified(device)
+                for place, target in _targets(host, device):
+                    if target.group is None or target.problem:
+                        continue
+                    known = first.setdefault(target.group, (name, target.kind, file.path))
+                    if known[0] != name:
+                        path = ("devices", number, "containerEdits", "deviceNodes", place)
+                        form = "" if known[1] == target.kind else f", as a {known[1]} there"
+                        what = (
+                            f"{name} is IOMMU group {target.group}, which is {known[0]} "
+                            f"in {known[2]} too{form}: it can be given away twice"
+                        )
+                        fault = Fault(
+                            "twice-published", specification.line(path), what, "keep one of them"
+                        )
+                        self._add(file.path, fault, consumers, "warning")
+
+    def report(self, files: Sequence[str], not_checked: tuple[str, ...]) -> CdiReport:
+        order = {file: number for number, file in enumerate(files)}
+        found = sorted(self._found, key=lambda key: (order[key[0]], key[1].line, key[1].rule))
+        findings = tuple(
+            _finding(file, fault, severity, self._in_order(self._found[file, fault, severity]))
+            for file, fault, severity in found
+        )
+        verdicts = tuple(
+            FileVerdict(file, consumer.name, self._verdicts.get((file, consumer.name), "ok"))
+            for file in files
+            for consumer in self._consumers
+        )
+        return CdiReport(findings, verdicts, not_checked)
+
+    def _in_order(self, concerned: Iterable[Consumer]) -> list[Consumer]:
+        names = {consumer.name for consumer in concerned}
+        return [consumer for consumer in self._consumers if consumer.name in names]
+
+
+_WHOLE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "mediated"})
+"""Rules about one device, which break no other."""
+
+
+def _finding(
+    file: str, fault: Fault, severity: CdiSeverity, consumers: Sequence[Consumer]
+) -> CdiFinding:
+    names = tuple(dict.fromkeys(consumer.name for consumer in consumers))
+    breaks = severity == "error" and fault.rule not in _WHOLE
+    kata = tuple(c.name for c in dict.fromkeys(consumers) if breaks and c.is_kata)
+    return CdiFinding(fault.rule, severity, file, fault.line, fault.what, fault.remedy, names, kata)
+
+
+def _differs(name: str, device: CdiDevice, other: CdiSpecification) -> bool:
+    return any(other.qualified(d) == name and d.edits != device.edits for d in other.devices)
+
+
+def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[tuple[int, Target]]:
+    for place, node in enumerate(device.edits.device_nodes):
+        yield place, resolve(host, node.on_host)
+
+
+def _node_faults(
+    device: CdiDevice, target: Target, nodes: Mapping[str, bool], line: int, *, own: bool
+) -> Iterator[Fault]:
+    again = "vfiomgr cdi generate --write" if own else "generate the file anew"
+    if target.problem is not None:
+        what = f"{device.name}: {target.path} is no device for a guest: {target.problem}"
+        yield Fault("stale", line, what, f"bind it again, or {again}")
+    elif target.kind in ("other", "control") and nodes.get(target.path) is False:
+        what = f"{device.name}: there is no {target.path} on this host"
+        yield Fault("node-missing", line, what, f"load its driver, or {again}")
+
+
+def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Fault]:
+    """Whether a device that is named by an address is the one at that address."""
+    targets = [t for _, t in _targets(host, device) if t.kind in ("group", "cdev")]
+    found = [member for target in targets for member in target.names]
+    name = device.name.lower()
+    if not found or any(t.problem for t in targets) or not is_address(name):
+        return
+    if name not in found:
+        what = f"{device.name}: {targets[0].path} leads to {', '.join(found)}"
+        remedy = "generate the file anew: numbers of groups and devices change with a boot"
+        yield Fault("leads-elsewhere", line, what, remedy)
+
+
+def _kata_faults(
+    host: HostSnapshot, device: CdiDevice, target: Target, consumer: Consumer, line: int
+) -> Iterator[Fault]:
+    if any(vgpu.uuid is not None for vgpu in target.vgpus):
+        what = f"{device.name}: Kata attaches no mediated device ({', '.join(target.names)})"
+        remedy = "use a virtual function as a vGPU, or libvirt"
+        yield Fault("mediated", line, what, remedy)
+    plugs = any(t.kind in ("group", "cdev") for _, t in _targets(host, device))
+    if consumer.is_rust and plugs and target.kind in ("other", "control"):
+        what = f"{device.name}: runtime-rs plugs every node of a device, and {target.path} is none"
+        remedy = "put it into the containerEdits of the whole file, as vfiomgr cdi generate does"
+        yield Fault("not-plugged", line, what, remedy)

@@ -1,0 +1,438 @@
+"""`vfiomgr cdi …`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.main import LazyGroup
+from vfiomgr.cli.output import (
+    note,
+    or_dash,
+    print_document,
+    print_table,
+    print_text,
+    print_yaml,
+    say,
+)
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
+from vfiomgr.containers.cdi.model import (
+    DEFAULT_KIND,
+    DIRECTORIES,
+    NAMINGS,
+    NODE_FORMS,
+    OLD_DYNAMIC,
+    Lifetime,
+    Naming,
+    NodeForm,
+    OfferWish,
+)
+from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
+from vfiomgr.errors import UsageError
+from vfiomgr.host.rewrite import rewrite
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
+    from vfiomgr.containers.cdi.consumers import Consumer
+    from vfiomgr.containers.cdi.listing import CdiEntry
+    from vfiomgr.containers.cdi.model import CdiFile, CdiSpecification
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+_COMMANDS = {
+    "generate": ("vfiomgr.containers.cdi.commands", "generate"),
+    "list": ("vfiomgr.containers.cdi.commands", "list_devices"),
+    "check": ("vfiomgr.containers.cdi.commands", "check"),
+    "remove": ("vfiomgr.containers.cdi.commands", "remove"),
+}
+
+
+@click.group("cdi", cls=LazyGroup, table=_COMMANDS)
+@session_options()
+def cdi() -> None:
+    """Container Device Interface: specifications that name devices for container runtimes."""
+
+
+def present_nodes(
+    session: Session, host: HostSnapshot, files: Iterable[CdiFile]
+) -> dict[str, bool] | None:
+    """Which nodes that are not VFIO's exist; None where there is no host to look at."""
+    from vfiomgr.containers.cdi.check import other_nodes  # noqa: PLC0415 - not for help
+
+    if session.snapshot is not None or host.pci_unlisted is not None:
+        return None
+    names = sorted(other_nodes(files))
+    return {name: session.tree.exists(HostPath(os.path.normpath(name))) for name in names}
+
+
+def named_file(path: str) -> CdiFile:
+    """A file of this machine that a user named; - is taken for JSON.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it is no text.
+
+    """
+    from vfiomgr.containers.cdi.model import CdiFile  # noqa: PLC0415
+    from vfiomgr.layout.commands.apply import STANDARD_INPUT, text_of  # noqa: PLC0415
+
+    name = "<stdin>.json" if path == STANDARD_INPUT else path
+    return CdiFile(name, text_of(path, "a CDI specification"))
+
+
+_BROKEN = 1
+
+
+@click.command("check")
+@click.argument("paths", nargs=-1, metavar="[FILE]...")
+@click.option(
+    "--consumer",
+    type=click.Choice(NAMES),
+    default=ANY,
+    show_default=True,
+    metavar="NAME",
+    help="Judge as this one does, or as a family does: kata, containerd, podman.",
+)
+@session_options()
+@click.pass_context
+def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
+    """Say which consumers cannot read which CDI specification, why, and what would be right.
+
+    All of /etc/cdi and /run/cdi is judged as each consumer reads it, or FILES as if they were
+    alone in one directory. Where one file cannot be read, or one name is there twice, Kata gives no
+    CDI device of any file (`breaks all`); other runtimes lose what is in that file. Of VFIO's nodes
+    is said whether a guest could have what is behind them, and whether that is the device that they
+    are called after.
+
+    \b
+    Consumers, each from that release on: kata-go, kata-rs-3.31 and kata-rs (runtime-rs up to 3.32,
+    and since 4.0), containerd-1.7, containerd-1.7.12, containerd-1.7.16, containerd-1.7.27,
+    containerd-2.0, containerd-2.1 (2.0.5 to 2.2.0), containerd-2.3 (since 2.2.1), podman-4.3,
+    podman-4.9, podman-5.4, podman-5.8.
+
+    Exit status: 0 where all is well, 1 where a consumer cannot use something.
+
+    \b
+    Examples:
+      vfiomgr cdi check
+      vfiomgr cdi check --consumer kata
+      vfiomgr cdi check pgpu.json --consumer containerd-1.7
+      vfiomgr cdi check --format json
+    """
+    from vfiomgr.containers.cdi.check import check as judge  # noqa: PLC0415 - not for help
+
+    session: Session = context.obj
+    consumers = consumers_named(consumer)
+    host = session.host_or_image()
+    files = tuple(named_file(path) for path in paths) if paths else host.cdi_files
+    is_image = host.pci_unlisted is not None
+    nodes = present_nodes(session, host, files)
+    report = judge(files, consumers, None if is_image else host, nodes)
+    if is_image:
+        unseen = f"what devices are there: {session.root} holds files alone"
+        report = replace(report, not_checked=(*report.not_checked, unseen))
+    if session.format != "table":
+        print_document("CdiCheck", _body(report, consumers), session.format)
+    else:
+        _print_check(report, consumers)
+    if not files:
+        note("there is no CDI specification in /etc/cdi and /run/cdi")
+    for text in report.not_checked:
+        note(f"not checked: {text}")
+    context.exit(_BROKEN if report.is_broken else 0)
+
+
+def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]:
+    return {
+        "items": report.findings,
+        "verdicts": report.verdicts,
+        "consumers": consumers,
+        "not_checked": report.not_checked,
+        "summary": {
+            severity: sum(finding.severity == severity for finding in report.findings)
+            for severity in ("error", "warning")
+        },
+    }
+
+
+def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
+    for finding in report.findings:
+        say(f"{finding.severity}: {finding.file}:{finding.line}: {finding.what}")
+        say(f"  rule      {finding.rule}")
+        say(f"  concerns  {_concerned(finding, consumers)}")
+        say(f"  remedy    {finding.remedy}")
+    files = dict.fromkeys(verdict.file for verdict in report.verdicts)
+    if files:
+        rows = [row for file in files for row in _verdicts(report, file, consumers)]
+        print_table(("FILE", "VERDICT", "CONSUMERS"), rows)
+
+
+def _verdicts(
+    report: CdiReport, file: str, consumers: Sequence[Consumer]
+) -> Iterator[tuple[str, str, str]]:
+    """One row for each verdict about a file, with the consumers that share it."""
+    by_verdict: dict[str, list[str]] = {}
+    for consumer in consumers:
+        by_verdict.setdefault(report.verdict(file, consumer.name), []).append(consumer.name)
+    for verdict, names in by_verdict.items():
+        is_all = len(names) == len(consumers) > 1
+        yield file, verdict, "all" if is_all else ", ".join(names)
+
+
+def _concerned(finding: CdiFinding, consumers: Sequence[Consumer]) -> str:
+    names = finding.consumers
+    told = "all" if len(names) == len(consumers) > 1 else ", ".join(names)
+    if finding.breaks_all:
+        return f"{told}; {', '.join(finding.breaks_all)} can use no CDI device of any file"
+    return told
+
+
+_MACHINE = "/"
+_LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
+
+
+@click.command("generate")
+@click.argument("addresses", nargs=-1, shell_complete=complete_address)
+@click.option(
+    "--kind",
+    default=DEFAULT_KIND,
+    show_default=True,
+    metavar="VENDOR/CLASS",
+    help="Kata wants the resource name of the kubelet plugin here.",
+)
+@click.option(
+    "--name-by",
+    type=click.Choice(NAMINGS),
+    default="address",
+    show_default=True,
+    help="What devices are called; Kata wants the identifiers of the kubelet plugin here.",
+)
+@click.option(
+    "--node",
+    type=click.Choice(NODE_FORMS),
+    default="auto",
+    show_default=True,
+    help="Groups (/dev/vfio/N) or cdevs (/dev/vfio/devices/vfioN); auto prefers groups.",
+)
+@click.option(
+    "--consumer",
+    type=click.Choice(NAMES),
+    default=ANY,
+    show_default=True,
+    metavar="NAME",
+    help="Who must read it; for containerd or podman, mediated devices and /dev/iommu too.",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Write it to FILE of this machine, as > does; --write is for the host below --root.",
+)
+@click.option("--write", is_flag=True, help="Keep it where runtimes look; a second run adds none.")
+@click.option(
+    "--lifetime",
+    type=click.Choice(tuple(DIRECTORIES)),
+    default="static",
+    show_default=True,
+    help="With --write: in /etc/cdi, or in /run/cdi, which a reboot empties.",
+)
+@session_options()
+@click.pass_obj
+def generate(
+    session: Session,
+    *,
+    addresses: tuple[str, ...],
+    kind: str,
+    name_by: Naming,
+    node: NodeForm,
+    consumer: str,
+    output: str | None,
+    write: bool,
+    lifetime: Lifetime,
+) -> None:
+    """Print a CDI specification of ADDRESSES, or of all that a guest can take, as JSON (or YAML).
+
+    That is what is bound, and virtual functions that the vendor's own driver has made vGPUs. A
+    device is an IOMMU group with all of its functions, under the address of its first GPU. The
+    lowest CDI version that carries it is written. Where nothing is ready it is refused: consumers
+    reject a specification without devices.
+
+    With --write it is kept in /etc/cdi/vfiomgr-VENDOR_CLASS.json, put there whole. ADDRESSES come
+    to those that are there; without any, the file has what is ready now and nothing else. What goes
+    later (unbind, vgpu remove, …) is taken out by itself, and an empty file is removed.
+
+    \b
+    Examples:
+      vfiomgr cdi generate
+      vfiomgr cdi generate --write
+      vfiomgr cdi generate --kind nvidia.com/pgpu --name-by index --write
+      vfiomgr cdi generate 0000:04:00.0 --node cdev --write --lifetime dynamic
+      vfiomgr cdi generate --consumer kata-rs --output pgpu.json
+    """
+    if write and output is not None:
+        message = "--write and --output contradict each other"
+        raise UsageError(message, "pass one of them: --write knows where runtimes look")
+    if output is not None:
+        _refuse_of_this_machine(session, output)
+    if lifetime != "static" and not write:
+        message = "--lifetime does nothing without --write"
+        raise UsageError(message, "pass --write too: it knows where runtimes look")
+    wish = OfferWish(
+        kind=kind,
+        addresses=session.addresses(addresses),
+        node=node,
+        name_by=name_by,
+        is_plain=not any(reader.is_kata for reader in consumers_named(consumer)),
+        consumer=consumer,
+    )
+    if write:
+        _write(session, WriteCdi(wish, lifetime))
+    else:
+        _print(session, wish, output)
+
+
+def _refuse_of_this_machine(session: Session, output: str) -> None:
+    """Make sure that what is about another host does not come to where runtimes of this one look.
+
+    Raises:
+        UsageError: it would.
+
+    """
+    is_another = session.snapshot is not None or os.path.realpath(session.root) != _MACHINE
+    if is_another and os.path.dirname(os.path.abspath(output)) in _LOOKED_IN:
+        message = f"--output {output} is where runtimes of this machine look, not of that host"
+        raise UsageError(message, "pass --write with --root, or name a file elsewhere")
+
+
+def _write(session: Session, intent: WriteCdi) -> None:
+    outcome = plan_or_apply(session, intent)
+    if outcome is not None:
+        steps = outcome.plan.steps if outcome.is_changed else ()
+        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+
+
+def _print(session: Session, wish: OfferWish, output: str | None) -> None:
+    from vfiomgr.containers.cdi.document import document_of, render_specification  # noqa: PLC0415
+    from vfiomgr.containers.cdi.generate import nothing_ready, specification_of  # noqa: PLC0415
+
+    host = session.host()
+    made = specification_of(host, wish)
+    if not made.devices:
+        raise nothing_ready(host)
+    _tell_of_mediated(host, wish)
+    if output is not None:
+        _save(output, made, dry_run=session.dry_run)
+    elif session.format == "yaml":
+        print_yaml(document_of(made))
+    else:
+        print_text(render_specification(made))
+
+
+def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
+    from vfiomgr.containers.cdi.document import render_specification  # noqa: PLC0415 - as above
+
+    if dry_run:
+        note(f"would be written to {output}: {len(made.devices)} devices")
+        return
+    rewrite(output, None, render_specification(made).encode())
+    note(f"written to {output}")
+
+
+def _tell_of_mediated(host: HostSnapshot, wish: OfferWish) -> None:
+    if not wish.is_plain and any(vgpu.uuid is not None for vgpu in host.vgpus):
+        note(
+            "vGPUs that are mediated devices are left out, since Kata cannot attach them: "
+            "--consumer containerd or podman has them, for containers that run a guest themselves"
+        )
+
+
+_HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
+
+
+@click.command("list")
+@session_options()
+@click.pass_obj
+def list_devices(session: Session) -> None:
+    """List the CDI devices in /etc/cdi and /run/cdi, and what each leads to on this host.
+
+    /run/cdi is what consumers call /var/run/cdi. STATE is ready, stale (no guest could have it),
+    missing (a node is not there), conflict (the name is there twice, so that nobody gets it),
+    shadowed (another directory counts), unread (no consumer reads such a file) or unknown.
+
+    \b
+    Examples:
+      vfiomgr cdi list
+      vfiomgr cdi list --format json
+    """
+    from vfiomgr.containers.cdi.document import is_readable, read_quickly  # noqa: PLC0415
+    from vfiomgr.containers.cdi.listing import entries  # noqa: PLC0415
+
+    host = session.host_or_image()
+    found = list(entries(host, present_nodes(session, host, host.cdi_files) or {}))
+    if session.format != "table":
+        print_document("CdiDeviceList", {"items": found}, session.format)
+    elif found:
+        print_table(_HEADINGS, [_cells(entry) for entry in found])
+    for entry in found:
+        if entry.problem is not None and session.format == "table":
+            note(f"{entry.name}: {entry.problem}")
+    for file in host.cdi_files:
+        if not is_readable(read_quickly(file)):
+            note(f"{file.path} is no specification: vfiomgr cdi check tells why")
+    if not found:
+        note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")
+
+
+def _cells(entry: CdiEntry) -> tuple[str, ...]:
+    groups = dict.fromkeys(n.iommu_group for n in entry.nodes if n.iommu_group is not None)
+    functions = [f"{f.address} ({f.driver or '-'})" for node in entry.nodes for f in node.functions]
+    vgpus = [name for node in entry.nodes for name in node.vgpus]
+    return (
+        entry.name,
+        entry.state,
+        or_dash(" ".join(node.path for node in entry.nodes)),
+        or_dash(" ".join(map(str, groups))),
+        or_dash(", ".join(dict.fromkeys((*functions, *vgpus)))),
+        entry.file,
+        "yes" if entry.is_own else "no",
+    )
+
+
+@click.command("remove")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--kind", metavar="VENDOR/CLASS", help="Devices of this kind alone.")
+@click.option("--all", "every", is_flag=True, help="Remove all that vfiomgr wrote.")
+@click.option("--stale", is_flag=True, help="Remove what no guest could have now.")
+@session_options()
+@click.pass_obj
+def remove(
+    session: Session, *, names: tuple[str, ...], kind: str | None, every: bool, stale: bool
+) -> None:
+    """Take devices out of the specifications that vfiomgr wrote, by NAME or VENDOR/CLASS=NAME.
+
+    A file that loses its last device is removed. Specifications of others are left alone. The
+    devices themselves stay as they are.
+
+    \b
+    Examples:
+      vfiomgr cdi remove nvidia.com/pgpu=0000:04:00.0
+      vfiomgr cdi remove --stale
+      vfiomgr cdi remove --all --kind nvidia.com/pgpu
+    """
+    if bool(names) + every + stale != 1:
+        message = "name devices, or pass either --all or --stale"
+        raise UsageError(message, "vfiomgr cdi list shows them")
+    intent = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
+    if stale and session.snapshot is None:
+        session.devices()  # where they cannot be listed, all would seem stale
+    outcome = plan_or_apply(session, intent, only_files=not stale)
+    if outcome is not None:
+        steps = outcome.plan.steps if outcome.is_changed else ()
+        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])

@@ -1,0 +1,436 @@
+"""CDI specifications as text: every consumer reads JSON as the YAML that it is, too."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.cdi.keys import KEYS, TOP, Key
+from vfiomgr.containers.cdi.model import (
+    CdiDevice,
+    CdiDeviceNode,
+    CdiEdits,
+    CdiHook,
+    CdiIntelRdt,
+    CdiMount,
+    CdiNetDevice,
+    CdiOddity,
+    CdiSpecification,
+    Path,
+    shown_path,
+)
+from vfiomgr.containers.cdi.scalars import Family, scalar_of, text_of
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vfiomgr.containers.cdi.model import CdiFile, OddityKind
+    from vfiomgr.documents.located import Flaw, Located
+
+_FORMS = {
+    "text": "a text",
+    "number": "a whole number",
+    "truth": "true or false",
+    "texts": "a list of texts",
+    "numbers": "a list of whole numbers",
+    "text by key": "keys with a text each",
+    "part": "keys with values",
+    "parts": "a list",
+}
+
+
+def read_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
+    """What a file says, JSON or YAML; what no value can hold is among the `oddities`.
+
+    Raises:
+        InvalidDocument: it is neither; the message names the line.
+
+    """
+    read = parse_specification(text, file)
+    if not read.lines and any(oddity.kind == "unreadable" for oddity in read.oddities):
+        oddity = read.oddities[0]
+        message = f"{file or '<text>'}:{oddity.line}: {oddity.what}"
+        raise InvalidDocument(message, oddity.remedy)
+    return read
+
+
+def read_file(file: CdiFile, family: Family = "go") -> CdiSpecification:
+    """What a file says to a library; of one that cannot be read, why, as its only oddity."""
+    if file.text is not None:
+        return parse_specification(file.text, HostPath(file.path), family)
+    why = CdiOddity("unreadable", (), 1, file.why or "it cannot be read", "make it readable text")
+    return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
+
+
+def is_readable(specification: CdiSpecification) -> bool:
+    """Whether a file is a document at all."""
+    return bool(specification.lines)
+
+
+def read_quickly(file: CdiFile) -> CdiSpecification:
+    """As `read_file`, in a tenth of its time where the file is JSON: without lines.
+
+    What is odd about the text, as a key that is there twice, is not told.
+    """
+    try:
+        document = parse_json(file.text or "")
+    except ValueError:
+        return read_file(file)
+    return _specification(_Reader("go"), _unplaced(document), HostPath(file.path))
+
+
+def _unplaced(value: object) -> Located:
+    from vfiomgr.documents.located import Located, Place  # noqa: PLC0415 - slow
+
+    place = Place()
+    match value:
+        case dict():
+            members = {str(key): _unplaced(member) for key, member in value.items()}
+            return Located(place, members=members, keys=dict.fromkeys(members, place))
+        case list():
+            return Located(place, items=tuple(_unplaced(item) for item in value))
+        case bool():
+            return Located(place, value, str(value).lower(), is_plain=True)
+        case int() | float():
+            return Located(place, value, repr(value), is_plain=True)
+    return Located(place, value, "" if value is None else str(value))
+
+
+def parse_specification(
+    text: str, file: HostPath | None = None, family: Family = "go"
+) -> CdiSpecification:
+    """As `read_specification`; of what is no document, why, as its only oddity."""
+    from vfiomgr.documents.located import Unreadable  # noqa: PLC0415 - slow
+
+    try:
+        document, flaws = _document(text)
+    except Unreadable as error:
+        flaw = error.flaw
+        why = CdiOddity("unreadable", (), flaw.place.line, flaw.what, flaw.remedy)
+        return CdiSpecification("", "", file=file, oddities=(why,))
+    reader = _Reader(family)
+    for flaw in flaws:
+        reader.add_flaw(flaw)
+    return _specification(reader, document, file)
+
+
+@lru_cache(maxsize=64)
+def _document(text: str) -> tuple[Located, list[Flaw]]:
+    """A text with its places, which several consumers and commands ask for.
+
+    Raises:
+        Unreadable: it is no document.
+
+    """
+    from vfiomgr.documents.located import (  # noqa: PLC0415 - slow
+        Wording,
+        read_json,
+        read_located,
+    )
+
+    if (found := read_json(text)) is not None:
+        return found, []
+    wording = Wording(
+        "a specification",
+        "specifications",
+        'a specification begins with: cdiVersion: "0.5.0"',
+        "write each into a file of its own",
+        reads_first=True,
+        merges="told",
+    )
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented so, and has no other tabs
+    return read_located(text, shown_path, wording)
+
+
+def _specification(reader: _Reader, document: Located, file: HostPath | None) -> CdiSpecification:
+    read = reader.part(document, TOP, ())
+    return CdiSpecification(
+        version=read.get("cdiVersion", ""),
+        kind=read.get("kind", ""),
+        devices=tuple(_device(part) for part in read.get("devices", ())),
+        edits=_edits(read.get("containerEdits", {})),
+        annotations=read.get("annotations", ()),
+        file=file,
+        oddities=tuple(sorted(reader.oddities, key=lambda oddity: oddity.line)),
+        lines=reader.lines,
+    )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Takes from a document what fits the keys, and gathers what does not."""
+
+    family: Family
+    oddities: list[CdiOddity] = field(default_factory=list)
+    lines: dict[Path, int] = field(default_factory=dict)
+
+    def add(self, kind: OddityKind, path: Path, line: int, what: str, remedy: str) -> None:
+        self.oddities.append(CdiOddity(kind, path, line, what, remedy))
+
+    def add_flaw(self, flaw: Flaw) -> None:
+        """What is odd about the text itself; tags are ignored by all consumers."""
+        what = f"{flaw.where}: {flaw.what}" if flaw.where else flaw.what
+        if flaw.what.startswith("a second document"):
+            self.add("document-second", (), flaw.place.line, what, flaw.remedy)
+        elif flaw.what.startswith("<<"):
+            if self.family == "rust":
+                self.add("key-merged", (), flaw.place.line, what, flaw.remedy)
+        elif not flaw.what.startswith("the tag"):
+            kind: OddityKind = "key-twice" if flaw.what.endswith("twice") else "unreadable"
+            self.add(kind, (), flaw.place.line, what, flaw.remedy)
+
+    def part(self, part: Located, table: str, path: Path) -> dict[str, Any]:
+        """The values of a mapping by their key."""
+        keys = KEYS[table]
+        found: dict[str, Any] = {}
+        if part.members is None:
+            self._wrong(part, path, "part")
+            return found
+        for written, value in part.members.items():
+            line = part.keys[written].line
+            name = written if written in keys else self._strange((*path, written), keys, line)
+            here = (*path, name or written)
+            self.lines[here] = line
+            if name is not None and not value.is_empty:
+                found[name] = self._value(value, keys[name], here)
+        there = {written.lower() for written in part.members}
+        for name, key in keys.items():
+            if key.needed and name.lower() not in there:
+                what = f"{shown_path(path) or 'the specification'} has no {name}"
+                self.add("key-missing", (*path, name), part.place.line, what, f"add {name}")
+        return found
+
+    def _strange(self, path: Path, keys: Mapping[str, Key], line: int) -> str | None:
+        """The key that is meant by one in another case; of others, what they could have been."""
+        written = str(path[-1])
+        for name in keys:
+            if name.lower() == written.lower():
+                what = f"{shown_path(path)} is written {name}"
+                self.add("key-case", path, line, what, f"write {name}")
+                return name
+        near = difflib.get_close_matches(written, keys, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"take it out: there are {', '.join(keys)}"
+        self.add("key-unknown", path, line, f"{shown_path(path)} is no key of CDI", remedy)
+        return None
+
+    def _value(self, value: Located, key: Key, path: Path) -> Any:  # noqa: ANN401 - as the key says
+        match key.form:
+            case "part":
+                found: object = self.part(value, key.of, path)
+            case "parts":
+                found = [self.part(item, key.of, at) for at, item in self._items(value, path)]
+            case "texts":
+                found = tuple(self._text(item, at) for at, item in self._items(value, path))
+            case "numbers":
+                numbers = [self._number(item, at, key) for at, item in self._items(value, path)]
+                found = tuple(number for number in numbers if number is not None)
+            case "text by key":
+                found = self._texts_by_key(value, path)
+            case "number":
+                found = self._number(value, path, key)
+            case "truth":
+                found = self._truth(value, path)
+            case "text":
+                found = self._text(value, path)
+        return found
+
+    def _items(self, value: Located, path: Path) -> list[tuple[Path, Located]]:
+        if value.items is None:
+            self._wrong(value, path, "parts")
+        items = [((*path, number), item) for number, item in enumerate(value.items or ())]
+        self.lines.update((at, item.place.line) for at, item in items)
+        return items
+
+    def _texts_by_key(self, value: Located, path: Path) -> tuple[tuple[str, str], ...]:
+        if value.members is None:
+            self._wrong(value, path, "text by key")
+        members = (value.members or {}).items()
+        return tuple((key, self._text(item, (*path, key))) for key, item in members)
+
+    def _text(self, value: Located, path: Path) -> str:
+        """Libraries take a number or a truth for a text; in Go it is written anew."""
+        if value.items is not None or value.members is not None:
+            self._wrong(value, path, "text")
+        return text_of(value.text, self.family) if value.is_plain else value.text
+
+    def _scalar(self, value: Located) -> object:
+        return scalar_of(value.text, self.family) if value.is_plain else value.scalar
+
+    def _number(self, value: Located, path: Path, key: Key) -> int | None:
+        number = self._scalar(value)
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)  # only Go has any: it writes it as JSON, and reads that
+        if isinstance(number, int) and not isinstance(number, bool):
+            low, high = (0, 2**32) if key.is_natural else (-(2**63), 2**63)
+            if low <= number < high:
+                return number
+        self._wrong(value, path, "number")
+        return None
+
+    def _truth(self, value: Located, path: Path) -> bool | None:
+        truth = self._scalar(value)
+        if isinstance(truth, bool):
+            return truth
+        self._wrong(value, path, "truth")
+        return None
+
+    def _wrong(self, value: Located, path: Path, form: str) -> None:
+        what = f"{shown_path(path) or 'the specification'} is not {_FORMS[form]}"
+        self.add("type-wrong", path, value.place.line, what, f"write {_FORMS[form]}")
+
+
+def render_specification(specification: CdiSpecification) -> str:
+    """The text of a file, with the keys that are used alone."""
+    import json  # noqa: PLC0415 - slow to import
+
+    return json.dumps(document_of(specification), indent=2) + "\n"
+
+
+def document_of(specification: CdiSpecification) -> dict[str, Any]:
+    """A specification as lists, dictionaries and scalars."""
+    return _without_empty(
+        cdiVersion=specification.version,
+        kind=specification.kind,
+        annotations=dict(specification.annotations),
+        devices=[
+            _without_empty(
+                name=device.name,
+                annotations=dict(device.annotations),
+                containerEdits=_edits_document(device.edits),
+            )
+            for device in specification.devices
+        ],
+        containerEdits=_edits_document(specification.edits),
+    )
+
+
+def _without_empty(**members: object) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if value not in (None, "", [], {})}
+
+
+def _edits_document(edits: CdiEdits) -> dict[str, Any]:
+    rdt = edits.intel_rdt
+    return _without_empty(
+        env=list(edits.env),
+        deviceNodes=[
+            _without_empty(
+                path=node.path,
+                hostPath=node.host_path,
+                type=node.type,
+                major=node.major,
+                minor=node.minor,
+                fileMode=node.file_mode,
+                permissions=node.permissions,
+                uid=node.uid,
+                gid=node.gid,
+            )
+            for node in edits.device_nodes
+        ],
+        netDevices=[
+            {"hostInterfaceName": device.host_interface, "name": device.name}
+            for device in edits.net_devices
+        ],
+        hooks=[
+            _without_empty(
+                hookName=hook.name,
+                path=hook.path,
+                args=list(hook.args),
+                env=list(hook.env),
+                timeout=hook.timeout,
+            )
+            for hook in edits.hooks
+        ],
+        mounts=[
+            _without_empty(
+                hostPath=mount.host_path,
+                containerPath=mount.container_path,
+                options=list(mount.options),
+                type=mount.type,
+            )
+            for mount in edits.mounts
+        ],
+        intelRdt=None
+        if rdt is None
+        else _without_empty(
+            closID=rdt.clos_id,
+            l3CacheSchema=rdt.l3_cache_schema,
+            memBwSchema=rdt.mem_bw_schema,
+            schemata=list(rdt.schemata),
+            enableMonitoring=rdt.enable_monitoring,
+            enableCMT=rdt.enable_cmt,
+            enableMBM=rdt.enable_mbm,
+        ),
+        additionalGids=list(edits.additional_gids),
+    )
+
+
+def _device(part: Mapping[str, Any]) -> CdiDevice:
+    edits = _edits(part.get("containerEdits", {}))
+    return CdiDevice(part.get("name", ""), edits, part.get("annotations", ()))
+
+
+def _edits(part: Mapping[str, Any]) -> CdiEdits:
+    return CdiEdits(
+        env=part.get("env", ()),
+        device_nodes=tuple(_device_node(item) for item in part.get("deviceNodes", ())),
+        net_devices=tuple(_net_device(item) for item in part.get("netDevices", ())),
+        hooks=tuple(_hook(item) for item in part.get("hooks", ())),
+        mounts=tuple(_mount(item) for item in part.get("mounts", ())),
+        intel_rdt=_intel_rdt(part["intelRdt"]) if "intelRdt" in part else None,
+        additional_gids=part.get("additionalGids", ()),
+    )
+
+
+def _device_node(part: Mapping[str, Any]) -> CdiDeviceNode:
+    return CdiDeviceNode(
+        path=part.get("path", ""),
+        host_path=part.get("hostPath", ""),
+        type=part.get("type", ""),
+        major=part.get("major"),
+        minor=part.get("minor"),
+        file_mode=part.get("fileMode"),
+        permissions=part.get("permissions", ""),
+        uid=part.get("uid"),
+        gid=part.get("gid"),
+    )
+
+
+def _mount(part: Mapping[str, Any]) -> CdiMount:
+    return CdiMount(
+        host_path=part.get("hostPath", ""),
+        container_path=part.get("containerPath", ""),
+        options=part.get("options", ()),
+        type=part.get("type", ""),
+    )
+
+
+def _hook(part: Mapping[str, Any]) -> CdiHook:
+    return CdiHook(
+        name=part.get("hookName", ""),
+        path=part.get("path", ""),
+        args=part.get("args", ()),
+        env=part.get("env", ()),
+        timeout=part.get("timeout"),
+    )
+
+
+def _net_device(part: Mapping[str, Any]) -> CdiNetDevice:
+    return CdiNetDevice(part.get("hostInterfaceName", ""), part.get("name", ""))
+
+
+def _intel_rdt(part: Mapping[str, Any]) -> CdiIntelRdt:
+    return CdiIntelRdt(
+        clos_id=part.get("closID", ""),
+        l3_cache_schema=part.get("l3CacheSchema", ""),
+        mem_bw_schema=part.get("memBwSchema", ""),
+        schemata=part.get("schemata", ()),
+        enable_monitoring=part.get("enableMonitoring"),
+        enable_cmt=part.get("enableCMT"),
+        enable_mbm=part.get("enableMBM"),
+    )

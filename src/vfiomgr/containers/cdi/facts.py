@@ -1,0 +1,55 @@
+"""CDI specifications on a host, as consumers find them."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.model import DYNAMIC, OLD_DYNAMIC, STATIC, CdiFile
+from vfiomgr.errors import HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.paths import HostPath
+
+_SUFFIXES = (".json", ".yaml", ".yml")
+"""Of the last no consumer reads any; some people write them all the same."""
+_DEPTH = 4
+
+
+def read_cdi_files(tree: HostTree) -> tuple[CdiFile, ...]:
+    """The specifications in /etc/cdi and /run/cdi, and below them.
+
+    Consumers know the second as /var/run/cdi, which is another one where /var/run is no link.
+    """
+    status = tree.status(OLD_DYNAMIC.parent)
+    is_another = status is not None and stat.S_ISDIR(status.st_mode)
+    places = (STATIC, OLD_DYNAMIC if is_another else DYNAMIC)
+    return tuple(_read(tree, path) for place in places for path in _files(tree, place, _DEPTH))
+
+
+def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath]:
+    for name in tree.children(directory):
+        path = directory / name
+        status = tree.status(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            if depth:
+                yield from _files(tree, path, depth - 1)
+        elif name.lower().endswith(_SUFFIXES):
+            yield path
+
+
+def _read(tree: HostTree, path: HostPath) -> CdiFile:
+    try:
+        data = tree.read_whole(path)
+    except HostError as error:
+        return CdiFile(path, None, error.message)
+    if data is None:
+        return CdiFile(path, None, "it cannot be opened")
+    try:
+        return CdiFile(path, data.decode())
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        return CdiFile(path, None, f"no UTF-8 text in line {line}")

@@ -1,0 +1,244 @@
+"""What of a host can be offered as CDI devices: an IOMMU group each, since it goes out whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.containers.cdi.consumers import ANY, consumers_named
+from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
+from vfiomgr.containers.cdi.document import parse_specification, render_specification
+from vfiomgr.containers.cdi.model import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
+from vfiomgr.containers.cdi.names import is_kind, needed_version
+from vfiomgr.containers.cdi.rules import Fault, faults
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.passthrough.readiness_hints import objections_to_bind
+from vfiomgr.paths import VFIO_CDEVS
+from vfiomgr.pci.model import PciDevice
+from vfiomgr.version import Version
+from vfiomgr.vgpu.model import Vgpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from vfiomgr.containers.cdi.model import OfferWish
+    from vfiomgr.snapshot.model import HostSnapshot
+
+LOWEST = Version(0, 5)
+"""Every consumer reads it, and most names begin with a digit, which needs it."""
+_MOST_OF_CLASS = 63
+"""The name of a resource of Kubernetes has no more characters."""
+
+_MOST_TRIED = 8
+"""GPUs for which a bind is planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An IOMMU group that a guest can take whole."""
+
+    group: int
+    functions: tuple[PciDevice, ...] = ()
+    vgpu: Vgpu | None = None
+    """A mediated device, which has a group to itself."""
+
+    @property
+    def name(self) -> str:
+        """The address of the first GPU or accelerator, else of the first function; or the UUID."""
+        if self.vgpu is not None:
+            return self.vgpu.name
+        first = next((d for d in self.functions if d.is_graphics_or_accelerator), self.functions[0])
+        return str(first.address)
+
+    @property
+    def cdevs(self) -> tuple[str, ...]:
+        """The nodes of its functions below /dev/vfio/devices, the one it is named by first."""
+        if self.vgpu is not None:
+            return (self.vgpu.vfio_device,) if self.vgpu.vfio_device else ()
+        ordered = sorted(self.functions, key=lambda device: str(device.address) != self.name)
+        return tuple(d.vfio_device for d in ordered if d.vfio_cdev and d.vfio_device)
+
+
+def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[Offer]:
+    """The groups that a guest can take whole, in the order of what they are named by.
+
+    One function that is no vGPU yet spoils a group: Kata opens all that is in it, and the vendor's
+    driver answers ENODEV there.
+    """
+    found: list[Offer] = []
+    for group in host.groups:
+        members = host.group_members(group.number)
+        functions = tuple(device for device in members if host.is_ready_for_guests(device))
+        if any(d not in functions and host.is_vendor_function(d) for d in members):
+            continue
+        if functions and host.is_viable(group.number) and not group.is_noiommu:
+            found.append(Offer(group.number, functions))
+    yield from sorted(found, key=lambda offer: min(d.address for d in offer.functions))
+    if with_mediated:
+        for vgpu in host.vgpus:
+            if vgpu.uuid is not None and vgpu.iommu_group is not None:
+                yield Offer(vgpu.iommu_group, vgpu=vgpu)
+
+
+def specification_of(host: HostSnapshot, wish: OfferWish) -> CdiSpecification:
+    """The specification of what is wished for; without devices where nothing is ready.
+
+    Raises:
+        UsageError: the kind is none.
+        Refusal: a device that was named is not ready, or has no node of the wished form; or whoever
+            is to read it cannot.
+
+    """
+    _refuse_kind(wish.kind)
+    every = list(offers(host, with_mediated=wish.is_plain))
+    chosen = _chosen(host, every, wish)
+    forms = [_form(host, offer, wish) for offer in chosen]
+    numbers = {offer.group: number for number, offer in enumerate(every)}
+    devices = tuple(
+        CdiDevice(_name(offer, numbers, wish), CdiEdits(device_nodes=_nodes(offer, form)))
+        for offer, form in zip(chosen, forms, strict=True)
+    )
+    built = CdiSpecification("", wish.kind, devices, _common(forms, wish))
+    version = max(LOWEST, needed_version(built))
+    made = CdiSpecification(str(version), wish.kind, devices, built.edits)
+    refuse_unread(made, wish)
+    return made
+
+
+def _refuse_kind(kind: str) -> None:
+    if not is_kind(kind):
+        message = f"{kind!r} is no CDI kind"
+        raise UsageError(message, "write it as vendor/class, e.g. nvidia.com/pgpu")
+    length = len(kind.partition("/")[2])
+    if length > _MOST_OF_CLASS:
+        message = f"the class of the CDI kind has {length} characters"
+        raise UsageError(message, f"take {_MOST_OF_CLASS} at most, as resources of Kubernetes have")
+
+
+def refuse_unread(made: CdiSpecification, wish: OfferWish) -> None:
+    """Whoever was named as its reader must be able to read a specification.
+
+    Raises:
+        Refusal: their library refuses it.
+
+    """
+    if wish.consumer == ANY or not made.devices:
+        return
+    written = parse_specification(render_specification(made))
+    told: dict[Fault, list[str]] = {}
+    for consumer in consumers_named(wish.consumer):
+        for fault in faults(written, consumer):
+            told.setdefault(fault, []).append(consumer.name)
+    against = [
+        Objection(f"{', '.join(names)} cannot read it: {fault.what}", fault.remedy)
+        for fault, names in told.items()
+    ]
+    refuse_if_any(against, frozenset())
+
+
+def nothing_ready(host: HostSnapshot) -> Refusal:
+    """That there is nothing to offer, and what changes that."""
+    message = (
+        "no device is ready for a guest, and container runtimes reject a specification "
+        "without devices"
+    )
+    remedy = (
+        f"bind one first: {_bind_of_some(host)}; or make a vGPU of a virtual function of the "
+        "vendor's own interface; then generate again"
+    )
+    return Refusal(message, remedy)
+
+
+def _bind_of_some(host: HostSnapshot) -> str:
+    """For a GPU of this host that can be bound, where there is one."""
+    gpus = [d for d in host.devices if d.is_graphics_or_accelerator and not d.physical_function]
+    for gpu in gpus[:_MOST_TRIED]:
+        if not objections_to_bind(host, [gpu]):
+            return f"vfiomgr bind {gpu.address}"
+    return "vfiomgr bind ADDRESS (vfiomgr list shows them)"
+
+
+def _chosen(host: HostSnapshot, every: list[Offer], wish: OfferWish) -> list[Offer]:
+    if not wish.addresses:
+        return every
+    by_group = {offer.group: offer for offer in every}
+    found: dict[int, Offer] = {}
+    objections: list[Objection] = []
+    for address in wish.addresses:
+        device = host.device(address)
+        offer = by_group.get(-1 if device.iommu_group is None else device.iommu_group)
+        if offer is not None and device in offer.functions:
+            found[offer.group] = offer
+        else:
+            objections.append(_not_ready(host, device))
+    refuse_if_any(objections, frozenset())
+    return [offer for offer in every if offer.group in found]
+
+
+def _not_ready(host: HostSnapshot, device: PciDevice) -> Objection:
+    if host.is_vendor_function(device):
+        create = f"vfiomgr vgpu create --parent {device.address} --type …"
+        return Objection(f"{device} is no vGPU yet", create)
+    group = host.group(device.iommu_group)
+    if device.is_on_vfio and group is not None and group.is_noiommu:
+        return Objection(f"{device} is in the unsafe no-IOMMU mode", "switch the IOMMU on")
+    if device.is_on_vfio:
+        members = host.group_members(device.iommu_group)
+        others = [m for m in members if not host.is_ready_for_guests(m) and not m.is_bridge]
+        names = ", ".join(f"{m.address} (on {m.driver or 'no driver'})" for m in others)
+        return Objection(
+            f"IOMMU group {device.iommu_group} of {device} cannot go to a guest whole: {names}",
+            f"vfiomgr bind {device.address} --with-group",
+        )
+    against = objections_to_bind(host, [device])
+    begin = f"{device} is on {device.driver or 'no driver'}"
+    if against:
+        reason, remedy = against[0]
+        return Objection(f"{begin}, and vfiomgr bind refuses it: {reason}", remedy)
+    return Objection(begin, f"vfiomgr bind {device.address}")
+
+
+def _form(host: HostSnapshot, offer: Offer, wish: OfferWish) -> Literal["group", "cdev"]:
+    """One form for each device: under both, the same GPU would be given away twice."""
+    group = host.group(offer.group)
+    has_group = group is None or group.has_node or not offer.cdevs
+    if wish.node == "cdev" and not offer.cdevs:
+        message = f"{offer.name} has no node below {VFIO_CDEVS}"
+        remedy = "--node group names its IOMMU group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
+        raise Refusal(message, remedy)
+    if wish.node == "auto":
+        return "group" if has_group else "cdev"
+    return wish.node
+
+
+def _nodes(offer: Offer, form: Literal["group", "cdev"]) -> tuple[CdiDeviceNode, ...]:
+    if form == "cdev":
+        return tuple(CdiDeviceNode(str(VFIO_CDEVS / name)) for name in offer.cdevs)
+    return (CdiDeviceNode(f"/dev/vfio/{offer.group}"),)
+
+
+def _common(forms: Sequence[str], wish: OfferWish) -> CdiEdits:
+    """What all devices need besides, once for the kind and not in each device.
+
+    Kata's runtime-rs takes every node of a device for one to plug, and fails for /dev/vfio/vfio
+    ("Invalid VFIO group path"); the edits of the kind it leaves alone.
+    """
+    paths = [str(CONTROL)] if "group" in forms else []
+    paths += [IOMMU] if "cdev" in forms and wish.is_plain else []
+    return CdiEdits(device_nodes=tuple(CdiDeviceNode(path) for path in paths))
+
+
+def _name(offer: Offer, numbers: Mapping[int, int], wish: OfferWish) -> str:
+    match wish.name_by:
+        case "group":
+            return str(offer.group)
+        case "index":
+            return str(numbers[offer.group])
+        case "cdev":
+            if not offer.cdevs:
+                message = f"{offer.name} has no cdev to be named by"
+                raise Refusal(message, "--name-by group, address or index")
+            return offer.cdevs[0]
+        case "address":
+            return offer.name

@@ -1,0 +1,114 @@
+"""The keys that a CDI specification can have, and the version of CDI that brought each.
+
+specs-go/config.go of every version; a library knows the keys up to its own version, and refuses
+a file with any other (yaml.UnmarshalStrict, serde's deny_unknown_fields).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.containers.cdi.model import Path
+
+Form = Literal["text", "number", "truth", "texts", "numbers", "text by key", "part", "parts"]
+
+_FIRST = Version(0, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What stands behind a key."""
+
+    form: Form = "text"
+    of: str = ""
+    """Of a part or parts: the name of their table."""
+    since: Version = _FIRST
+    needed: bool = False
+    is_natural: bool = False
+    """Of numbers: unsigned, of 32 bits."""
+    until: Version | None = None
+    """The version that has it no more."""
+
+
+_NEW_IN_0_5 = Version(0, 5)
+_NEW_IN_0_6 = Version(0, 6)
+_NEW_IN_0_7 = Version(0, 7)
+_NEW_IN_1_1 = Version(1, 1)
+
+TOP = "specification"
+KEYS: dict[str, dict[str, Key]] = {
+    TOP: {
+        "cdiVersion": Key(needed=True),
+        "kind": Key(needed=True),
+        "annotations": Key("text by key", since=_NEW_IN_0_6),
+        "devices": Key("parts", "device", needed=True),
+        "containerEdits": Key("part", "edits"),
+    },
+    "device": {
+        "name": Key(needed=True),
+        "annotations": Key("text by key", since=_NEW_IN_0_6),
+        "containerEdits": Key("part", "edits", needed=True),
+    },
+    "edits": {
+        "env": Key("texts"),
+        "deviceNodes": Key("parts", "deviceNode"),
+        "netDevices": Key("parts", "netDevice", since=_NEW_IN_1_1),
+        "hooks": Key("parts", "hook"),
+        "mounts": Key("parts", "mount"),
+        "intelRdt": Key("part", "intelRdt", since=_NEW_IN_0_7),
+        "additionalGids": Key("numbers", since=_NEW_IN_0_7, is_natural=True),
+    },
+    "deviceNode": {
+        "path": Key(needed=True),
+        "hostPath": Key(since=_NEW_IN_0_5),
+        "type": Key(),
+        "major": Key("number"),
+        "minor": Key("number"),
+        "fileMode": Key("number", is_natural=True),
+        "permissions": Key(),
+        "uid": Key("number", is_natural=True),
+        "gid": Key("number", is_natural=True),
+    },
+    "mount": {
+        "hostPath": Key(needed=True),
+        "containerPath": Key(needed=True),
+        "options": Key("texts"),
+        "type": Key(since=Version(0, 4)),
+    },
+    "hook": {
+        "hookName": Key(needed=True),
+        "path": Key(needed=True),
+        "args": Key("texts"),
+        "env": Key("texts"),
+        "timeout": Key("number"),
+    },
+    "netDevice": {
+        "hostInterfaceName": Key(needed=True),
+        "name": Key(needed=True),
+    },
+    "intelRdt": {
+        "closID": Key(),
+        "l3CacheSchema": Key(),
+        "memBwSchema": Key(),
+        "schemata": Key("texts", since=_NEW_IN_1_1),
+        "enableMonitoring": Key("truth", since=_NEW_IN_1_1),
+        "enableCMT": Key("truth", until=_NEW_IN_1_1),
+        "enableMBM": Key("truth", until=_NEW_IN_1_1),
+    },
+}
+
+
+@lru_cache(maxsize=1 << 16)
+def key_at(path: Path) -> Key | None:
+    """What is known of the key that a path ends with; None where no version of CDI has it."""
+    table, key = TOP, None
+    for part in path:
+        if isinstance(part, str):
+            key = KEYS.get(table, {}).get(part)
+            table = key.of if key else ""
+    return key

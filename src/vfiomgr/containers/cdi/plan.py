@@ -1,0 +1,341 @@
+"""Specifications that vfiomgr writes: made, kept to what is there, and removed when empty."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.consumers import CONSUMERS
+from vfiomgr.containers.cdi.device_nodes import resolve
+from vfiomgr.containers.cdi.document import is_readable, read_quickly, render_specification
+from vfiomgr.containers.cdi.follow import GOES
+from vfiomgr.containers.cdi.generate import LOWEST, nothing_ready, refuse_unread, specification_of
+from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
+from vfiomgr.containers.cdi.names import needed_version, version_of
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.plan import Plan
+from vfiomgr.persistence.steps import ReplaceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.containers.cdi.device_nodes import Target
+    from vfiomgr.containers.cdi.model import CdiDevice, CdiFile, CdiSpecification
+    from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
+    from vfiomgr.paths import HostPath
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.model import HostSnapshot
+
+LOCK = "cdi"
+_LONGEST_NAME = 240
+"""A file system takes 255 bytes; the file is made under a longer name, and then renamed."""
+
+
+def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
+    """Have one file with what is ready; with addresses, these besides what it has.
+
+    Raises:
+        Refusal: nothing is ready, another file says something else of the same devices, or what is
+            in the place of the file is not what vfiomgr wrote there.
+        UsageError: the kind is none.
+
+    """
+    wished = specification_of(host, intent.wish)
+    path = own_file(DIRECTORIES[intent.lifetime], intent.wish.kind)
+    there = next((file for file in host.cdi_files if file.path == path), None)
+    before = None if there is None else read_quickly(there)
+    refuse_if_any(_against_file(path, before, intent.wish.kind), frozenset())
+    after = wished
+    if intent.wish.addresses and before is not None:
+        after = _joined(host, before, wished, by_index=intent.wish.name_by == "index")
+        refuse_unread(after, intent.wish)
+    if not after.devices and there is None:
+        raise nothing_ready(host)
+    refuse_if_any(_objections(host, after, path), frozenset())
+    text = render_specification(after) if after.devices else None
+    summary = f"write {path}" if after.devices else f"remove {path}"
+    notes = list(_twice_notes(host, after, path))
+    if there is not None and there.text == text:
+        return Plan(summary, (), already=(f"{path} says so already",), notes=tuple(notes))
+    if before is not None:
+        notes += [*_change_notes(before, after), *_lost_notes(before, after)]
+    if text is None:
+        notes.append("nothing is ready for a guest, and a file without devices breaks consumers")
+    return Plan(
+        summary=summary,
+        steps=(ReplaceFile(path, None if there is None else there.text, text),),
+        locks=(LOCK,),
+        notes=(*notes, *_version_notes(after)),
+    )
+
+
+def _change_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator[str]:
+    names = {device.name for device in after.devices}
+    for device in before.devices:
+        if device not in after.devices:
+            what = "is another device" if device.name in names else "goes"
+            yield f"{before.qualified(device)} {what}"
+
+
+def _against_file(
+    path: HostPath, before: CdiSpecification | None, kind: str
+) -> Iterator[Objection]:
+    """What speaks against writing there: the name itself, or what the file holds."""
+    if len(path.name) > _LONGEST_NAME:
+        yield Objection(
+            f"the file of {kind[:40]}… would have a name of {len(path.name)} characters",
+            "take a shorter kind, or keep it elsewhere with --output",
+        )
+    if before is None:
+        return
+    remedy = f"look at it, then: vfiomgr cdi remove --all --kind {kind}"
+    if not is_readable(before):
+        what = "; ".join(oddity.what for oddity in before.oddities[:1])
+        yield Objection(f"{path} is no specification any more ({what})", remedy)
+    elif before.kind != kind:
+        reason = f"{path} holds {before.kind or 'no kind'}, and not {kind}"
+        yield Objection(reason, f"move it away: vfiomgr keeps {kind} there")
+
+
+def _lost_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator[str]:
+    """What was put into a file of vfiomgr by hand, and is not in the next one."""
+    for oddity in before.oddities:
+        yield f"{before.file}: {oddity.what}: it was put there by hand, and goes"
+    if before.annotations and before.annotations != after.annotations:
+        yield f"{before.file}: its annotations were put there by hand, and go"
+    if replace(before.edits, device_nodes=()) != replace(after.edits, device_nodes=()):
+        yield f"{before.file}: containerEdits was changed by hand, and is written anew"
+    written = {device.name: device for device in after.devices}
+    for device in before.devices:
+        by_hand = device.annotations or replace(device.edits, device_nodes=()) != CdiEdits()
+        if by_hand and written.get(device.name, device) != device:
+            yield f"{before.file}: {device.name} was changed by hand, and is written anew"
+
+
+def _indexed(
+    host: HostSnapshot,
+    kept: Iterable[CdiDevice],
+    published: Iterable[CdiDevice],
+    wished: Iterable[CdiDevice],
+) -> Iterator[CdiDevice]:
+    """Devices under numbers: those that they have been published under, else such as are free."""
+    numbers = {
+        target.group: device.name
+        for device in published
+        if device.name.isdecimal()
+        for target in _targets(host, device)
+    }
+    wished = list(wished)
+    known = [next((numbers.get(t.group) for t in _targets(host, d)), None) for d in wished]
+    taken = {device.name for device in kept} | {name for name in known if name is not None}
+    for device, name in zip(wished, known, strict=True):
+        free = (number for number in (device.name, *map(str, range(len(taken) + 1))))
+        chosen = name or next(number for number in free if number not in taken)
+        taken.add(chosen)
+        yield replace(device, name=chosen)
+
+
+def _joined(
+    host: HostSnapshot, before: CdiSpecification, wished: CdiSpecification, *, by_index: bool
+) -> CdiSpecification:
+    """What a file has and is still there, and what is to be in it besides."""
+    groups = {t.group for device in wished.devices for t in _targets(host, device)}
+    kept = [
+        device
+        for device in before.devices
+        if not is_stale(host, device)
+        and not groups.intersection(t.group for t in _targets(host, device))
+    ]
+    added = list(wished.devices)
+    if by_index:
+        published = [device for device in before.devices if not is_stale(host, device)]
+        added = list(_indexed(host, kept, published, added))
+    names = {device.name for device in added}
+    kept = [device for device in kept if device.name not in names]
+    nodes = dict.fromkeys((*before.edits.device_nodes, *wished.edits.device_nodes))
+    both = sorted((*kept, *added), key=lambda device: _place(host, device))
+    made = replace(
+        wished,
+        edits=replace(before.edits, device_nodes=tuple(nodes)),
+        annotations=before.annotations,
+    )
+    return _of_devices(made, tuple(both))
+
+
+def _place(host: HostSnapshot, device: CdiDevice) -> tuple[bool, list[PciAddress], str]:
+    """Where a device stands in a file: as in one of all that is ready."""
+    found = [d.address for target in _targets(host, device) for d in target.functions]
+    return not found, sorted(found)[:1], device.name
+
+
+def _of_devices(
+    specification: CdiSpecification, devices: tuple[CdiDevice, ...]
+) -> CdiSpecification:
+    made = replace(specification, devices=devices)
+    return replace(made, version=str(max(LOWEST, needed_version(made))))
+
+
+def _targets(host: HostSnapshot, device: CdiDevice) -> tuple[Target, ...]:
+    """Where the VFIO nodes of a device lead to."""
+    found = (resolve(host, node.on_host) for node in device.edits.device_nodes)
+    return tuple(target for target in found if target.kind in ("group", "cdev"))
+
+
+def is_stale(host: HostSnapshot, device: CdiDevice) -> bool:
+    """Whether a device of VFIO is none that a guest could have, or another by now."""
+    targets = _targets(host, device)
+    known = host.device_named(device.name)
+    return bool(targets) and (
+        any(target.problem is not None for target in targets)
+        or (known is not None and all(device.name not in target.names for target in targets))
+    )
+
+
+def _objections(
+    host: HostSnapshot, wished: CdiSpecification, path: HostPath
+) -> Iterator[Objection]:
+    """What other files say of the same names, or of the same groups in another form."""
+    names = {wished.qualified(device): device for device in wished.devices}
+    forms = {t.group: (d, t.kind) for d in wished.devices for t in _targets(host, d)}
+    for file in host.cdi_files:
+        if file.path == path:
+            continue
+        other = read_quickly(file)
+        own = f"vfiomgr cdi remove --all --kind {other.kind}"
+        remedy = own if file.is_own else f"remove it from {file.path}"
+        for device in other.devices:
+            name = other.qualified(device)
+            if name in names:
+                reason = f"{file.path} has {name} already, and consumers refuse one name twice"
+                yield Objection(reason, f"{remedy}, or pass another --kind")
+                continue
+            for target in _targets(host, device):
+                mine = forms.get(target.group)
+                if target.group is not None and mine is not None and mine[1] != target.kind:
+                    reason = (
+                        f"{file.path} has {name}, which is IOMMU group {target.group} as "
+                        f"{'a cdev' if target.kind == 'cdev' else 'a group'}: "
+                        "the same device would be given away twice"
+                    )
+                    yield Objection(reason, f"{remedy}, or pass --node {target.kind}")
+
+
+def _twice_notes(host: HostSnapshot, written: CdiSpecification, path: HostPath) -> Iterator[str]:
+    """Which groups another file offers in the same form: two kinds may be meant, and may not."""
+    names = {t.group: written.qualified(d) for d in written.devices for t in _targets(host, d)}
+    for file in host.cdi_files:
+        if file.path == path:
+            continue
+        other = read_quickly(file)
+        for device in other.devices:
+            found = {t.group for t in _targets(host, device) if t.group in names}
+            for group in sorted(group for group in found if group is not None):
+                yield (
+                    f"{names[group]} is IOMMU group {group}, which is {other.qualified(device)} in "
+                    f"{file.path} too: it can be given away twice, and the second start fails"
+                )
+
+
+def _version_notes(specification: CdiSpecification) -> Iterator[str]:
+    version = version_of(specification.version)
+    older = [c.title for c in CONSUMERS if version is not None and c.library < version]
+    if older and specification.devices:
+        names = " and ".join(dict.fromkeys(older))
+        yield f"its class has a dot, which is CDI {specification.version}: {names} do not read it"
+
+
+def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
+    """Take devices out of vfiomgr's own files; a file that loses its last one goes.
+
+    Raises:
+        Refusal: a name is in a file of somebody else alone.
+
+    """
+    steps: list[ReplaceFile] = []
+    gone: list[str] = []
+    lost: list[str] = []
+    unread: list[str] = []
+    for file in host.cdi_files:
+        if not file.is_own:
+            continue
+        specification = read_quickly(file)
+        if not is_readable(specification):
+            if intent.of_kind is not None and not _is_file_of(file, intent.of_kind):
+                continue
+            if intent.every and file.text is not None:
+                steps.append(ReplaceFile(file.path, file.text, None))
+            else:
+                unread.append(unread_note(file, specification))
+            continue
+        if intent.of_kind not in (None, specification.kind):
+            continue
+        going = [d for d in specification.devices if _goes(host, specification, d, intent)]
+        left = tuple(d for d in specification.devices if d not in going)
+        if intent.every or (going and not left):
+            steps.append(ReplaceFile(file.path, file.text, None))
+        elif going:
+            rest = _of_devices(specification, left)
+            lost += _lost_notes(specification, rest)
+            steps.append(ReplaceFile(file.path, file.text, render_specification(rest)))
+        gone += [specification.qualified(device) for device in going]
+    lacking = [n for n in intent.names if not any(_is_called(g, n) for g in gone)]
+    refuse_if_any(_of_others(host, lacking, intent), frozenset())
+    return Plan(
+        summary=f"take {', '.join(gone) or 'nothing'} out of CDI specifications",
+        steps=tuple(steps),
+        locks=(LOCK,) if steps else (),
+        notes=(*(f"{name}{GOES}" for name in gone), *lost, *unread),
+        already=_already(intent, lacking, steps),
+    )
+
+
+def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
+    """That nobody knows what a file of vfiomgr offers."""
+    why = "; ".join(oddity.what for oddity in specification.oddities[:1])
+    remedy = f"rm {file.path}" if file.text is None else "vfiomgr cdi remove --all removes it"
+    return f"{file.path} is no specification any more ({why}), and is left as it is: {remedy}"
+
+
+def _is_file_of(file: CdiFile, kind: str) -> bool:
+    """Whether vfiomgr keeps a kind in a file, going by its name."""
+    return file.path.rpartition("/")[2] == own_file(STATIC, kind).name
+
+
+def _already(
+    intent: RemoveCdi, lacking: Iterable[str], steps: Iterable[ReplaceFile]
+) -> tuple[str, ...]:
+    if intent.names:
+        return tuple(f"no specification of vfiomgr has {name}" for name in lacking)
+    if steps:
+        return ()
+    what = "nothing in the specifications of vfiomgr is stale" if intent.stale else ""
+    return (what or "there is no such specification of vfiomgr",)
+
+
+def _goes(
+    host: HostSnapshot, specification: CdiSpecification, device: CdiDevice, intent: RemoveCdi
+) -> bool:
+    if intent.every:
+        return True
+    if intent.stale and is_stale(host, device):
+        return True
+    return any(_is_called(specification.qualified(device), name) for name in intent.names)
+
+
+def _is_called(qualified: str, name: str) -> bool:
+    return name in (qualified, qualified.partition("=")[2])
+
+
+def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> Iterator[Objection]:
+    """Devices of others are theirs to remove."""
+    for file in host.cdi_files:
+        if file.is_own:
+            continue
+        other = read_quickly(file)
+        if intent.of_kind not in (None, other.kind):
+            continue
+        for device in other.devices:
+            name = other.qualified(device)
+            if any(_is_called(name, wanted) for wanted in names):
+                reason = f"{name} is in {file.path}, which vfiomgr did not write"
+                yield Objection(reason, "remove it with the program that wrote it, or by hand")

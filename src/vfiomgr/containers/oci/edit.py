@@ -1,0 +1,410 @@
+"""Devices put into an OCI configuration, and taken out again: exactly what was put in.
+
+https://github.com/opencontainers/runtime-spec config.md and config-linux.md. Nothing else changes
+by a byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.oci.model import RULE_ACCESS, DeviceNode, Injection
+from vfiomgr.containers.oci.record import RECORD, Record, RecordedDevice, read_record
+from vfiomgr.documents.json_text import Document
+from vfiomgr.errors import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.containers.oci.record import Number
+    from vfiomgr.documents.json_text import Node
+
+CDI_ANNOTATION = "cdi.k8s.io/vfiomgr"
+_DEVICES = ("linux", "devices")
+_RULES = ("linux", "resources", "devices")
+_ANNOTATIONS = ("annotations",)
+_KNOWN = ("ociVersion", "process", "root", "linux", "mounts", "annotations")
+_NOT_OCI = "name the config.json of an OCI bundle; runc spec makes one"
+_CHANGED = "is no longer as it was put in: it is left as it is"
+_CHARACTER = ("c", "u")
+"""A device of characters, and one that is not buffered: to Linux they are the same."""
+_SHAPE = "have the runtime write it anew: config-linux.md of the OCI runtime specification has it"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A configuration before and after, and what came and went."""
+
+    before: Document
+    after: Document
+    added: tuple[Injection, ...] = ()
+    already: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    """What was put in, and is not as it was: it stays."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self.after.text != self.before.text
+
+
+def inject(document: Document, injections: Iterable[Injection]) -> Edit:
+    """Put devices into a configuration; one that is there with other numbers is put in anew.
+
+    Raises:
+        InvalidDocument: it is no OCI configuration.
+        Refusal: somebody else has put one of the nodes in, with other numbers.
+
+    """
+    editor = _Editor(document)
+    added, already = [], []
+    for injection in injections:
+        if editor.has(injection):
+            already.append(injection.device.name)
+            continue
+        editor.take_out(injection.device.name)
+        editor.put_in(injection)
+        added.append(injection)
+    editor.write_record()
+    return Edit(document, editor.document, tuple(added), tuple(already), left=tuple(editor.left))
+
+
+def eject(document: Document, names: Iterable[str] | None) -> Edit:
+    """Take devices out that were put in, by the name of any of their functions; None is all.
+
+    Raises:
+        InvalidDocument: it is no OCI configuration.
+
+    """
+    editor = _Editor(document)
+    removed: dict[str, None] = {}
+    absent = []
+    for text in names if names is not None else tuple(editor.record.devices):
+        name = editor.record.named(text)
+        if name is not None:
+            editor.take_out(name)
+            removed[name] = None
+        elif text not in removed:
+            absent.append(text)
+    editor.write_record()
+    return Edit(
+        document,
+        editor.document,
+        removed=tuple(removed),
+        absent=tuple(absent),
+        left=tuple(editor.left),
+    )
+
+
+class _Editor:
+    """Changes a document step by step, and remembers what it put in."""
+
+    def __init__(self, document: Document) -> None:
+        _check(document)
+        self.document = document
+        self.record = _record_of(document)
+        self.left: list[str] = []
+        self._cdi = {name for device in self.record.devices.values() for name in device.cdi}
+
+    def has(self, injection: Injection) -> bool:
+        """Whether a device is in already, as it would be put in now."""
+        known = self.record.devices.get(injection.device.name)
+        return known == _recorded(injection) and all(
+            self._has_node(node) and _is_allowed(self._values(_RULES), node.number)
+            for node in injection.nodes
+        )
+
+    def _has_node(self, node: DeviceNode) -> bool:
+        """One that somebody else put in has modes and owners of theirs."""
+        entries = self._entries(node.path)
+        if node.path in self.record.nodes:
+            return bool(entries) and all(entry == _entry(node) for entry in entries)
+        return bool(entries) and all(_is_node(entry, node) for entry in entries)
+
+    def _entries(self, path: str) -> list[Mapping[str, Any]]:
+        return [entry for entry in self._values(_DEVICES) if entry["path"] == path]
+
+    def put_in(self, injection: Injection) -> None:
+        """Put in what of a device is not there yet."""
+        for node in injection.nodes:
+            self._put_node(node)
+            if self.record.rules.get(node.path, node.number) != node.number:
+                self._drop_rule(node.path)
+            if not _is_allowed(self._values(_RULES), node.number):
+                self._append(_RULES, _rule(node.number))
+                self._remember(rules={**self.record.rules, node.path: node.number})
+        devices = {**self.record.devices, injection.device.name: _recorded(injection)}
+        present = self._names_of_cdi()
+        stood = [name for name in injection.cdi if name in present and name not in self._cdi]
+        self._remember(devices=devices, stood=tuple(dict.fromkeys([*self.record.stood, *stood])))
+
+    def _put_node(self, node: DeviceNode) -> None:
+        if self.record.nodes.get(node.path, node) != node:
+            self._drop_node(node.path)
+        entries = self._entries(node.path)
+        if node.path in self.record.nodes and any(entry != _entry(node) for entry in entries):
+            self.left.append(f"the device {node.path} {_CHANGED}")
+            self._forget_node(node.path)
+        for entry in entries:
+            _refuse_other(self.document.source, entry, node)
+        if not entries:
+            self._append(_DEVICES, _entry(node))
+            self._remember(nodes={**self.record.nodes, node.path: node})
+
+    def take_out(self, name: str) -> None:
+        """Take out what of a device no other one needs; nothing of one that is not in."""
+        device = self.record.devices.get(name)
+        if device is None:
+            return
+        rest = {other: d for other, d in self.record.devices.items() if other != name}
+        needed = {node for other in rest.values() for node in other.nodes}
+        self._remember(devices=rest)
+        for path in device.nodes:
+            if path not in needed:
+                self._drop_node(path)
+                self._drop_rule(path)
+
+    def _drop_node(self, path: str) -> None:
+        node = self.record.nodes.get(path)
+        if node is None:
+            return
+        entry = _entry(node)
+        found = [n for n, present in enumerate(self._values(_DEVICES)) if present == entry]
+        self._drop(_DEVICES, found[-1:], f"the device {path}")
+        self._forget_node(path)
+
+    def _forget_node(self, path: str) -> None:
+        self._remember(nodes={p: n for p, n in self.record.nodes.items() if p != path})
+
+    def _drop_rule(self, path: str) -> None:
+        number = self.record.rules.get(path)
+        if number is None:
+            return
+        rule, rules = _rule(number), self._values(_RULES)
+        found = [n for n, entry in enumerate(rules) if entry == rule]
+        self._drop(_RULES, found[-1:], f"the cgroup rule of {path}")
+        self._remember(rules={p: n for p, n in self.record.rules.items() if p != path})
+
+    def write_record(self) -> None:
+        """Bring the annotations in step, and put back what there was where nothing is left."""
+        self._write_cdi()
+        if self.record.devices:
+            self._ensure(_ANNOTATIONS, {})
+            self._annotate(RECORD, self.record.written())
+        else:
+            self._annotate(RECORD, None)
+        deepest_first = sorted(self.record.made, key=lambda path: path.count("."), reverse=True)
+        for path in deepest_first:
+            self._restore(path)
+
+    def _write_cdi(self) -> None:
+        now = [name for device in self.record.devices.values() for name in device.cdi]
+        mine = self._cdi.difference(self.record.stood)
+        foreign = [name for name in self._names_of_cdi() if name not in mine]
+        names = list(dict.fromkeys([*foreign, *now]))
+        self._remember(stood=tuple(name for name in self.record.stood if name in now))
+        if names:
+            self._ensure(_ANNOTATIONS, {})
+        if now or self._cdi:
+            self._annotate(CDI_ANNOTATION, ",".join(names) or None)
+
+    def _names_of_cdi(self) -> list[str]:
+        present = self._values(_ANNOTATIONS, {}).get(CDI_ANNOTATION, "")
+        return [name for name in present.split(",") if name]
+
+    def _annotate(self, key: str, value: str | None) -> None:
+        node = self.document.root.at(_ANNOTATIONS)
+        if node is None or node.value is None:
+            return
+        present = node.members.get(key)
+        if present is None:
+            if value is not None:
+                self.document = self.document.with_parts(node, {key: value})
+        elif value is None:
+            self.document = self.document.without_member(node, key)
+        elif present.value != value:
+            self.document = self.document.with_value(present, value)
+
+    def _restore(self, path: str) -> None:
+        """What there was instead of a list or an object that has become empty."""
+        *above, key = path.split(".")
+        node = self.document.root.at(path.split("."))
+        parent = self.document.root.at(above)
+        if node is None or parent is None or node.value or self.record.devices:
+            return
+        text = self.record.made[path]
+        self.document = (
+            self.document.without_member(parent, key)
+            if text is None
+            else self.document.with_text(node, text)
+        )
+
+    def _values(self, path: tuple[str, ...], otherwise: Any = ()) -> Any:  # noqa: ANN401 - JSON
+        node = self.document.root.at(path)
+        return otherwise if node is None or node.value is None else node.value
+
+    def _append(self, path: tuple[str, ...], value: object) -> None:
+        for depth in range(1, len(path)):
+            self._ensure(path[:depth], {})
+        node = self._ensure(path, [])
+        self.document = self.document.with_parts(node, [value])
+
+    def _ensure(self, path: tuple[str, ...], empty: object) -> Node:
+        """The list or object at a path; what there was instead is remembered."""
+        node, parent = self.document.root.at(path), self.document.root.at(path[:-1])
+        name = ".".join(path)
+        if (node is None or not node.value) and name not in self.record.made:
+            text = None if node is None else self.document.text[node.start : node.stop]
+            self._remember(made={**self.record.made, name: text})
+        if node is None and parent is not None:
+            self.document = self.document.with_parts(parent, {path[-1]: empty})
+        elif node is not None and node.value is None:
+            self.document = self.document.with_text(node, "{}" if empty == {} else "[]")
+        found = self.document.root.at(path)
+        assert found is not None  # noqa: S101 - it was made
+        return found
+
+    def _drop(self, path: tuple[str, ...], numbers: list[int], what: str) -> None:
+        node = self.document.root.at(path)
+        if node is None or not numbers:
+            self.left.append(f"{what} {_CHANGED}")
+            return
+        self.document = self.document.without_parts(node, numbers)
+
+    def _remember(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the record
+        self.record = replace(self.record, **changes)
+
+
+def _record_of(document: Document) -> Record:
+    node = document.root.at((*_ANNOTATIONS, RECORD))
+    if node is None:
+        return Record()
+    try:
+        return read_record(node.value)
+    except ValueError as error:
+        what = f"the annotation {RECORD} is not what vfiomgr wrote ({error})"
+        document.fail(node, what, "take it out, with the devices that it is about")
+
+
+def _recorded(injection: Injection) -> RecordedDevice:
+    device = injection.device
+    return RecordedDevice(device.functions, device.nodes, injection.cdi)
+
+
+def _entry(node: DeviceNode) -> dict[str, object]:
+    """As `linux.devices` has it; fileMode is a number, not text in octal."""
+    return {
+        "path": node.path,
+        "type": "c",
+        "major": node.major,
+        "minor": node.minor,
+        "fileMode": node.access.mode,
+        "uid": node.access.uid,
+        "gid": node.access.gid,
+    }
+
+
+def _rule(number: Number) -> dict[str, object]:
+    major, minor = number
+    return {"allow": True, "type": "c", "major": major, "minor": minor, "access": RULE_ACCESS}
+
+
+def _number(entry: Mapping[str, Any]) -> tuple[Any, Any]:
+    return entry.get("major"), entry.get("minor")
+
+
+def _is_node(entry: Mapping[str, Any], node: DeviceNode) -> bool:
+    """Whether a runtime makes this node of an entry, whoever may open it."""
+    return entry.get("type") in _CHARACTER and _number(entry) == node.number
+
+
+def _is_allowed(rules: Iterable[Mapping[str, Any]], number: Number) -> bool:
+    """Whether rules let a container read, write and make a node: the last one that speaks of it.
+
+    What is left out, or -1, means all (config-linux.md, "Allowed Device list").
+    """
+    allowed: set[str] = set()
+    for rule in rules:
+        is_about = rule.get("type") in (None, "", "a", "c") and all(
+            wanted in (None, -1, own) for wanted, own in zip(_number(rule), number, strict=True)
+        )
+        access = set(rule.get("access") or RULE_ACCESS) if is_about else set()
+        allowed = allowed | access if rule.get("allow") else allowed - access
+    return allowed.issuperset(RULE_ACCESS)
+
+
+def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> None:
+    """A node that somebody else has put in stays as it is.
+
+    Raises:
+        Refusal: it has another type or other numbers than the host's.
+
+    """
+    if not _is_node(entry, node):
+        major, minor = _number(entry)
+        is_character = entry.get("type") in _CHARACTER
+        kind = "" if is_character else f"{entry.get('type') or 'no type'} "
+        message = (
+            f"{source} has {node.path} as {kind}{major}:{minor} already, which vfiomgr did not put "
+            f"there, and on this host it is {'' if is_character else 'c '}{node.major}:{node.minor}"
+        )
+        raise Refusal(message, "take it out of linux.devices, then run the command again")
+
+
+def _check(document: Document) -> None:
+    """Make sure that what is looked at has the shape that the specification gives it.
+
+    Raises:
+        InvalidDocument: it has not; the message names line and column.
+
+    """
+    root = document.root
+    if not any(key in root.members for key in _KNOWN):
+        what = f"no OCI configuration: it has none of {', '.join(_KNOWN)}"
+        document.fail(root, what, _NOT_OCI)
+    for path, kind in (
+        (_DEVICES[:1], dict),
+        (_DEVICES, list),
+        (_RULES[:2], dict),
+        (_RULES, list),
+        (_ANNOTATIONS, dict),
+    ):
+        node = root.at(path)
+        if node is not None and not isinstance(node.value, kind | None):
+            called = "an object" if kind is dict else "a list"
+            document.fail(node, f"{'.'.join(path)} is not {called}", _SHAPE)
+    _check_parts(document)
+
+
+_NUMBER = int | None
+_MEMBERS = (
+    ("access", str | None, "no text"),
+    ("type", str | None, "no text"),
+    ("allow", bool | None, "neither true nor false"),
+    ("major", _NUMBER, "no number"),
+    ("minor", _NUMBER, "no number"),
+)
+"""Of devices and rules, where they have them (config-linux.md)."""
+
+
+def _check_parts(document: Document) -> None:
+    for path in (_DEVICES, _RULES):
+        node = document.root.at(path)
+        for number, item in enumerate(node.items if node is not None else ()):
+            name = f"{'.'.join(path)}[{number}]"
+            if not isinstance(item.value, dict):
+                document.fail(item, f"{name} is not an object", _SHAPE)
+            if path == _DEVICES and not isinstance(item.value.get("path"), str):
+                document.fail(item, f"{name} has no path", _SHAPE)
+            for key, kinds, called in _MEMBERS:
+                if not isinstance(value := item.value.get(key), kinds) or (
+                    kinds is _NUMBER and isinstance(value, bool)
+                ):
+                    document.fail(item, f"the {key} of {name} is {called}", _SHAPE)
+    annotations = document.root.at(_ANNOTATIONS)
+    for key, value in annotations.members.items() if annotations is not None else ():
+        if not isinstance(value.value, str):
+            document.fail(value, f"the annotation {key} is no text", _SHAPE)

@@ -1,0 +1,57 @@
+"""What a container is given through its OCI configuration, and what was put into one.
+
+The members are those of the runtime specification, config-linux.md, "Devices" and "Allowed Device
+list".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.host.accounts import NodeAccess
+
+NodeForm = Literal["group", "cdev"]
+"""How a device is opened: `/dev/vfio/N`, or `/dev/vfio/devices/vfioN` (Linux 6.6)."""
+ContainerRuntime = Literal["runc", "kata"]
+"""What starts the container: any runtime that has it on this kernel, or Kata in a guest."""
+RULE_ACCESS = "rwm"
+"""Read, write, mknod."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A character device of the host."""
+
+    path: str
+    major: int
+    minor: int
+    access: NodeAccess
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """What the kernel knows it by."""
+        return self.major, self.minor
+
+    def __str__(self) -> str:
+        """`/dev/vfio/23 (240:0)`."""
+        return f"{self.path} ({self.major}:{self.minor})"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDevice:
+    """A device of the host as a container gets it: the paths of its nodes, and what shares them."""
+
+    name: str
+    """The address of its first function, or the UUID of the vGPU."""
+    functions: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A device with the numbers of its nodes, and the names that CDI has for it."""
+
+    device: ContainerDevice
+    nodes: tuple[DeviceNode, ...]
+    cdi: tuple[str, ...] = ()

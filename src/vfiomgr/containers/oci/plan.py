@@ -1,0 +1,128 @@
+"""Which nodes a container needs for devices of the host, and what speaks against giving them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
+from vfiomgr.containers.oci.model import ContainerDevice
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.errors import Refusal
+from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
+from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.model import PciDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.model import Vgpu
+
+
+def device_nodes(unit: Unit, form: NodeForm) -> tuple[str, ...]:
+    """The nodes that are a unit's own: those of its groups, or the cdevs of its functions.
+
+    Raises:
+        Refusal: this kernel has no cdev of one.
+
+    """
+    holders = unit.functions or ((unit.vgpu,) if unit.vgpu is not None else ())
+    if form == "group":
+        groups = dict.fromkeys(holder.iommu_group for holder in holders)
+        return tuple(vfio_group_node(group) for group in groups if group is not None)
+    names = [holder.vfio_device for holder in holders if _has_cdev(holder)]
+    if len(names) < len(holders):
+        message = f"{unit.name} has no cdev below {VFIO_CDEVS}"
+        raise Refusal(message, "take its group: --node group; cdevs come with Linux 6.6")
+    return tuple(VFIO_CDEVS / name for name in names if name)
+
+
+def _has_cdev(holder: PciDevice | Vgpu) -> bool:
+    """VFIO names a device by its cdev also where it has none; of a vGPU only its node tells."""
+    return holder.vfio_cdev if isinstance(holder, PciDevice) else holder.vfio_device is not None
+
+
+def container_device(
+    unit: Unit, form: NodeForm, runtime: ContainerRuntime | None
+) -> ContainerDevice:
+    """A unit with the nodes that a container opens it by, those that all share first.
+
+    Kata opens /dev/iommu on the host by itself, and needs the cdev alone.
+    """
+    shared = [CONTROL] if form == "group" else [IOMMU][: runtime != "kata"]
+    return ContainerDevice(unit.name, unit.function_names, (*shared, *device_nodes(unit, form)))
+
+
+def waiting(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
+    """The functions that no guest could open now, and those that keep a group from it."""
+    found: dict[str, PciDevice] = {}
+    for unit in units:
+        for function in unit.functions:
+            members = host.group_members(function.iommu_group)
+            others = {*blockers(members), *(m for m in members if host.is_vendor_function(m))}
+            if not _is_ready(host, function):
+                found[str(function.address)] = function
+            found.update({str(o.address): o for o in others if not _is_ready(host, o)})
+    return tuple(found.values())
+
+
+def companions(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
+    """The functions that come along unnamed: who opens a group has all that VFIO serves in it."""
+    known = tuple(units)
+    named = {function.address for unit in known for function in unit.functions}
+    groups = dict.fromkeys(f.iommu_group for unit in known for f in unit.functions)
+    members = (member for group in groups for member in host.group_members(group))
+    return tuple(m for m in members if m.address not in named and m.is_for_guests)
+
+
+def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
+    return host.is_ready_for_guests(function) and function.iommu_group is not None
+
+
+def refuse_unready(host: HostSnapshot, units: Sequence[Unit]) -> None:
+    """Say of devices that no container can open yet what makes them so; the host is a whole scan.
+
+    Raises:
+        Refusal: there are such.
+
+    """
+    refuse_if_any((o for unit in units for o in _unready(host, unit)), frozenset())
+
+
+def _unready(host: HostSnapshot, unit: Unit) -> Iterator[Objection]:
+    from vfiomgr.passthrough.readiness_hints import how_to_bind  # noqa: PLC0415 - only then
+
+    late = waiting(host, [unit])
+    named = [device for device in late if str(device.address) in unit.function_names]
+    for device in (d for d in late if host.is_vendor_function(d)):
+        create = f"vfiomgr vgpu create --parent {device.address} --type …"
+        yield Objection(f"{device} is no vGPU yet, and nobody can open its IOMMU group", create)
+        return
+    if named:
+        shown = ", ".join(f"{device} is on {device.driver or 'no driver'}" for device in named)
+        others = len(late) > len(named)
+        remedy = how_to_bind(host, [*named[:1]], with_group=others)
+        yield Objection(f"{shown}: a container cannot open it", remedy)
+    elif late:
+        shown = ", ".join(f"{device} ({device.driver})" for device in late)
+        remedy = how_to_bind(host, unit.functions[:1], with_group=True)
+        yield Objection(f"the IOMMU group of {unit.name} also holds {shown}", remedy)
+
+
+def refuse_noiommu(host: HostSnapshot, units: Iterable[Unit]) -> None:
+    """No-IOMMU mode isolates nothing: no guest can be given such a group.
+
+    Raises:
+        Refusal: one of the units is in such a group.
+
+    """
+    for unit in units:
+        group = host.group(unit.iommu_group)
+        if group is not None and group.is_noiommu:
+            message = (
+                f"{unit.name} is in no-IOMMU mode: it could write to all of the host's memory, "
+                "and no guest can have it"
+            )
+            raise Refusal(message, "switch the IOMMU on: vfiomgr check says where")

@@ -1,0 +1,107 @@
+"""What vfiomgr put into a configuration, as it is written down there in an annotation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vfiomgr.containers.oci.model import DeviceNode
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.host.accounts import NodeAccess
+
+RECORD = "io.vfiomgr.injected"
+"""The annotation; runtimes pass over those that they do not know (config.md, "Annotations")."""
+_VERSION = 1
+Number = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDevice:
+    """A device that was put in; its nodes may have been there before it."""
+
+    functions: tuple[str, ...]
+    nodes: tuple[str, ...]
+    cdi: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that was put in, and what there was instead of the lists that hold it."""
+
+    devices: Mapping[str, RecordedDevice] = field(default_factory=dict)
+    nodes: Mapping[str, DeviceNode] = field(default_factory=dict)
+    """By path: those in `linux.devices`, as they were put in."""
+    rules: Mapping[str, Number] = field(default_factory=dict)
+    """By path: those in `linux.resources.devices`."""
+    made: Mapping[str, str | None] = field(default_factory=dict)
+    """By the keys that lead to them, joined by dots: the text that was there, None where none."""
+    stood: tuple[str, ...] = ()
+    """Names of CDI that devices have, and that somebody else had asked for before."""
+
+    def named(self, text: str) -> str | None:
+        """The device that a name, or the name of one of its functions, is about."""
+        wanted = text.lower()
+        for name, device in self.devices.items():
+            known = (name, *device.functions)
+            if wanted in known or f"0000:{wanted}" in known:
+                return name
+        return None
+
+    def written(self) -> str:
+        """The text of the annotation."""
+        body = {
+            "version": _VERSION,
+            "devices": {
+                name: {"functions": d.functions, "nodes": d.nodes, "cdi": d.cdi}
+                for name, d in self.devices.items()
+            },
+            "nodes": {path: _written(node) for path, node in self.nodes.items()},
+            "rules": self.rules,
+            "made": self.made,
+            "stood": self.stood,
+        }
+        return json.dumps(body, separators=(",", ":"))
+
+
+def read_record(text: str) -> Record:
+    """The record of an annotation.
+
+    Raises:
+        ValueError: it is not what vfiomgr wrote.
+
+    """
+    try:
+        body = parse_json(text)
+        if body["version"] != _VERSION:
+            message = f"version {body['version']!r}"
+            raise ValueError(message)
+        devices = {str(name): _device(entry) for name, entry in body["devices"].items()}
+        nodes = {str(path): _node(str(path), entry) for path, entry in body["nodes"].items()}
+        rules = _numbers(body["rules"])
+        made = {str(path): None if old is None else str(old) for path, old in body["made"].items()}
+        return Record(devices, nodes, rules, made, tuple(map(str, body["stood"])))
+    except (KeyError, TypeError, AttributeError) as error:
+        message = f"{type(error).__name__}: {error}"
+        raise ValueError(message) from None
+
+
+def _device(entry: Any) -> RecordedDevice:  # noqa: ANN401 - JSON has no narrower type
+    return RecordedDevice(
+        *(tuple(map(str, entry[key])) for key in ("functions", "nodes", "cdi")),
+    )
+
+
+def _written(node: DeviceNode) -> tuple[int, int, int, int, int]:
+    access = node.access
+    return node.major, node.minor, access.mode, access.uid, access.gid
+
+
+def _node(path: str, entry: Any) -> DeviceNode:  # noqa: ANN401 - as above
+    major, minor, mode, uid, gid = map(int, entry)
+    return DeviceNode(path, major, minor, NodeAccess(uid, gid, mode))
+
+
+def _numbers(entries: Any) -> dict[str, Number]:  # noqa: ANN401 - as above
+    return {str(path): (int(major), int(minor)) for path, (major, minor) in entries.items()}

@@ -1,0 +1,355 @@
+"""Entries for containerd 1.6 to 2.3, in configurations of version 2 and later.
+
+How containerd merges files was tried with real builds: before 2.0 a file that is imported takes the
+place of the whole table of a plugin; since 2.0 tables are merged, where the imported file has the
+version of the main one (cmd/containerd/server/config/config.go). The map of runtimes that stands in
+a file takes the place of containerd's own before 2.0, so that runc is lost where it is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import releases, text, values
+from vfiomgr.containers.runtimes.edit import HEAD, Decision, Edit
+from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
+from vfiomgr.containers.runtimes.releases import mixed_versions
+from vfiomgr.errors import Refusal
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.model import ConfigFile, Key, Wish
+
+CRI_V2 = "io.containerd.grpc.v1.cri"
+CRI_V3 = "io.containerd.cri.v1.runtime"
+"""Since version 3 of the configuration, which came with containerd 2.0."""
+CRI_NAMES = (CRI_V3, CRI_V2)
+_DISABLING = frozenset({"cri", CRI_V2, CRI_V3})
+_RUNC = "io.containerd.runc.v2"
+_V2, _V3 = 2, 3
+_MERGES = Version(2, 0)
+"""Since when tables of imported files are merged."""
+_KNOWS_CDI = Version(1, 7)
+_MISREADS_SNAPSHOTTER = Version(2, 3)
+_TRIED = (Version(1, 6), Version(2, 4))
+"""From one release on, and before another."""
+_CONFIG_VERSION = ("version",)
+_IMPORTS = ("imports",)
+
+
+def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+    """How an entry comes into containerd's configuration.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: containerd would not have the entry, or would lose something else by it.
+
+    """
+    files = _Files(facts)
+    releases.refuse_missing(facts)
+    releases.refuse_old(facts, wish)
+    schema = _schema(facts, files)
+    if schema == _V2:
+        releases.refuse_unsure(facts)
+    _refuse_disabled(files)
+    _refuse_foreign(files, wish)
+    in_place = schema == _V2 and (facts.version is None or facts.version < _MERGES)
+    plugin = CRI_V2 if schema == _V2 else CRI_V3
+    target = files.effective_cri() if in_place else facts.drop_in
+    entry = Setting(("plugins", plugin, "containerd", "runtimes", wish.name), _table(files, wish))
+    settings = [entry, *_further(facts, files, wish, plugin)]
+    if schema == _V2 and not in_place:
+        told = [(file.path, files.data(file)) for file in files.all()]
+        releases.refuse_dormant(facts, told, ("plugins", CRI_V2, "containerd"), wish)
+    notes = [*_notes(facts, files, wish, schema, target, in_place=in_place)]
+    if in_place:
+        settings = [*_kept_runc(files, target), *settings]
+        if not files.data(target):
+            settings = [Setting(_CONFIG_VERSION, _V2, is_shared=True), *settings]
+        edits = [Edit(target, tuple(settings), HEAD)]
+    else:
+        edits = [
+            Edit(facts.drop_in, (*_version_of_drop_in(files, facts, schema), *settings), HEAD),
+            *_importing(facts, files, schema),
+        ]
+    return Decision(
+        tuple(edits),
+        tuple(notes),
+        ours=(
+            _IMPORTS,
+            _CONFIG_VERSION,
+            *(
+                ("plugins", cri, *key)
+                for cri in CRI_NAMES
+                for key in _keys_of(wish, with_cdi=wish.enable_cdi)
+            ),
+        ),
+        expected=tuple(settings),
+    )
+
+
+def _keys_of(wish: Wish, *, with_cdi: bool) -> Iterator[Key]:
+    yield ("containerd", "runtimes", wish.name)
+    if wish.set_default:
+        yield ("containerd", "default_runtime_name")
+    if with_cdi:
+        yield ("enable_cdi",)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the files say, and containerd of them."""
+
+    facts: RuntimeFacts
+
+    def data(self, file: ConfigFile) -> values.Data:
+        """The values of a file."""
+        return {} if file.text is None else text.parse(file.text, file.path)
+
+    def all(self) -> tuple[ConfigFile, ...]:
+        """In the order in which they are read; vfiomgr's own counts, read or not."""
+        others = (file for file in self.facts.imported if file.path != self.facts.drop_in.path)
+        return (self.facts.main, *others, self.facts.drop_in)
+
+    def effective_cri(self) -> ConfigFile:
+        """The file that has the last word about the table of CRI, before 2.0."""
+        told = [f for f in (self.facts.main, *self.facts.imported) if _cri(self.data(f))]
+        return told[-1] if told else self.facts.main
+
+    def seen(self, *key: str) -> Any:  # noqa: ANN401 - documents hold anything
+        """A value below the table of CRI, as containerd has it or else as the files do."""
+        documents = [self.data(file) for file in self.all()][::-1]
+        if self.facts.effective is not None:
+            documents = [self.facts.effective]
+        for document in documents:
+            for plugin in CRI_NAMES:
+                value = values.found(document, ("plugins", plugin, *key))
+                if value is not values.ABSENT:
+                    return value
+        return values.ABSENT
+
+
+def _cri(data: values.Data) -> values.Data:
+    for name in CRI_NAMES:
+        table = values.found(data, ("plugins", name))
+        if table and isinstance(table, dict):
+            return table
+    return {}
+
+
+def _schema(facts: RuntimeFacts, files: _Files) -> int:
+    """The version of the configuration that there is, or is to be.
+
+    Raises:
+        Refusal: nobody knows, or this containerd cannot read it.
+
+    """
+    data, version = files.data(facts.main), facts.version
+    if data:
+        schema = data.get("version", 1)
+        if not isinstance(schema, int) or schema < _V2:
+            message = f"{facts.main.path} is a configuration of version 1 (it tells no other)"
+            disabled = " and take cri out of disabled_plugins" if _is_disabled(data) else ""
+            raise Refusal(
+                message,
+                f"make it one of version 2 or later (containerd 2: containerd config migrate)"
+                f"{disabled}; then run the command again{_for_docker(facts) if disabled else ''}",
+            )
+        if schema > _V2 and version is not None and version < _MERGES:
+            message = (
+                f"{facts.main.path} is a configuration of version {schema}, which containerd "
+                f"{version} cannot read"
+            )
+            raise Refusal(
+                message, "pass --containerd-version where another containerd is to read it"
+            )
+        return schema
+    if version is None:
+        message = f"{facts.main.path} says nothing, and which containerd reads it is not known"
+        raise Refusal(message, "tell it, e.g. --containerd-version 2.1")
+    return _V2 if version < _MERGES else _V3
+
+
+def _is_disabled(data: values.Data) -> bool:
+    told = data.get("disabled_plugins")
+    return isinstance(told, list) and any(name in told for name in _DISABLING)
+
+
+def _refuse_disabled(files: _Files) -> None:
+    for file in files.all():
+        if _is_disabled(files.data(file)):
+            message = f"{file.path} disables CRI (disabled_plugins): no pod would find the entry"
+            hint = "take it out of disabled_plugins, and run the command again"
+            raise Refusal(message, f"{hint}{_for_docker(files.facts)}")
+
+
+def _for_docker(facts: RuntimeFacts) -> str:
+    """What else may have been meant where containerd serves no pods."""
+    return "; or, for containers of Docker's, pass --for docker" if facts.is_dockers else ""
+
+
+def _refuse_foreign(files: _Files, wish: Wish) -> None:
+    """Make sure that no entry of somebody else has the name.
+
+    Raises:
+        Refusal: one has.
+
+    """
+    key = ("containerd", "runtimes", wish.name)
+    for file in files.all():
+        for plugin in CRI_NAMES:
+            if values.found(files.data(file), ("plugins", plugin, *key)) is not values.ABSENT:
+                raise foreign(wish, f"containerd, in {file.path}")
+    if files.facts.effective is not None and files.seen(*key) is not values.ABSENT:
+        raise foreign(wish, "containerd")
+
+
+def foreign(wish: Wish, place: str) -> Refusal:
+    """The refusal of a name that is taken."""
+    option = f"--handler {wish.name}-2" if wish.is_kata else f"{wish.name}-2"
+    message = f"{place}: there is {wish.subject} already, and vfiomgr did not write it"
+    return Refusal(message, f"take another name, e.g. {option}; or take that entry out by hand")
+
+
+def _table(files: _Files, wish: Wish) -> dict[str, Any]:
+    """The entry itself."""
+    if wish.config_path is not None:
+        return kata_table(wish)
+    default = files.seen("containerd", "default_runtime_name")
+    for name in dict.fromkeys((default, "runc")):
+        options = files.seen("containerd", "runtimes", str(name), "options")
+        if isinstance(options, dict):
+            kept = values.without_zeros(options)
+            return oci_table(wish, {k: v for k, v in kept.items() if k != "BinaryName"})
+    return oci_table(wish, {})
+
+
+def kata_table(wish: Wish) -> dict[str, Any]:
+    """The entry of a handler of Kata's.
+
+    Without privileged_without_host_devices a privileged pod would get every VFIO group of the host.
+    """
+    return {
+        "runtime_type": f"io.containerd.{wish.name}.v2",
+        "runtime_path": wish.path,
+        "privileged_without_host_devices": True,
+        "pod_annotations": ["io.katacontainers.*", "cdi.k8s.io/*"],
+        "container_annotations": ["io.kubernetes.container.terminationMessage*"],
+        "options": {"ConfigPath": wish.config_path},
+    }
+
+
+def oci_table(wish: Wish, options: dict[str, Any]) -> dict[str, Any]:
+    """The entry of an OCI runtime, with the options that runc has here."""
+    return {"runtime_type": _RUNC, "options": {"BinaryName": wish.path, **options}}
+
+
+def _further(facts: RuntimeFacts, files: _Files, wish: Wish, plugin: str) -> Iterator[Setting]:
+    if wish.set_default:
+        yield Setting(("plugins", plugin, "containerd", "default_runtime_name"), wish.name)
+    if not wish.enable_cdi or files.seen("enable_cdi") is True:
+        return
+    is_asked_for = not wish.is_kata
+    if facts.version is not None and facts.version < _KNOWS_CDI:
+        if is_asked_for:
+            message = f"containerd {facts.version} knows no CDI"
+            raise Refusal(message, "leave out --cdi, or install containerd 1.7 or later")
+        return
+    is_off = files.seen("enable_cdi") is False
+    is_off_by_default = plugin == CRI_V2 and facts.version is not None and facts.version < _MERGES
+    if is_off or is_off_by_default or (is_asked_for and plugin == CRI_V2):
+        yield Setting(("plugins", plugin, "enable_cdi"), value=True, is_shared=True)
+
+
+def _kept_runc(files: _Files, target: ConfigFile) -> Iterator[Setting]:
+    """The entry of runc that is containerd's own, where the file is about to hide it."""
+    key = ("plugins", CRI_V2, "containerd", "runtimes")
+    if values.found(files.data(target), key) not in (values.ABSENT, {}):
+        return
+    runc = values.found(files.facts.effective or {}, (*key, "runc"))
+    kept = {"runtime_type": _RUNC} if runc is values.ABSENT else values.without_zeros(runc)
+    yield Setting((*key, "runc"), kept, is_shared=True)
+
+
+def _version_of_drop_in(files: _Files, facts: RuntimeFacts, schema: int) -> Iterator[Setting]:
+    """The drop-in's version: that of the main file, or containerd drops one of them silently."""
+    data = files.data(facts.drop_in)
+    there = data.get("version")
+    if there is None:
+        yield Setting(_CONFIG_VERSION, schema, is_shared=True)
+    elif there != schema:
+        message = f"{facts.drop_in.path} is of version {there}, and {facts.main.path} of {schema}"
+        hint = (
+            "take the entries back with vfiomgr kata uninstall and vfiomgr runtime unconfigure, "
+            "and give them again"
+        )
+        raise Refusal(message, hint)
+
+
+def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit]:
+    """The main file's import of the drop-in.
+
+    Since 2.3 a dump shows containerd's own list too, but only what files say is read.
+    """
+    data, drop_in = files.data(facts.main), facts.drop_in.path
+    if any(covers(pattern, drop_in) for pattern in facts.imports):
+        return
+    directory, _, name = drop_in.rpartition("/")
+    # A pattern finds nothing where nothing is; a plain path that is gone stops containerd. And
+    # what else lies there must not come to count by this.
+    pattern = f"{directory}/{name.removesuffix('.toml')}*.toml"
+    if not any(path.endswith(".toml") for path in facts.beside):
+        pattern = f"{directory}/*.toml"
+    settings = [Setting(_IMPORTS, pattern, is_item=True, is_shared=True)]
+    if not data:
+        settings = [Setting(_CONFIG_VERSION, schema, is_shared=True), *settings]
+    yield Edit(facts.main, tuple(settings), HEAD)
+
+
+def _notes(  # noqa: PLR0913 - all that was decided
+    facts: RuntimeFacts,
+    files: _Files,
+    wish: Wish,
+    schema: int,
+    target: ConfigFile,
+    *,
+    in_place: bool,
+) -> Iterator[str]:
+    if facts.version is None:
+        yield (
+            f"which containerd reads {facts.main.path} is not known: this is written so that any "
+            "that reads its version does; --containerd-version tells"
+        )
+        if in_place and wish.enable_cdi and files.seen("enable_cdi") is not True:
+            yield "enable_cdi is left as it is: containerd 1.6 has none, and 1.7 needs it for CDI"
+    if in_place and target.path != facts.main.path:
+        yield (
+            f"{target.path}, which {facts.main.path} imports, holds the table of CRI, and before "
+            "containerd 2.0 that hides the one of the main file: the entry is written there"
+        )
+    others = (file for file in facts.imported if file.path != facts.drop_in.path)
+    yield from map(str, mixed_versions(facts.main, others, facts.version))
+    yield from _untried(facts.version)
+    is_new = facts.version is not None and facts.version >= _MISREADS_SNAPSHOTTER
+    if schema == _V2 and is_new:
+        named = values.found(
+            files.data(facts.main), ("plugins", CRI_V2, "containerd", "snapshotter")
+        )
+        if named not in (values.ABSENT, "overlayfs"):
+            yield (
+                f"containerd {facts.version} takes overlayfs for the snapshotter {named} of a "
+                f"configuration of version 2, with or without this entry: containerd config migrate"
+            )
+
+
+def _untried(version: Version | None) -> Iterator[str]:
+    """Whether nobody has seen what this containerd makes of its files."""
+    start, end = _TRIED
+    if version is not None and not start <= version < end:
+        yield (
+            f"containerd {version} was not tried with vfiomgr, releases from 1.6 to 2.3 were: look "
+            "at containerd config dump before and after"
+        )

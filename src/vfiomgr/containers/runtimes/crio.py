@@ -1,0 +1,86 @@
+"""Entries for CRI-O: a drop-in of their own (crio.conf.d(5)); tables of handlers are merged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import text, values
+from vfiomgr.containers.runtimes.containerd import foreign
+from vfiomgr.containers.runtimes.edit import HEAD, Decision, Edit
+from vfiomgr.containers.runtimes.model import Setting
+from vfiomgr.errors import Refusal
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, Wish
+
+_RUNTIMES: Key = ("crio", "runtime", "runtimes")
+_DEFAULT: Key = ("crio", "runtime", "default_runtime")
+_KNOWS_CDI = Version(1, 24)
+
+
+def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+    """How an entry comes into CRI-O's configuration.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: an entry of somebody else has the name.
+
+    """
+    entry = (*_RUNTIMES, wish.name)
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        if values.found(data, entry) is not values.ABSENT:
+            raise foreign(wish, f"CRI-O, in {file.path}")
+    if facts.effective and values.found(facts.effective, entry) is not values.ABSENT:
+        raise foreign(wish, "CRI-O")
+    settings = [Setting(entry, _table(wish))]
+    if wish.set_default:
+        _refuse_later_default(facts, wish)
+        settings.append(Setting(_DEFAULT, wish.name))
+    return Decision(
+        (Edit(facts.drop_in, tuple(settings), HEAD),),
+        tuple(_notes(facts, wish)),
+        ours=(entry, *((_DEFAULT,) if wish.set_default else ())),
+        expected=tuple(settings),
+    )
+
+
+def _refuse_later_default(facts: RuntimeFacts, wish: Wish) -> None:
+    """Make sure that no file that is read after the drop-in names another default.
+
+    Raises:
+        Refusal: one does.
+
+    """
+    for file in facts.imported:
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        named = values.found(data, _DEFAULT)
+        is_later = file.path.name > facts.drop_in.path.name
+        if is_later and named not in (values.ABSENT, "", wish.name):
+            message = f"{file.path} names {named} as the default, and CRI-O reads it last"
+            raise Refusal(message, "take that out of it, or leave out --set-default")
+
+
+def _table(wish: Wish) -> dict[str, Any]:
+    """The entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
+    if wish.config_path is None:
+        return {"runtime_path": wish.path, "runtime_type": "oci"}
+    return {
+        "runtime_path": wish.path,
+        "runtime_type": "vm",
+        "runtime_root": "/run/vc",
+        "runtime_config_path": wish.config_path,
+        "privileged_without_host_devices": True,
+    }
+
+
+def _notes(facts: RuntimeFacts, wish: Wish) -> Iterator[str]:
+    if not wish.enable_cdi or wish.is_kata:
+        return
+    if facts.version is not None and facts.version < _KNOWS_CDI:
+        message = f"CRI-O {facts.version} knows no CDI"
+        raise Refusal(message, "leave out --cdi, or install CRI-O 1.24 or later")
+    yield "CRI-O reads CDI specifications without being told to"

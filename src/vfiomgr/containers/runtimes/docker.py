@@ -1,0 +1,72 @@
+"""Entries for Docker: daemon.json, merged as JSON (dockerd(8))."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import text, values
+from vfiomgr.containers.runtimes.containerd import foreign
+from vfiomgr.containers.runtimes.edit import EMPTY_JSON, Decision, Edit
+from vfiomgr.containers.runtimes.model import Setting
+from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.model import RuntimeFacts, Wish
+
+_TAKES_SHIMS = Version(23, 0)
+"""runtimeType and options in daemon.json."""
+_KNOWS_CDI = Version(25, 0)
+_NEEDS_NEWER_KATA = Version(26, 0)
+_BUILT_IN = frozenset({"runc", "io.containerd.runc.v2"})
+
+
+def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+    """How an entry comes into daemon.json.
+
+    Raises:
+        InvalidDocument: the file cannot be read.
+        Refusal: the name is taken, or this Docker has no such entries.
+
+    """
+    main = facts.main
+    data = {} if main.text is None else text.parse(main.text, main.path)
+    if data and not text.is_json(main.text or "", main.path):
+        message = f"{main.path} is no JSON, which Docker reads"
+        raise InvalidDocument(message, "name Docker's own file; by default /etc/docker/daemon.json")
+    entry = ("runtimes", wish.name)
+    if values.found(data, entry) is not values.ABSENT or wish.name in _BUILT_IN:
+        raise foreign(wish, f"Docker, in {main.path}")
+    if wish.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
+        message = f"Docker {facts.version} takes no shims, such as Kata's, from {main.path}"
+        raise Refusal(message, "install Docker 23.0 or later")
+    settings = [Setting(entry, _table(wish)), *_further(facts, data, wish)]
+    notes: tuple[str, ...] = ()
+    if wish.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
+        notes = ("since Docker 26 this works with Kata 3.29 and later",)
+    return Decision(
+        (Edit(main, tuple(settings), EMPTY_JSON),),
+        notes,
+        ours=tuple(setting.key for setting in settings),
+        expected=tuple(settings),
+    )
+
+
+def _table(wish: Wish) -> dict[str, Any]:
+    if wish.config_path is None:
+        return {"path": wish.path}
+    return {"runtimeType": wish.path, "options": {"ConfigPath": wish.config_path}}
+
+
+def _further(facts: RuntimeFacts, data: values.Data, wish: Wish) -> Iterator[Setting]:
+    if wish.set_default:
+        yield Setting(("default-runtime",), wish.name)
+    if wish.is_kata or not wish.enable_cdi:
+        return
+    if facts.version is not None and facts.version < _KNOWS_CDI:
+        message = f"Docker {facts.version} knows no CDI"
+        raise Refusal(message, "leave out --cdi, or install Docker 25 or later")
+    if values.found(data, ("features", "cdi")) is not True:
+        yield Setting(("features", "cdi"), value=True, is_shared=True)

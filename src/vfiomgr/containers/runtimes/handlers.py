@@ -1,0 +1,279 @@
+"""Handlers of container runtimes: what a RuntimeClass names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.documents.toml_place import line_of
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+CriName = Literal["containerd", "crio"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerEntry:
+    """What a container runtime knows of a handler."""
+
+    name: str
+    source: str
+    """The file that says it last."""
+    runtime_type: str = ""
+    """`io.containerd.kata-vfio.v2`; `vm` for CRI-O."""
+    runtime_path: str = ""
+    """Of the shim; empty where it is looked for by the type's name."""
+    config_path: str = ""
+    """Of Kata's configuration; empty where the shim looks for it."""
+    privileged_without_host_devices: bool = False
+    pod_annotations: tuple[str, ...] = ()
+    """Patterns of annotations of the pod that the shim is told; CRI-O: allowed_annotations."""
+
+    def tells(self, annotation: str) -> bool:
+        """Whether the shim is told of an annotation (a `*` at the end of a pattern is the rest)."""
+        return any(
+            annotation.startswith(pattern.removesuffix("*"))
+            if pattern.endswith("*")
+            else annotation == pattern
+            for pattern in self.pod_annotations
+        )
+
+    @property
+    def is_kata(self) -> bool:
+        """Whether it runs a VM of Kata's."""
+        is_named = "kata" in self.runtime_type or "kata" in self.runtime_path
+        return is_named or self.runtime_type == "vm"
+
+    @property
+    def shim(self) -> str:
+        """The program's name where no path is there: containerd-shim-NAME-VERSION; or nothing."""
+        if not self.runtime_type:
+            return ""
+        *_, name, version = ("", "", *self.runtime_type.split("."))
+        return f"containerd-shim-{name}-{version}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file of a container runtime's configuration that cannot be read."""
+
+    place: str
+    """`FILE:LINE` where a place in it is wrong."""
+    why: str
+    is_wrong: bool = True
+    """Whether the runtime can read it no better; else it is we who may not."""
+    is_unsure: bool = False
+    """Whether only some releases look at it: a drop-in that nothing imports."""
+
+    def __str__(self) -> str:
+        """`/etc/containerd/config.toml:3: …`."""
+        return f"{self.place}: {self.why}"
+
+
+MixtureEffect = Literal["stops", "hides", "ignored", "unknown"]
+"""`hides` what was said of CRI before that file; `unknown` where it depends, or was not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedVersions:
+    """A file of containerd's configuration that is of another version than the main one."""
+
+    file: str
+    what: str
+    remedy: str
+    effect: MixtureEffect = "unknown"
+
+    def __str__(self) -> str:
+        """Both sentences."""
+        return f"{self.what}. {self.remedy[:1].upper()}{self.remedy[1:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFacts:
+    """The configuration of a container runtime, as far as handlers are concerned."""
+
+    cri: CriName
+    files: tuple[str, ...]
+    """What was read, in this order."""
+    handlers: tuple[HandlerEntry, ...]
+    unreadable: tuple[UnreadFile, ...] = ()
+    """Files that are no TOML, or that nobody here may read."""
+    unsure: tuple[str, ...] = ()
+    """Drop-ins that nothing imports: containerd 2.3 reads them all the same."""
+    schemas: tuple[tuple[str, int], ...] = ()
+    """containerd's `version` of each file that says one."""
+    version: Version | None = None
+    """Of containerd, where it tells."""
+    with_cri: tuple[str, ...] = ()
+    """The files that have something for containerd's CRI plugin."""
+    mixed: tuple[MixedVersions, ...] = ()
+    """Imports of another version than the main file."""
+    disabling: tuple[str, ...] = ()
+    """The files that turn containerd's CRI plugin off (disabled_plugins)."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a configuration to read, and all that every release reads of it was."""
+        is_whole = all(file.is_unsure for file in self.unreadable)
+        return bool(self.files or self.unsure) and is_whole
+
+    def schema(self, source: str) -> int | None:
+        """The version of the configuration's format that a file says it has."""
+        return dict(self.schemas).get(source)
+
+    def handler(self, name: str) -> HandlerEntry | None:
+        """The entry of a handler."""
+        return next((entry for entry in self.handlers if entry.name == name), None)
+
+
+_CONTAINERD = (
+    ("plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes"),
+    ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes"),
+    ("plugins", "cri", "containerd", "runtimes"),
+)
+"""Where version 3, 2 and 1 of its configuration have them."""
+_CRIO = ("crio", "runtime", "runtimes")
+_MARK = "\ufeff"
+"""A byte order mark, which containerd 1.x and CRI-O pass over."""
+
+
+def read_containerd(
+    files: Iterable[tuple[str, str]], unsure: Iterable[tuple[str, str]] = ()
+) -> HandlerFacts:
+    """What the main file and its imports define, in their order.
+
+    `unsure` are files that not every release reads: they count where nothing else has the handler.
+    """
+    read = _Documents(files)
+    merged: dict[str, dict[str, Any]] = {}
+    for source, document in read.found:
+        for place in _CONTAINERD:
+            _take(merged, _table(document, place), source)
+    later = _Documents(unsure, is_unsure=True)
+    for source, document in later.found:
+        extra: dict[str, dict[str, Any]] = {}
+        for place in _CONTAINERD:
+            _take(extra, _table(document, place), source)
+        for name, entry in extra.items():
+            merged.setdefault(name, entry)
+    return HandlerFacts(
+        cri="containerd",
+        files=tuple(source for source, _ in read.found),
+        handlers=tuple(_containerd_entry(name, entry) for name, entry in merged.items()),
+        unreadable=(*read.unreadable, *later.unreadable),
+        unsure=tuple(source for source, _ in later.found),
+        schemas=tuple(
+            (s, int(d["version"])) for s, d in read.found if _is_number(d.get("version"))
+        ),
+        with_cri=tuple(source for source, document in read.found if _has_cri(document)),
+        disabling=tuple(source for source, document in read.found if _disables_cri(document)),
+    )
+
+
+def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
+    """What crio.conf and the files of crio.conf.d define, in their order; a later one wins."""
+    read = _Documents(files)
+    merged: dict[str, dict[str, Any]] = {}
+    for source, document in read.found:
+        for name, entry in _table(document, _CRIO).items():
+            if isinstance(entry, dict):
+                merged[name] = {**entry, "": source}
+    return HandlerFacts(
+        cri="crio",
+        files=tuple(source for source, _ in read.found),
+        handlers=tuple(_crio_entry(name, entry) for name, entry in merged.items()),
+        unreadable=read.unreadable,
+    )
+
+
+def imports_of(text: str) -> tuple[str, ...] | None:
+    """The patterns of files that containerd's main file brings in; None where it says nothing."""
+    try:
+        found = parse_toml(text).get("imports")
+    except Malformed:
+        return None
+    if not isinstance(found, list):
+        return None
+    return tuple(p for p in found if isinstance(p, str) and p.isprintable())
+
+
+class _Documents:
+    """Texts as TOML; what is none is remembered with its reason."""
+
+    def __init__(self, files: Iterable[tuple[str, str]], *, is_unsure: bool = False) -> None:
+        self.found: list[tuple[str, dict[str, Any]]] = []
+        unreadable = []
+        for source, text in files:
+            try:
+                self.found.append((source, parse_toml(text.removeprefix(_MARK))))
+            except Malformed as error:
+                place = f"{source}:{line_of(error, text)}"
+                unreadable.append(UnreadFile(place, f"it is no TOML: {error}", is_unsure=is_unsure))
+        self.unreadable = tuple(unreadable)
+
+
+def _take(merged: dict[str, dict[str, Any]], table: Mapping[str, Any], source: str) -> None:
+    for name, entry in table.items():
+        if isinstance(entry, dict):
+            before = merged.get(name, {})
+            options = {**_table(before, ("options",)), **_table(entry, ("options",))}
+            merged[name] = {**before, **entry, "options": options, "": source}
+
+
+def _table(document: Mapping[str, Any], place: Iterable[str]) -> Mapping[str, Any]:
+    here: Any = document
+    for name in place:
+        here = here.get(name) if isinstance(here, dict) else None
+    return here if isinstance(here, dict) else {}
+
+
+def _containerd_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
+    return HandlerEntry(
+        name=name,
+        source=entry[""],
+        runtime_type=_text(entry, "runtime_type"),
+        runtime_path=_text(entry, "runtime_path"),
+        config_path=_text(_table(entry, ("options",)), "ConfigPath"),
+        privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
+        pod_annotations=_texts(entry, "pod_annotations"),
+    )
+
+
+def _crio_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
+    return HandlerEntry(
+        name=name,
+        source=entry[""],
+        runtime_type=_text(entry, "runtime_type"),
+        runtime_path=_text(entry, "runtime_path"),
+        config_path=_text(entry, "runtime_config_path"),
+        privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
+        pod_annotations=_texts(entry, "allowed_annotations"),
+    )
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    found = entry.get(key)
+    return found if isinstance(found, str) and found.isprintable() else ""
+
+
+def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = entry.get(key)
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _has_cri(document: Mapping[str, Any]) -> bool:
+    return any(_table(document, place[:2]) for place in _CONTAINERD)
+
+
+def _disables_cri(document: Mapping[str, Any]) -> bool:
+    """As the packages of containerd.io from Docker do."""
+    names = document.get("disabled_plugins")
+    return isinstance(names, list) and any(place[1] in names for place in _CONTAINERD)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,116 @@
+"""Entries for k3s and rke2, in the template that they make containerd's configuration of.
+
+They take config-v3.toml.tmpl where it is there, else config.toml.tmpl, else their own; each is the
+template of Go around a configuration of version 3 or 2 (k3s, pkg/agent/containerd/config.go). So a
+new config-v3.toml.tmpl would put a config.toml.tmpl that somebody wrote out of use.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import text, values
+from vfiomgr.containers.runtimes.containerd import CRI_V2, CRI_V3, foreign, kata_table, oci_table
+from vfiomgr.containers.runtimes.edit import Decision, Edit
+from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.errors import Refusal
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.model import OwnedFile, RuntimeFacts, Wish
+
+BASE = '{{ template "base" . }}\n'
+"""What brings in all that k3s would write without a template, since autumn 2023."""
+V3_NAME = "config-v3.toml.tmpl"
+_END = "# vfiomgr: end\n"
+_HAS_CDI_ON = Version(2, 0)
+
+
+def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+    """How an entry comes into a template; `facts.main` is what was made of it last.
+
+    Raises:
+        Refusal: an entry of somebody else has the name, or it cannot be set here.
+
+    """
+    if wish.set_default:
+        message = f"{wish.program} itself says which runtime is the default one"
+        raise Refusal(message, f"start {wish.program} with --default-runtime {wish.name}")
+    template, rendered = facts.drop_in, facts.main
+    plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2
+    runtimes = ("plugins", plugin, "containerd", "runtimes")
+    there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
+    is_made = values.found(there, (*runtimes, wish.name)) is not values.ABSENT
+    if names(template.text or "", wish.name):
+        raise foreign(wish, f"{wish.program}, in {template.path}")
+    if is_made and not facts.was_ours:
+        raise foreign(wish, f"{wish.program}, in {rendered.path}")
+    table = kata_table(wish) if wish.is_kata else oci_table(wish, _options(there, runtimes))
+    settings = [Setting((*runtimes, wish.name), table)]
+    block = f"{_begin(wish.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
+    return Decision(
+        (Edit(template, (), BASE, block),),
+        tuple(_notes(facts, wish, there, plugin)),
+        expected=tuple(settings),
+        ours=((*runtimes, wish.name),),
+    )
+
+
+def _notes(facts: RuntimeFacts, wish: Wish, there: values.Data, plugin: str) -> Iterator[str]:
+    """What becomes of CDI, whose key belongs to a table that is not the template's own.
+
+    Raises:
+        Refusal: it was asked for, and is off.
+
+    """
+    told = values.found(there, ("plugins", plugin, "enable_cdi"))
+    is_new = plugin == CRI_V3 or (facts.version is not None and facts.version >= _HAS_CDI_ON)
+    is_on = told is True or (told is values.ABSENT and is_new)
+    if not wish.enable_cdi or is_on:
+        return
+    message = f"{wish.program} has CDI off, and an entry in a template cannot switch it on"
+    if not wish.is_kata:
+        hint = f"leave out --cdi, or take a {wish.program} with containerd 2, which has CDI on"
+        raise Refusal(message, hint)
+    yield f"{message}: devices come by annotations with containerd 2 alone"
+
+
+def _options(there: values.Data, runtimes: tuple[str, ...]) -> dict[str, Any]:
+    """Runc's options, such as SystemdCgroup, in what was made last."""
+    found = values.found(there, (*runtimes, "runc", "options"))
+    options = found if isinstance(found, dict) else {}
+    return {name: value for name, value in options.items() if name != "BinaryName"}
+
+
+def _begin(name: str) -> str:
+    return f"# vfiomgr: {name}\n"
+
+
+def names(template: str, name: str) -> bool:
+    """Whether a template has a table for a runtime of this name."""
+    quoted = "|".join(re.escape(form) for form in (shown((name,)), f'"{name}"', f"'{name}'"))
+    return (
+        re.search(rf"^\s*\[[^]#\n]*\.runtimes\.({quoted})\s*\]", template, re.MULTILINE) is not None
+    )
+
+
+def without_block(current: str, file: OwnedFile, name: str, command: str) -> str | None:
+    """A template without the block that was added to it; None where nothing is left of it.
+
+    Raises:
+        Refusal: the block was changed since.
+
+    """
+    if current == file.after:
+        return file.before
+    left = text.reverted(current, BASE if file.before is None else file.before, file.after)
+    if left is not None:
+        return None if file.before is None and left.strip() == BASE.strip() else left
+    if _begin(name) not in current and not names(current, name):
+        return current
+    message = f"the entry {name} in {file.path} was changed since vfiomgr wrote it"
+    hint = f"take it out by hand, its lines `{_begin(name).strip()}` too; then run {command} again"
+    raise Refusal(message, hint)

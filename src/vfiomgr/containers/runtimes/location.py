@@ -1,0 +1,190 @@
+"""Where a container runtime reads its configuration, and what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.runtimes import facts as runtimes_facts
+from vfiomgr.containers.runtimes import k3s, text
+from vfiomgr.containers.runtimes.model import (
+    ConfigFile,
+    ProgramName,
+    RuntimeFacts,
+    absolute,
+    depends_on_release,
+    imports_of,
+)
+from vfiomgr.errors import Refusal
+from vfiomgr.paths import HostPath
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.containers.runtimes.facts_dump import Texts
+    from vfiomgr.host.tree import HostTree
+
+_DROP_IN = "50-vfiomgr"
+_V3_TEMPLATE_SINCE = Version(2, 0)
+_OF_ROOT, _OF_FILE = Version(1, 7, 15), Version(1, 7, 16)
+"""The last release of 1.7 with the old rule of relative imports, and the first with the new one."""
+_NAMES: dict[ProgramName, str] = {
+    "containerd": "containerd",
+    "crio": "CRI-O",
+    "docker": "Docker",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The runtime that is meant, and where it reads its configuration."""
+
+    program: ProgramName
+    main: HostPath
+    version: Version | None
+    other: Version | None = None
+    """What is installed instead, where another release was told: it is not asked."""
+    is_series: bool = False
+    """Whether a series of releases was told, e.g. 1.7."""
+    named: HostPath | None = None
+    """The path that the runtime is given, where that is a link to `main`."""
+
+    @property
+    def has_release(self) -> bool:
+        """Whether it is known which rule of relative imports it has."""
+        is_split = (
+            self.is_series
+            and self.version is not None
+            and (self.version.major, self.version.minor) in ((1, 6), (1, 7))
+        )
+        return self.version is not None and not is_split
+
+    @property
+    def given(self) -> HostPath:
+        """The path that the runtime is given: relative imports are resolved against it."""
+        return self.named or self.main
+
+    def __str__(self) -> str:
+        """`containerd 2.1.9`; of k3s and rke2 the version is that of the containerd in them."""
+        name = _NAMES.get(self.program)
+        if name is None:
+            return self.program
+        return f"{name} {self.version}" if self.version is not None else name
+
+
+def locate(
+    tree: HostTree, program: ProgramName, main: str | None, version: Version | None
+) -> Place:
+    """The runtime, with what is not told read from the host."""
+    path = runtimes_facts.main_file(program) if main is None else HostPath(main)
+    place = runtimes_facts.read_config(tree, path).path
+    installed = runtimes_facts.read_version(tree, program)
+    other = None
+    if program == "containerd" and version is not None and installed is not None:
+        is_same = (version.major, version.minor) == (installed.major, installed.minor)
+        other = None if is_same else installed
+        version = installed if is_same and version.micro == 0 else version
+    named = None if place == path else path
+    is_series = version is not None and version != installed and version.micro == 0
+    return Place(program, place, version or installed, other, is_series, named)
+
+
+def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> RuntimeFacts:
+    """The files of a runtime, with texts that they are to have."""
+    main = _with(runtimes_facts.read_config(tree, place.main), texts)
+    own = runtimes_facts.read_config(tree, drop_in(tree, place))
+    facts = RuntimeFacts(
+        place.version,
+        main,
+        _with(own, texts),
+        beside=beside(tree, place),
+        is_dockers=place.program == "containerd" and "docker" in runtimes_facts.present(tree),
+        was_ours=was_ours,
+    )
+    if place.program == "containerd" and main.text is not None:
+        return _with_imports(tree, place, facts, texts)
+    if place.program == "crio":
+        others = (path for path in facts.beside if not path.endswith("~"))
+        return replace(facts, imported=_readable(tree, others, texts))
+    return facts
+
+
+def _with_imports(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> RuntimeFacts:
+    """The facts with what containerd imports."""
+
+    def imports(path: HostPath) -> tuple[str, ...]:
+        file = _with(runtimes_facts.read_config(tree, path), texts)
+        return imports_of(text.parse(file.text or "", file.path), file.path)
+
+    def found(version: Version | None) -> runtimes_facts.Imports:
+        return runtimes_facts.imported(tree, place.given, imports, version)
+
+    read = found(place.version)
+    own = imports(place.given)
+    return replace(
+        facts,
+        imported=_readable(tree, read.paths, texts),
+        imports=tuple(absolute(pattern, place.given, place.version) for pattern in own),
+        missing=read.missing,
+        unsure=tuple(
+            pattern
+            for pattern in own
+            if depends_on_release(pattern)
+            and not place.has_release
+            and found(_OF_ROOT).paths != found(_OF_FILE).paths
+        ),
+    )
+
+
+def _readable(tree: HostTree, paths: Iterable[HostPath], texts: Texts) -> tuple[ConfigFile, ...]:
+    files = (_with(runtimes_facts.read_config(tree, path), texts) for path in paths)
+    return tuple(file for file in files if file.text is not None)
+
+
+def _with(file: ConfigFile, texts: Texts) -> ConfigFile:
+    return replace(file, text=texts[file.path]) if file.path in texts else file
+
+
+def drop_in(tree: HostTree, place: Place) -> HostPath:
+    """The file that vfiomgr writes, beside the main one or instead of it."""
+    directory = place.main.parent
+    match place.program:
+        case "containerd":
+            return directory / f"conf.d/{_DROP_IN}.toml"
+        case "crio":
+            return directory / f"crio.conf.d/{_DROP_IN}.conf"
+        case "docker":
+            return place.main
+        case _:
+            return _template(tree, place)
+
+
+def _template(tree: HostTree, place: Place) -> HostPath:
+    """The template that k3s or rke2 takes, or would take.
+
+    Raises:
+        Refusal: which one cannot be told.
+
+    """
+    directory = place.main.parent
+    names = {3: directory / k3s.V3_NAME, 2: directory / "config.toml.tmpl"}
+    for path in names.values():
+        if tree.exists(path):
+            return path
+    made = runtimes_facts.read_config(tree, place.main)
+    if made.text is not None:
+        return names[3 if text.parse(made.text, made.path).get("version") == 3 else 2]  # noqa: PLR2004
+    if place.version is None:
+        message = f"{place.program} has made no {made.path} yet, so its template is not known"
+        hint = f"start {place.program} once, or pass --containerd-version (k3s --version tells)"
+        raise Refusal(message, hint)
+    return names[3 if place.version >= _V3_TEMPLATE_SINCE else 2]
+
+
+def beside(tree: HostTree, place: Place) -> tuple[HostPath, ...]:
+    """Files of others where drop-ins are."""
+    if place.program not in ("containerd", "crio"):
+        return ()
+    own = drop_in(tree, place)
+    return tuple(path for path in runtimes_facts.files_in(tree, own.parent) if path != own)

@@ -1,0 +1,412 @@
+"""Entries in the configuration of container runtimes: made ready, and checked.
+
+Texts are made by the adapters and looked at by the runtime itself before any of them is written.
+The record comes before the files: whatever cuts a run off, what is there is known as vfiomgr's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import (
+    containerd,
+    crio,
+    docker,
+    k3s,
+    releases,
+    removal,
+    text,
+    values,
+)
+from vfiomgr.containers.runtimes import facts as runtimes_facts
+from vfiomgr.containers.runtimes.apply import Prepared
+from vfiomgr.containers.runtimes.edit import Decision
+from vfiomgr.containers.runtimes.location import Place, beside, locate, read_facts
+from vfiomgr.containers.runtimes.model import (
+    PROGRAMS,
+    RECORD,
+    InstalledRuntime,
+    OwnedFile,
+    parse_record,
+    render_record,
+    shown,
+)
+from vfiomgr.containers.runtimes.verify import checked, dump
+from vfiomgr.errors import HostError, NeedsRoot, Refusal
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.requests import ChangeFiles, FileChange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from vfiomgr.containers.runtimes.facts_dump import Texts
+    from vfiomgr.containers.runtimes.model import Key, ProgramName, Wish
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.version import Version
+
+_LOCK = "runtimes"
+_DEFAULTS: tuple[Key, ...] = (
+    *(("plugins", cri, "containerd", "default_runtime_name") for cri in containerd.CRI_NAMES),
+    ("crio", "runtime", "default_runtime"),
+    ("default-runtime",),
+)
+_COPY = ".vfiomgr-"
+"""Between the name of a file and when it was copied."""
+_DECISIONS = {
+    "containerd": containerd.decide,
+    "crio": crio.decide,
+    "docker": docker.decide,
+    "k3s": k3s.decide,
+    "rke2": k3s.decide,
+}
+
+
+def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
+    """The entries that vfiomgr gave.
+
+    Raises:
+        NeedsRoot: only root may read of them: they hold whole files.
+        InvalidDocument: the record is damaged.
+
+    """
+    return parse_record(_text_of_record(tree))
+
+
+def places_of(
+    tree: HostTree,
+    name: str,
+    program: ProgramName | None,
+    main: str | None,
+    version: Version | None,
+) -> tuple[Place, ...]:
+    """Where vfiomgr gave an entry of a name: in each runtime and file that is not ruled out.
+
+    Raises:
+        NeedsRoot, InvalidDocument: as `read_record`.
+
+    """
+    places = []
+    for one in read_record(tree):
+        if one.name != name or one.program not in PROGRAMS or program not in (None, one.program):
+            continue
+        usual = locate(tree, one.program, main, version)
+        if usual.main == one.main:
+            places.append(usual)
+        elif main is None:
+            places.append(locate(tree, one.program, one.main, version))
+    return tuple(places)
+
+
+def _text_of_record(tree: HostTree) -> str | None:
+    told = tree.read_text(RECORD)
+    if told is None and tree.exists(RECORD):
+        message = f"reading {RECORD}"
+        raise NeedsRoot(message)
+    return told
+
+
+def _entry(record: Iterable[InstalledRuntime], place: Place, name: str) -> InstalledRuntime | None:
+    wanted = (place.program, place.main, name)
+    return next((one for one in record if (one.program, one.main, one.name) == wanted), None)
+
+
+def _elsewhere(record: Iterable[InstalledRuntime], place: Place, name: str) -> str:
+    """Where else an entry of the name is."""
+    alike = (one for one in record if (one.program, one.name) == (place.program, name))
+    return "".join(f"; there is one in {one.main}: --runtime-config {one.main}" for one in alike)
+
+
+# ---- giving an entry
+
+
+def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Prepared:
+    """Make an entry ready; `command` is what takes it back.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: the runtime would not have it, or would lose something else by it.
+
+    """
+    told = _text_of_record(tree)
+    record = parse_record(told)
+    mine = _entry(record, place, wish.name)
+    rest = tuple(one for one in record if one is not mine)
+    seen: Texts = {RECORD: told, **(_texts(tree, mine) if mine is not None else {})}
+    cleaned, others = _without(mine, rest, seen, beside(tree, place), command)
+    now = read_facts(tree, place, cleaned, was_ours=mine is not None)
+    releases.refuse_missing(now)
+    before = dump(tree, place, now, cleaned)
+    facts = now if before is None else replace(now, effective=before.data)
+    decision = _DECISIONS[wish.program](facts, wish)
+    made = tuple(edit.made() for edit in decision.edits)
+    seen = {**{file.path: file.before for file in made}, **seen}
+    texts: Texts = {**cleaned, **{file.path: file.after for file in made}}
+    unchecked, foreseen = checked(tree, place, facts, texts, decision=decision, before=before)
+    if mine is not None and _is_so(mine, made, seen, texts):
+        return Prepared(
+            place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
+        )
+    kept = _with_backups(tree, made, record)
+    entry = InstalledRuntime(wish.program, place.main, wish.name, kept)
+    backups = tuple(_backups(tree, kept, record, seen))
+    changes = (
+        *backups,
+        *_changes(tree, seen, cleaned),
+        *_changes(tree, seen, {RECORD: render_record((*others, entry))}),
+        *_changes(tree, {**seen, **cleaned}, {file.path: file.after for file in made}),
+    )
+    summary = f"give {place} {wish.subject}"
+    notes = (*decision.notes, *_lost_default(mine, wish))
+    return Prepared(
+        place,
+        ChangeFiles(summary, changes, _locks(place, wish.name), notes),
+        unchecked,
+        tuple(change.path for change in backups),
+        foreseen,
+    )
+
+
+def _lost_default(mine: InstalledRuntime | None, wish: Wish) -> Iterator[str]:
+    """That an entry was the default one, and is not asked to be so any more."""
+    files = () if mine is None else mine.files
+    if not wish.set_default and any(key.path in _DEFAULTS for file in files for key in file.keys):
+        yield f"{wish.name} is the default one no more: --set-default keeps it so"
+
+
+def _without(
+    mine: InstalledRuntime | None,
+    rest: tuple[InstalledRuntime, ...],
+    seen: Texts,
+    others: tuple[HostPath, ...],
+    command: str,
+) -> tuple[Texts, tuple[InstalledRuntime, ...]]:
+    """The texts of an entry's files as they were without it."""
+    if mine is None:
+        return {}, rest
+    now = {file.path: seen[file.path] for file in mine.files}
+    taken = removal.remove(mine, rest, now, others, command)
+    return taken.texts, taken.others
+
+
+def _is_so(mine: InstalledRuntime, made: Iterable[OwnedFile], seen: Texts, texts: Texts) -> bool:
+    """Whether all files say already what they are to say, however it is written."""
+    paths = {file.path for file in (*mine.files, *made)}
+    return all(_means(path, seen[path], texts[path]) for path in paths)
+
+
+def _means(path: str, one: str | None, other: str | None) -> bool:
+    if one == other:
+        return True
+    if one is None or other is None or path.endswith(".tmpl"):
+        return False
+    return text.parse(one, path) == text.parse(other, path)
+
+
+# ---- taking an entry back
+
+
+def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Prepared:
+    """Make the removal of an entry ready.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: what was written was changed since, or what is known of it is gone.
+
+    """
+    told = _text_of_record(tree)
+    record = parse_record(told)
+    mine = _entry(record, place, name)
+    if mine is None:
+        _refuse_unknown(tree, place, name)
+        why = f"{place} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
+        return Prepared(place, _nothing(place, name, why), ())
+    rest = tuple(one for one in record if one is not mine)
+    seen: Texts = {RECORD: told, **_texts(tree, mine)}
+    now = {file.path: seen[file.path] for file in mine.files}
+    taken = removal.remove(mine, rest, now, beside(tree, place), command)
+    _refuse_default(tree, place, taken.texts, name, command)
+    unchecked, foreseen = _checked_removal(tree, place, mine, taken.texts)
+    left = render_record(taken.others) if taken.others else None
+    ordered = {file.path: taken.texts[file.path] for file in reversed(mine.files)}
+    changes = (
+        *_changes(tree, seen, ordered),
+        *_changes(tree, {}, _redundant(tree, mine, ordered)),
+        *_changes(tree, seen, {RECORD: left}),
+    )
+    summary = f"take the entry {name} from {place}"
+    notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
+    intent = ChangeFiles(summary, changes, _locks(place, name), notes)
+    made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
+    directories = tuple(HostPath(path).parent for path in made)
+    return Prepared(place, intent, unchecked, foreseen=foreseen, directories=directories)
+
+
+def _refuse_unknown(tree: HostTree, place: Place, name: str) -> None:
+    """Make sure that vfiomgr wrote no entry of the name that it knows nothing of any more.
+
+    Raises:
+        Refusal: there is one, in vfiomgr's own file or beside a copy that vfiomgr made.
+
+    """
+    facts = read_facts(tree, place, {}, was_ours=False)
+    own = facts.drop_in.path if facts.drop_in.path != facts.main.path else None
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        copies = _copies(tree, file.path)
+        if (file.path != own and not copies) or not runtimes_facts.has_entry(
+            file, place.program, name
+        ):
+            continue
+        message = (
+            f"an entry {name} is there, in {file.path}, but its record is gone: {RECORD} says "
+            "nothing of it"
+        )
+        kept = f" ({copies[-1]} is a copy from before vfiomgr changed it)" if copies else ""
+        hint = f"put {RECORD} back from a backup, or take the entry out of {file.path} by hand"
+        raise Refusal(message, f"{hint}{kept}")
+
+
+def _copies(tree: HostTree, path: str) -> list[str]:
+    """The copies of a file that vfiomgr made, the latest last."""
+    place = HostPath(path)
+    names = sorted(tree.children(place.parent))
+    return [place.parent / name for name in names if name.startswith(f"{place.name}{_COPY}")]
+
+
+def _staying(
+    tree: HostTree,
+    mine: InstalledRuntime,
+    others: Iterable[InstalledRuntime],
+    changes: Iterable[FileChange],
+) -> Iterator[str]:
+    """Copies that nothing here needs any more, where the file is not what it was."""
+    needed = {file.backup for entry in others for file in entry.files}
+    going = {change.path for change in changes}
+    for file in mine.files:
+        copy = file.backup
+        if copy is None or copy in needed or copy in going or not tree.exists(HostPath(copy)):
+            continue
+        yield (
+            f"{copy}, the copy from before, stays: {file.path} is not as it was then, since "
+            "somebody else changed it too"
+        )
+
+
+def _refuse_default(tree: HostTree, place: Place, texts: Texts, name: str, command: str) -> None:
+    """Make sure that no file names an entry that goes as the default one.
+
+    Raises:
+        Refusal: one does, and what names no runtime would not start.
+
+    """
+    if place.program in ("k3s", "rke2"):
+        return
+    facts = read_facts(tree, place, texts, was_ours=True)
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        for key in _DEFAULTS:
+            if values.found(data, key) == name:
+                message = f"{shown(key)} in {file.path} names {name}, which would be gone"
+                raise Refusal(message, f"name another one there; then run {command} again")
+
+
+def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
+    """Backups that hold just what is there again."""
+    backups = {file.backup: file.path for file in mine.files if file.backup is not None}
+    return {backup: None for backup, path in backups.items() if _text(tree, backup) == texts[path]}
+
+
+def _checked_removal(
+    tree: HostTree, place: Place, mine: InstalledRuntime, texts: Texts
+) -> tuple[tuple[str, ...], dict[str, Any] | None]:
+    """As for an entry; but that a runtime reads nothing at all now keeps no entry in its files."""
+    keys = tuple(
+        key.path
+        for file in mine.files
+        for key in file.keys
+        if not (key.is_shared and isinstance(json.loads(key.value), dict))  # runc stays
+    )
+    ours: list[Key] = [("imports",), ("version",)]
+    ours += [("plugins", cri, *key[2:]) for key in keys for cri in containerd.CRI_NAMES]
+    decision = Decision((), ours=(*ours, *keys))
+    try:
+        facts = read_facts(tree, place, {}, was_ours=True)
+        before = dump(tree, place, facts, {})
+        return checked(tree, place, facts, texts, decision=decision, before=before)
+    except HostError as error:
+        return (error.message,), None
+
+
+# ---- files
+
+
+def _text(tree: HostTree, path: str) -> str | None:
+    return tree.read_text(HostPath(path))
+
+
+def _texts(tree: HostTree, entry: InstalledRuntime) -> Texts:
+    return {file.path: _text(tree, file.path) for file in entry.files}
+
+
+def _changes(
+    tree: HostTree, before: Mapping[str, str | None], after: Mapping[str, str | None]
+) -> Iterator[FileChange]:
+    """From the texts that files have by then, to others.
+
+    Those are the texts that the others were made from: what came since is not to be lost.
+    """
+    for path, new in after.items():
+        old = before[path] if path in before else _text(tree, path)
+        if old != new:
+            yield FileChange(path, old, new, _mode(tree, path))
+
+
+def _mode(tree: HostTree, path: str) -> int:
+    if path == RECORD:
+        return 0o600
+    return runtimes_facts.read_config(tree, HostPath(path)).mode
+
+
+def _with_backups(
+    tree: HostTree, made: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
+) -> tuple[OwnedFile, ...]:
+    """The files with where they are kept as they are, where they are not vfiomgr's own."""
+    stamp = _stamp()
+    known = [file for entry in record for file in entry.files]
+    kept: list[OwnedFile] = []
+    for file in made:
+        earlier = [other for other in known if other.path == file.path]
+        backup = next((other.backup for other in earlier if other.backup is not None), None)
+        is_own = any(other.before is None for other in earlier)
+        if file.before is not None and not is_own and backup is None:
+            backup = f"{file.path}{_COPY}{stamp}"
+        is_first = file.before is None and not tree.exists(HostPath(file.path).parent)
+        made_directory = is_first or any(other.made_directory for other in earlier)
+        kept.append(replace(file, backup=backup, made_directory=made_directory))
+    return tuple(kept)
+
+
+def _stamp() -> str:
+    """When a copy was made, as part of its name."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def _backups(
+    tree: HostTree, kept: Iterable[OwnedFile], record: Iterable[InstalledRuntime], seen: Texts
+) -> Iterator[FileChange]:
+    """Those that are to be made."""
+    known = {file.backup for entry in record for file in entry.files}
+    for file in kept:
+        if file.backup is not None and file.backup not in known:
+            yield FileChange(file.backup, None, seen[file.path], _mode(tree, file.path))
+
+
+def _nothing(place: Place, name: str, why: str) -> ChangeFiles:
+    return ChangeFiles(why, (), _locks(place, name), already=(why,))
+
+
+def _locks(place: Place, name: str) -> tuple[str, ...]:
+    """The second one tells entries apart: the run for one does not settle that for another."""
+    return (_LOCK, f"{_LOCK}-{place.program}-{name}")

@@ -1,0 +1,314 @@
+"""A file with the values of several entries, as if one of them had never been written.
+
+Each entry's record has the file before and after it. While nobody else changes the file, these form
+a chain from the first text to the present one, so that the other entries can be written again from
+the first text on: the one that is removed last gives back its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.runtimes import k3s, text, values
+from vfiomgr.containers.runtimes.edit import EMPTY_JSON, HEAD, start_of
+from vfiomgr.containers.runtimes.model import (
+    InstalledRuntime,
+    OwnedFile,
+    OwnedKey,
+    Setting,
+    absolute,
+    covers,
+    shown,
+)
+from vfiomgr.errors import InvalidDocument, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.paths import HostPath
+
+    _Link = tuple[InstalledRuntime, OwnedFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The text of a file without an entry, and the record of the others."""
+
+    text: str | None
+    others: tuple[InstalledRuntime, ...]
+
+
+def replayed(
+    entry: InstalledRuntime, path: str, others: tuple[InstalledRuntime, ...], current: str
+) -> Replayed | None:
+    """A file without an entry, where there are others of the same runtime.
+
+    Values that the others need as well are passed on to the first of them. None where there is no
+    other, somebody else changed the file, or it cannot be written again.
+    """
+    heirs = [one for one in others if one.is_beside(entry)]
+    chain = _chain([entry, *heirs], path, current)
+    if not heirs or not chain:
+        return None
+    left = [(one, part) for one, part in chain if one is not entry]
+    gone = [part for one, part in chain if one is entry]
+    shared = [key for part in gone for key in part.keys if key.is_shared]
+    if not left and shared:
+        left = [(heirs[0], replace(gone[0], keys=()))]
+    try:
+        parts = _written(chain[0][1].before, left, shared)
+    except (InvalidDocument, Refusal):
+        return None
+    made = tuple(_with_parts(one, path, parts) for one in others)
+    return Replayed(parts[-1][1].after if parts else chain[0][1].before, made)
+
+
+def _chain(entries: Iterable[InstalledRuntime], path: str, current: str) -> list[_Link]:
+    """What each entry made of a file, the first first; nothing where a link is missing."""
+    loose = [(one, part) for one in entries for part in one.files if part.path == path]
+    chain: list[_Link] = []
+    now: str | None = current
+    while loose:
+        found = next((link for link in loose if link[1].after == now), None)
+        if found is None:
+            return []
+        chain.insert(0, found)
+        loose.remove(found)
+        now = found[1].before
+    return chain
+
+
+def _written(before: str | None, links: Iterable[_Link], shared: Iterable[OwnedKey]) -> list[_Link]:
+    """The same entries one after another from another text on; the first has shared values too."""
+    made: list[_Link] = []
+    for one, part in links:
+        known = {(key.path, key.value if key.is_item else "") for key in part.keys}
+        passed_on = [k for k in shared if (k.path, k.value if k.is_item else "") not in known]
+        settings = [_setting(key) for key in (*passed_on, *part.keys)]
+        start = start_of(before, EMPTY_JSON if text.is_json(part.after, part.path) else HEAD)
+        after = text.with_settings(start, settings, part.path)
+        keys = values.owned(text.parse(start, part.path), settings)
+        made.append((one, replace(part, before=before, after=after, keys=keys)))
+        before, shared = after, ()
+    return made
+
+
+def _setting(key: OwnedKey) -> Setting:
+    return Setting(key.path, json.loads(key.value), key.is_item, key.is_shared)
+
+
+def _with_parts(one: InstalledRuntime, path: str, parts: Iterable[_Link]) -> InstalledRuntime:
+    """The record of an entry with what it makes of a file now."""
+    own = tuple(part for owner, part in parts if owner is one)
+    if not own:
+        return one
+    return replace(one, files=(*(file for file in one.files if file.path != path), *own))
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The texts of an entry's files without it, and what becomes of the others' record."""
+
+    texts: dict[str, str | None]
+    others: tuple[InstalledRuntime, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What becomes of the keys of a file."""
+
+    taken: tuple[OwnedKey, ...]
+    handed: tuple[OwnedKey, ...]
+    left: tuple[str, ...]
+    """Why some stay."""
+
+
+def remove(
+    entry: InstalledRuntime,
+    others: Iterable[InstalledRuntime],
+    texts: Mapping[str, str | None],
+    beside: Iterable[HostPath],
+    command: str,
+) -> Removal:
+    """Take an entry out of the texts that its files have now.
+
+    `beside` are files that lie where drop-ins do, and are not vfiomgr's; `command` is what the user
+    runs again where something was edited since.
+
+    Raises:
+        InvalidDocument: a file cannot be read.
+        Refusal: what was written was changed since.
+
+    """
+    others = tuple(others)
+    heir = next((one for one in others if one.is_beside(entry)), None)
+    left = dict(texts)
+    notes: list[str] = []
+    handed: list[OwnedFile] = []
+    for file in entry.files:
+        current = left.get(file.path)
+        if current is None:
+            notes.append(f"{file.path} is gone already")
+            continue
+        if not file.keys:
+            left[file.path] = k3s.without_block(current, file, entry.name, command)
+            others = _rebased(others, entry, file, ())
+            continue
+        made = replayed(entry, file.path, others, current)
+        if made is not None:
+            left[file.path], others = made.text, made.others
+            continue
+        data = text.parse(current, file.path)
+        file, others = _without_superseded(data, entry, file, others)  # noqa: PLW2901
+        values.refuse_edited(data, file.keys, file.path, command)
+        keys = _sorted_out(data, file, beside, has_heir=heir is not None)
+        notes += keys.left
+        handed += [_part(file, keys.handed)] if keys.handed else []
+        left[file.path] = text.without_file(current, file, keys.taken)
+        others = _rebased(others, entry, file, keys.taken)
+    heir = next((one for one in others if one.is_beside(entry)), None)
+    if heir is not None and handed:
+        grown = replace(heir, files=(*heir.files, *handed))
+        others = tuple(grown if one is heir else one for one in others)
+    return Removal(left, others, tuple(dict.fromkeys(notes)))
+
+
+def _without_superseded(
+    data: values.Data,
+    entry: InstalledRuntime,
+    file: OwnedFile,
+    others: tuple[InstalledRuntime, ...],
+) -> tuple[OwnedFile, tuple[InstalledRuntime, ...]]:
+    """A file without the values that a later entry replaced, and what that one replaced instead.
+
+    Two entries may have been made the default one after another.
+    """
+    replaced = {
+        own.path: own.before
+        for own in file.keys
+        if not own.is_item
+        and not values.is_there(data, own)
+        and any(
+            key.path == own.path and values.is_there(data, key)
+            for one in others
+            if one.is_beside(entry)
+            for part in one.files
+            for key in part.keys
+            if part.path == file.path
+        )
+    }
+
+    def passed_on(part: OwnedFile) -> OwnedFile:
+        if part.path != file.path:
+            return part
+        keys = (
+            replace(key, before=replaced[key.path]) if key.path in replaced else key
+            for key in part.keys
+        )
+        return replace(part, before=_earlier(part.before, file, gone), keys=tuple(keys))
+
+    gone = tuple(key for key in file.keys if key.path in replaced)
+    kept = replace(file, keys=tuple(key for key in file.keys if key.path not in replaced))
+    if not replaced:
+        return file, others
+    return kept, tuple(
+        replace(one, files=tuple(map(passed_on, one.files))) if one.is_beside(entry) else one
+        for one in others
+    )
+
+
+def _earlier(before: str | None, file: OwnedFile, superseded: tuple[OwnedKey, ...]) -> str | None:
+    """The text that an entry found, as if an earlier one had not set what it replaced."""
+    try:
+        return before if before is None else text.without_file(before, file, superseded)
+    except Refusal:
+        return before  # the keys themselves know what they replaced
+
+
+def _rebased(
+    others: tuple[InstalledRuntime, ...],
+    entry: InstalledRuntime,
+    file: OwnedFile,
+    taken: tuple[OwnedKey, ...],
+) -> tuple[InstalledRuntime, ...]:
+    """The record of entries that came later, as if the one that goes had never been there.
+
+    Else the last of them would not know that the file was made for the first.
+    """
+
+    def without(told: str | None) -> str | None:
+        if told is None:
+            return None
+        if file.keys:
+            return text.without_file(told, file, taken) if taken else told
+        return k3s.without_block(told, file, entry.name, "")
+
+    def rebased(later: OwnedFile) -> OwnedFile:
+        if later.path != file.path:
+            return later
+        try:
+            after = without(later.after)
+            return (
+                later
+                if after is None
+                else replace(later, before=without(later.before), after=after)
+            )
+        except Refusal:
+            return later  # what it says of before is as good as it was
+
+    return tuple(
+        replace(one, files=tuple(map(rebased, one.files))) if one.is_beside(entry) else one
+        for one in others
+    )
+
+
+def _sorted_out(
+    data: values.Data, file: OwnedFile, beside: Iterable[HostPath], *, has_heir: bool
+) -> _Keys:
+    taken: list[OwnedKey] = []
+    handed: list[OwnedKey] = []
+    left: list[str] = []
+    for key in file.keys:
+        if key.is_shared and has_heir:
+            handed.append(key)
+        elif key.is_shared and values.is_edited(data, key):
+            left.append(f"{shown(key.path)} in {file.path} was changed since, and stays")
+        elif key.is_shared and (users := _needing(data, file, key)):
+            left.append(
+                f"{shown(key.path)} in {file.path} stays: without it containerd would have none "
+                f"but {', '.join(users)}"
+            )
+        elif key.is_item and (users := _brought_in(key, file, beside)):
+            left.append(
+                f"{shown(key.path)} in {file.path} keeps {json.loads(key.value)}, which brings in "
+                f"{', '.join(users)} too"
+            )
+        else:
+            taken.append(key)
+    return _Keys(tuple(taken), tuple(handed), tuple(left))
+
+
+def _needing(data: values.Data, file: OwnedFile, key: OwnedKey) -> list[str]:
+    """Runtimes of others in the map where runc was put: before 2.0 it hides containerd's own."""
+    if not isinstance(json.loads(key.value), dict):
+        return []
+    ours = {own.path for own in file.keys}
+    around = values.found(data, key.path[:-1])
+    names = around if isinstance(around, dict) else {}
+    return [name for name in names if (*key.path[:-1], name) not in ours]
+
+
+def _brought_in(key: OwnedKey, file: OwnedFile, beside: Iterable[HostPath]) -> list[str]:
+    """Files of others that came where the import finds them."""
+    pattern = absolute(json.loads(key.value), file.path)
+    return [path for path in beside if covers(pattern, path)]
+
+
+def _part(file: OwnedFile, keys: tuple[OwnedKey, ...]) -> OwnedFile:
+    """A file as if these keys alone had been written into it."""
+    settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
+    after = text.with_settings(file.before or "", settings, file.path)
+    return replace(file, after=after, keys=keys)

@@ -1,0 +1,324 @@
+"""Texts of configuration files with values set or taken out; all else in them stays as it is.
+
+What comes out is always read again: a text whose values are not those that were meant is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import json_text, values
+from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.errors import InvalidDocument, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.containers.runtimes.model import OwnedFile, OwnedKey
+
+_MARK = "\ufeff"
+_LINE_END = re.compile(r"(?<!\r)\n")
+
+
+def parse(text: str, place: str) -> values.Data:
+    """What a file says, as TOML or JSON.
+
+    Raises:
+        InvalidDocument: it cannot be read.
+
+    """
+    if "\ufffd" in text or text.startswith(_MARK):
+        message = f"{place} is not plain UTF-8, or begins with a byte order mark"
+        raise InvalidDocument(message, "save it as UTF-8 without a byte order mark")
+    return json_text.parse(text, place) if is_json(text, place) else _parse_toml(text, place)
+
+
+def is_json(text: str, place: str) -> bool:
+    """Whether a file holds JSON, whatever its name; no TOML begins with a brace."""
+    return place.endswith(".json") or text.lstrip().startswith("{")
+
+
+def _parse_toml(text: str, place: str) -> values.Data:
+    try:
+        return parse_toml(text)
+    except Malformed as error:
+        message = f"{place} cannot be read: {error}"
+        raise InvalidDocument(message, "mend the file first; nothing was changed") from None
+
+
+def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
+    """The text with values set, in the places where a person would look for them.
+
+    Raises:
+        InvalidDocument: the text cannot be read.
+        Refusal: it is written in a way in which the values cannot be set.
+
+    """
+    settings = tuple(settings)
+    data = parse(text, place)
+    try:
+        wanted = values.with_settings(data, settings)
+    except (AttributeError, TypeError) as error:
+        message = f"{place} has a value where a table or a list belongs: {error}"
+        raise Refusal(message, _by_hand(settings, text, place)) from error
+    if is_json(text, place):
+        edited = _with_ends(json_text.with_settings(text, settings, place), text)
+        if _says(edited, wanted, place):
+            return edited
+        message = f"{place} is written in a way that vfiomgr cannot edit without harm"
+        raise Refusal(message, _by_hand(settings, text, place))
+    changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
+    for write in (_set_toml, _add_to_toml):
+        made = _attempt(write, text, settings)
+        if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
+            return _with_ends(made, text)
+    message = f"{place} is written in a way that vfiomgr cannot edit without harm"
+    raise Refusal(message, _by_hand(settings, text, place))
+
+
+def _by_hand(settings: Iterable[Setting], text: str, place: str) -> str:
+    """What somebody has to write who does it himself."""
+    settings = tuple(settings)
+    if is_json(text, place):
+        wanted = json.dumps(values.with_settings({}, settings), ensure_ascii=False)
+    else:
+        wanted = "; ".join(line for setting in settings for line in _wanted(setting))
+    return f"write it by hand, and please report the file; it wants: {wanted}"
+
+
+def _wanted(setting: Setting) -> Iterator[str]:
+    """A value with its key, as a line of TOML each; an item with the list that it is to be in."""
+    if isinstance(setting.value, dict):
+        for name, value in setting.value.items():
+            yield from _wanted(Setting((*setting.key, name), value))
+        return
+    key, value = shown(setting.key), json.dumps(setting.value, ensure_ascii=False)
+    yield f"{value} in {key}" if setting.is_item else f"{key} = {value}"
+
+
+def _with_ends(made: str, text: str) -> str:
+    """A text whose lines end as those of another one do, where those end all alike."""
+    ends = text.count("\r\n")
+    return _LINE_END.sub("\r\n", made) if ends and ends == text.count("\n") else made
+
+
+def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
+    """A text; None where tomlkit stumbles over what it does not expect, in one of many ways."""
+    try:
+        return write(*arguments)
+    except (AttributeError, TypeError, ValueError, LookupError, RecursionError):
+        return None
+
+
+def _lost(before: str, after: str) -> int:
+    """How many lines of a text are not in another one any more, or not in their order."""
+    old, new = before.splitlines(), after.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    return len(old) - sum(block.size for block in matcher.get_matching_blocks())
+
+
+def _add_to_toml(text: str, settings: Iterable[Setting]) -> str:
+    """Values of no table as tomlkit sets them, others line by line.
+
+    For tables whose parts stand in an order that tomlkit cannot keep: new ones come last, values
+    below the headers of their tables.
+    """
+    lines = [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
+    for setting in settings:
+        *tables, last = setting.key
+        at = _header(lines, tables)
+        if not tables:
+            head = lines if at is None else lines[:at]
+            lines[: len(head)] = _set_toml("".join(head), [setting]).splitlines(keepends=True)
+        elif isinstance(setting.value, dict) or at is None:
+            lines += ["\n", _set_toml("", [setting])]
+        else:
+            lines.insert(at + 1, _set_toml("", [Setting((last,), setting.value)]))
+    return "".join(lines)
+
+
+def _header(lines: list[str], tables: list[str]) -> int | None:
+    """The line that a table, or where none is named any table, begins at."""
+    for at, line in enumerate(lines):
+        if not line.lstrip().startswith("["):
+            continue
+        try:
+            header = parse_toml(line)
+        except Malformed:
+            continue  # part of a list
+        if not tables or values.found(header, tuple(tables)) == {}:
+            return at
+    return None
+
+
+def _set_toml(text: str, settings: Iterable[Setting]) -> str:
+    import tomlkit  # noqa: PLC0415 - slow to import
+
+    # A table that comes after a comment without an end of line would be part of the comment.
+    document = tomlkit.parse(f"{text}\n" if text and not text.endswith("\n") else text)
+    for setting in settings:
+        *tables, last = setting.key
+        inner: Any = document
+        for name in tables:
+            if name not in inner:
+                inner[name] = tomlkit.table(is_super_table=True)
+            inner = inner[name]
+        if setting.is_item and last in inner:
+            inner[last].append(setting.value)
+        elif setting.is_item:
+            inner[last] = [setting.value]
+        else:
+            inner[last] = _item(setting.value)
+            if isinstance(setting.value, dict):
+                _indent(inner[last], inner[last].trivia.indent.rpartition("\n")[2])
+    return document.as_string()
+
+
+def _indent(table: Any, indent: str) -> None:  # noqa: ANN401 - tomlkit's own
+    """Set what is in a table off as far as the tables around it are."""
+    for _, inner in table.value.body if indent else ():
+        inner.trivia.indent = f"{indent}  "
+        if hasattr(inner, "value") and hasattr(inner.value, "body"):
+            _indent(inner, inner.trivia.indent)
+
+
+def _item(value: Any) -> Any:  # noqa: ANN401 - tomlkit's own
+    """A value as tomlkit has it; tables within tables get headers of their own."""
+    import tomlkit  # noqa: PLC0415 - slow to import
+
+    if not isinstance(value, dict):
+        return tomlkit.item(value)
+    table = tomlkit.table()
+    for name in sorted(value, key=lambda name: isinstance(value[name], dict)):
+        table[name] = _item(value[name])
+    return table
+
+
+def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str | None:
+    """A file's text with what was written taken out; None where nothing would be left of it.
+
+    Where nothing else was changed, that is the text of before, to the byte.
+
+    Raises:
+        InvalidDocument: the text cannot be read.
+        Refusal: it is written in a way in which the values cannot be taken out.
+
+    """
+    keys = tuple(keys)
+    if current == file.after and keys == file.keys:
+        return file.before
+    data = parse(current, file.path)
+    old = parse(file.before or "", file.path)
+    wanted = values.without_keys(data, keys, old)
+    if file.before is None and not wanted:
+        return None
+    for made in _candidates(current, file, keys, old):
+        if made is not None and _says(made, wanted, file.path):
+            return made
+    message = f"{file.path} is written in a way that vfiomgr cannot edit without harm"
+    raise Refusal(message, "take the keys out by hand, then run the command again")
+
+
+def _says(made: str, wanted: values.Data, place: str) -> bool:
+    try:
+        return parse(made, place) == wanted
+    except InvalidDocument:
+        return False
+
+
+def _candidates(
+    current: str,
+    file: OwnedFile,
+    keys: tuple[OwnedKey, ...],
+    old: values.Data,
+) -> Iterator[str | None]:
+    """Texts that may be what is wanted, the one that keeps most first."""
+    yield reverted(current, file.before or "", file.after)
+    if keys != file.keys:
+        settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
+        yield reverted(
+            current, file.before or "", with_settings(file.before or "", settings, file.path)
+        )
+    if is_json(current, file.path):
+        yield json_text.without_keys(current, keys, old, file.path)
+    else:
+        yield _attempt(_taken_out_of_toml, current, keys, old)
+
+
+def reverted(current: str, before: str, after: str) -> str | None:
+    """A text with what led from `before` to `after` undone; None where that is not found in it."""
+    old, new, now = (text.splitlines(keepends=True) for text in (before, after, current))
+    places = _places(new, now)
+    hunks = [hunk for hunk in _matcher(old, new).get_opcodes() if hunk[0] != "equal"]
+    for _, i1, i2, j1, j2 in reversed(hunks):
+        found = [places.get(number, -1) for number in range(j1, j2)]
+        if not found or -1 in found or found[-1] - found[0] != j2 - j1 - 1:
+            return None
+        now[found[0] : found[-1] + 1] = old[i1:i2]
+    torn = (line if line.endswith("\n") else f"{line}\n" for line in now[:-1])
+    return "".join((*torn, *now[-1:]))
+
+
+def _places(new: list[str], now: list[str]) -> dict[int, int]:
+    """Where lines of a text are in a later state of it."""
+    blocks = _matcher(new, now).get_matching_blocks()
+    return {b.a + number: b.b + number for b in blocks for number in range(b.size)}
+
+
+def _matcher(one: list[str], other: list[str]) -> difflib.SequenceMatcher[str]:
+    """Of lines, whether the last one has an end or not."""
+    return difflib.SequenceMatcher(
+        None,
+        [line.removesuffix("\n") for line in one],
+        [line.removesuffix("\n") for line in other],
+        autojunk=False,
+    )
+
+
+def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey], old: values.Data) -> str:
+    import tomlkit  # noqa: PLC0415 - slow to import
+
+    document = tomlkit.parse(current)
+    for key in keys:
+        *tables, last = key.path
+        chain: list[Any] = [document]
+        for name in tables:
+            if name not in chain[-1]:
+                break
+            chain.append(chain[-1][name])
+        if len(chain) <= len(tables) or last not in chain[-1]:
+            continue
+        there = chain[-1][last]
+        left = values.remaining(there.unwrap() if hasattr(there, "unwrap") else there, key)
+        if left is not values.ABSENT:
+            chain[-1][last] = _item(left)
+            continue
+        chain[-1].remove(last)
+        for depth in range(len(tables), 0, -1):
+            was_there = values.found(old, tuple(tables[:depth])) is not values.ABSENT
+            if len(chain[depth]) or was_there:
+                break
+            chain[depth - 1].remove(tables[depth - 1])
+    return document.as_string()
+
+
+def difference(path: str, before: str | None, after: str | None) -> str:
+    """What a person reads before a file is changed: a unified difference."""
+    lines = difflib.unified_diff(
+        _lines(before),
+        _lines(after),
+        "/dev/null" if before is None else path,
+        "/dev/null" if after is None else path,
+    )
+    return "".join(lines)
+
+
+def _lines(text: str | None) -> list[str]:
+    lines = (text or "").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n\\ No newline at end of file\n"
+    return lines

@@ -1,0 +1,145 @@
+"""Whether a runtime sees the entry, and nothing else otherwise: its own words before and after."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import facts_dump, values
+from vfiomgr.containers.runtimes.containerd import CRI_NAMES
+from vfiomgr.containers.runtimes.model import shown
+from vfiomgr.errors import HostError, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.edit import Decision
+    from vfiomgr.containers.runtimes.facts_dump import Dump, Texts
+    from vfiomgr.containers.runtimes.location import Place
+    from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
+    from vfiomgr.host.tree import HostTree
+
+
+_MOST = 5
+"""Keys that a message names."""
+
+
+def refuse_others(before: values.Data, after: values.Data, decision: Decision, name: str) -> None:
+    """Make sure that what a runtime reads differs in what was meant, and in nothing else.
+
+    Raises:
+        Refusal: it would lose or change something else, or would not see what was written.
+
+    """
+    one, other = values.without_zeros(before), values.without_zeros(after)
+    foreign = [key for key in values.differences(one, other) if not _is_ours(key, decision.ours)]
+    if foreign:
+        more = f" and {len(foreign) - _MOST} more" if len(foreign) > _MOST else ""
+        message = (
+            f"{name} would read other settings differently too: "
+            f"{', '.join(map(shown, foreign[:_MOST]))}{more}"
+        )
+        raise Refusal(message, "nothing was changed; please report the files that it reads")
+    unseen = list(_unseen(other, decision))
+    if unseen:
+        message = f"{name} would not see {', '.join(map(shown, unseen[:_MOST]))}"
+        hint = f"nothing was changed; does another file that {name} reads set it again?"
+        raise Refusal(message, hint)
+
+
+def _is_ours(key: Key, ours: tuple[Key, ...]) -> bool:
+    return any(key[: len(own)] == own for own in ours)
+
+
+def _unseen(after: values.Data, decision: Decision) -> Iterator[Key]:
+    """Keys that a runtime does not have as they were written, under either name of CRI."""
+    for setting in decision.expected:
+        if setting.is_item or setting.key == ("version",):
+            continue
+        key = setting.key
+        names = [key] if key[0] != "plugins" else [(key[0], cri, *key[2:]) for cri in CRI_NAMES]
+        wanted = values.without_zeros(setting.value)
+        if not any(_holds(values.found(after, name), wanted) for name in names):
+            yield key
+
+
+def _holds(there: object, wanted: object) -> bool:
+    """Whether a value is the wanted one, or a table with all of it."""
+    if isinstance(wanted, dict):
+        return isinstance(there, dict) and all(
+            name in there and _holds(there[name], value) for name, value in wanted.items()
+        )
+    return there == wanted
+
+
+def checked(  # noqa: PLR0913 - a check is of one text against another
+    tree: HostTree,
+    place: Place,
+    facts: RuntimeFacts,
+    texts: Texts,
+    *,
+    decision: Decision,
+    before: Dump | None,
+) -> tuple[tuple[str, ...], dict[str, Any] | None]:
+    """Have the runtime read what is to be; what was not checked, and what it will read.
+
+    Raises:
+        Refusal: it would not read it, or read something else differently as well.
+
+    """
+    name = str(place)
+    if place.program == "docker":
+        with _refusing():
+            is_valid = facts_dump.validate_docker(tree, texts[place.main] or "{}")
+        return (() if is_valid else (_why_unchecked(tree, place),)), None
+    if before is None:
+        return (_why_unchecked(tree, place),), None
+    with _refusing():
+        after = dump(tree, place, facts, texts)
+    if after is None:
+        return (_why_unchecked(tree, place),), None
+    new = [key for key in after.unknown if key not in before.unknown]
+    if new:
+        message = f"{name} does not know: {'; '.join(dict.fromkeys(new))}"
+        raise Refusal(message, "nothing was changed; is this the version that reads these files?")
+    refuse_others(before.data, after.data, decision, name)
+    return (), after.data
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What a runtime rejects before anything is written is refused, and has not failed."""
+    try:
+        yield
+    except HostError as error:
+        raise Refusal(error.message, error.hint) from error
+
+
+def dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dump | None:
+    """What a runtime reads of files as they are, or as texts say; None where it cannot be asked.
+
+    Raises:
+        HostError: it cannot read them.
+
+    """
+    if place.other is not None:
+        return None
+    match place.program:
+        case "containerd":
+            return facts_dump.dump_containerd(tree, place.given, texts, place.version)
+        case "crio":
+            drop_ins = [file.path for file in (*facts.imported, facts.drop_in)]
+            return facts_dump.dump_crio(tree, place.main, drop_ins, texts)
+        case _:
+            return None
+
+
+def _why_unchecked(tree: HostTree, place: Place) -> str:
+    name = str(place)
+    if place.program in ("k3s", "rke2"):
+        return f"what {name} makes of the template: it does so when it starts"
+    if place.other is not None:
+        return f"what {name} makes of it: containerd {place.other} is installed"
+    if not tree.runs_programs:
+        return f"what {name} makes of it: programs of {tree.root} cannot be run from here"
+    return f"what {name} makes of it: it is not installed here, or does not answer"

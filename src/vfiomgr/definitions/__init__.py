@@ -1,0 +1,1 @@
+"""Definitions of vGPUs: kept over a reboot, started and restored."""

@@ -1,0 +1,388 @@
+"""`vfiomgr vgpu list --defined`."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.cli.program import own_program
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
+from vfiomgr.definitions.plan import canonical
+from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
+from vfiomgr.definitions.service import RULE, SERVICE
+from vfiomgr.engine.steps import subject
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.commands.active import unseen_users, users_of
+from vfiomgr.vgpu.commands.names import name_of, uuid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition
+    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.definitions.restore_apply import Restored
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+
+_HEADINGS = ("VGPU", "PARENT", "TYPE", "NAME", "START", "STATE", "ATTRIBUTES")
+_IN_WORDS = {
+    "in-use": "in use",
+    "other": "another vGPU has its name",
+}
+"""States that are told in other words than JSON has for them."""
+
+
+def list_defined(session: Session) -> None:
+    """What vGPUs are to be, whether they are there or not, and files that say nothing."""
+    host = session.with_vgpu_users(session.host())
+    items = [_mdev_item(host, definition) for definition in host.vgpu_definitions]
+    items += [_function_item(host, gpu, f) for gpu in host.defined.gpus for f in gpu.vgpus]
+    problems = host.vgpu_definition_problems
+    if session.format != "table":
+        print_document("VgpuDefinitionList", {"items": items, "problems": problems}, session.format)
+        return
+    if items:
+        print_table(_HEADINGS, [_row(item) for item in items])
+    else:
+        note("no vGPU is defined: vfiomgr vgpu define does it")
+    if host.users is None and any(item["active"] for item in items):
+        note(unseen_users("whether they are in use"))
+    for problem in problems:
+        note(f"not shown: {problem.path}: {problem.reason}")
+    for text in _without_starter(items):
+        note(text)
+
+
+def _mdev_item(host: HostSnapshot, definition: VgpuDefinition) -> dict[str, object]:
+    active = host.vgpu(definition.uuid)
+    starter = "vfiomgr" if host.defined.file(RULE) is not None else None
+    kinds = [k for p in host.vgpu_parents if p.name == definition.parent for k in p.types]
+    return {
+        "name": definition.uuid,
+        "uuid": definition.uuid,
+        "parent": definition.parent,
+        "type": definition.type_id,
+        "type_name": next((kind.name for kind in kinds if kind.id == definition.type_id), None),
+        "start": definition.start,
+        **_state(host, active, definition.parent, definition.type_id),
+        "attributes": _attributes(definition.attributes),
+        "kept_by": "mdevctl",
+        "path": definition.path,
+        "started_by": _starter(
+            definition.autostart,
+            "mdevctl" if host.defined.is_started_by_mdevctl else starter,
+        ),
+    }
+
+
+def _function_item(
+    host: HostSnapshot, gpu: GpuDefinition, function: FunctionDefinition
+) -> dict[str, object]:
+    name = str(function.address)
+    starter = "vfiomgr" if host.defined.file(SERVICE) is not None else None
+    attributes = [(PARAMETERS, function.parameters)] if function.parameters else []
+    return {
+        "name": name,
+        "uuid": None,
+        "parent": name,
+        "type": function.type_id,
+        "type_name": function.type_name,
+        "start": function.start,
+        **_state(host, host.vgpu(name), name, function.type_id),
+        "attributes": _attributes(attributes),
+        "kept_by": "vfiomgr",
+        "path": gpu.path,
+        "started_by": _starter(function.autostart, starter),
+    }
+
+
+def _state(host: HostSnapshot, active: Vgpu | None, parent: str, type_id: str) -> dict[str, object]:
+    """What has become of a definition; a vGPU of its name that is another one is `other`."""
+    is_there = active is not None and active.parent == parent
+    users = users_of(host, active) if active is not None and is_there else []
+    if active is None:
+        state = "inactive"
+    elif (active.parent, active.type) != (parent, type_id):
+        state = "other"
+    else:
+        state = "in-use" if users else "active"
+    return {"active": is_there, "state": state, "users": users}
+
+
+def _starter(autostart: bool, starter: str | None) -> str | None:  # noqa: FBT001 - passed above
+    return starter if autostart else None
+
+
+def _attributes(attributes: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"name": name, "value": text} for name, text in attributes]
+
+
+def _row(item: dict[str, object]) -> tuple[str, ...]:
+    found = item["attributes"]
+    assert isinstance(found, list)  # noqa: S101 - made above
+    return (
+        str(item["name"]),
+        str(item["parent"]),
+        str(item["type"]),
+        or_dash(item["type_name"]),
+        str(item["start"]),
+        _IN_WORDS.get(state := str(item["state"]), state),
+        or_dash(" ".join(f"{attribute['name']}={attribute['value']}" for attribute in found)),
+    )
+
+
+def _without_starter(items: Iterable[dict[str, object]]) -> Iterator[str]:
+    for item in items:
+        if item["start"] == "auto" and item["started_by"] is None:
+            option = "--uuid" if item["uuid"] else "--parent"
+            yield (
+                f"nothing starts {item['name']} at boot: vfiomgr vgpu define "
+                f"{option} {item['name']} --auto sees to it"
+            )
+
+
+_LONGEST = 1 << 20
+"""Characters of a definition; a longer one is cut off and then fails to parse."""
+_FORMAT = "mdevctl(8) shows the format, under CONFIGURATION FILE FORMAT"
+
+
+def add_commands(group: click.Group) -> None:
+    """Make these commands part of `vfiomgr vgpu`."""
+    for command in (define, undefine, start, stop, restore):
+        group.add_command(command)
+
+
+@click.command("define")
+@click.option("--parent", metavar="DEVICE", help="What makes it, e.g. a virtual function.")
+@click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
+@click.option("--uuid", metavar="UUID", help="Its name; of one that is active or defined already.")
+@click.option("--auto/--manual", "autostart", default=None, help="Whether it starts by itself.")
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What is written to it as it starts, in this order; replaces all that was defined.",
+)
+@click.option("--jsonfile", metavar="FILE", help="Type, start and attributes as mdevctl has them.")
+@session_options()
+@click.pass_obj
+def define(
+    session: Session,
+    *,
+    parent: str | None,
+    type_name: str | None,
+    uuid: str | None,
+    autostart: bool | None,
+    attributes: tuple[str, ...],
+    jsonfile: str | None,
+) -> None:
+    """Keep what a vGPU is to be, and print its name; nothing is made now.
+
+    What is left out comes from the vGPU that is active, or stays as it is defined already. The
+    files are mdevctl's (/etc/mdevctl.d), so that either tool starts what the other defined; what
+    becomes of virtual functions in the vendor's own interface mdevctl does not know: that is kept
+    in /etc/vfiomgr/vgpu.d.
+
+    With --auto it starts when its parent comes: by mdevctl's rule of udev, where that works, or by
+    a service that is written for it.
+
+    \b
+    Examples:
+      vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q --auto
+      vfiomgr vgpu define --uuid f715f63c-0d00-4007-9c5a-b07b0c6c05de --auto
+      vfiomgr vgpu define --parent mtty --type mtty-2 --attribute power/control=on
+      vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q \\
+          --attribute nvidia/vgpu_params=frame_rate_limiter=0,disable_vnc=1
+      vfiomgr vgpu define --parent mtty --jsonfile vgpu.json --dry-run
+    """
+    if parent is None and uuid is None:
+        message = "which vGPU? There is no --uuid of one, and no --parent for a new one"
+        raise UsageError(message, "vfiomgr vgpu list shows those that are active")
+    if jsonfile is not None and (type_name or attributes or autostart is not None):
+        message = "--jsonfile says of which type it is, how it starts, and its attributes"
+        raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
+    read = None if jsonfile is None else _configuration(jsonfile)
+    name = _name_to_define(session, parent, uuid)
+    starts = read.autostart if read else autostart
+    intent = DefineVgpu(
+        name,
+        parent=None if name == parent else parent,
+        type=read.type_id if read else type_name,
+        attributes=read.attributes if read else tuple(map(_attribute, attributes)) or None,
+        autostart=starts,
+        program=own_program() if starts else None,
+    )
+    outcome = plan_or_apply(session, intent)
+    if outcome is not None:
+        _print_defined(session, outcome, name)
+
+
+def _print_defined(session: Session, outcome: api.Outcome, name: str) -> None:
+    """The name alone on standard output, for a script to take."""
+    if session.format != "table":
+        print_outcome(session, outcome, [], name=name)
+        return
+    for text in outcome.plan.notes:
+        note(text)
+    for text in outcome.plan.already:
+        note(text if outcome.is_changed else f"{text}: nothing to do")
+    say(name)
+
+
+def _name_to_define(session: Session, parent: str | None, uuid: str | None) -> str:
+    """The UUID that was given, the address of a virtual function, or a fresh UUID."""
+    if uuid is not None:
+        return uuid_of(uuid)
+    place = canonical(parent or "")
+    parents = session.devices().vgpu_parents
+    if any(known.name == place and known.family == "vendor-vfio" for known in parents):
+        return place
+    return str(uuids.uuid4())
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        message = f"--attribute {text} has no ="
+        raise UsageError(message, "write NAME=VALUE, e.g. nvidia/vgpu_params=disable_vnc=1")
+    return name, value
+
+
+def _configuration(source: str) -> Configuration:
+    try:
+        with open(source, encoding="utf-8") as file:
+            return read_configuration(file.read(_LONGEST), is_input=True)
+    except OSError as error:
+        message = f"--jsonfile {source}: {error.strerror}"
+        raise UsageError(message, _FORMAT) from None
+    except UnicodeDecodeError:
+        message = f"{source}: it is no UTF-8 text"
+        raise InvalidDocument(message, _FORMAT) from None
+    except InvalidDocument as error:
+        message = f"{source}: {error.message}"
+        raise InvalidDocument(message, _FORMAT) from None
+
+
+@click.command("undefine")
+@click.argument("name", nargs=-1, required=True)
+@click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
+@session_options()
+@click.pass_obj
+def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
+    """Forget what vGPUs are to be; those that are active stay.
+
+    A file that cannot be read as a definition is removed too, where its name is the UUID.
+
+    \b
+    Examples:
+      vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 0000:08:00.4
+      vfiomgr vgpu undefine 0000:41:00.4 --dry-run
+    """
+    outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
+    if outcome is not None:
+        steps = outcome.plan.steps if outcome.is_changed else ()
+        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+
+
+@click.command("start")
+@click.argument("name", nargs=-1, required=True)
+@click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
+@session_options()
+@click.pass_obj
+def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
+    """Make vGPUs as they are defined, with their attributes; all or none.
+
+    One that is active already stays; an attribute that reads otherwise than it is defined is
+    written again, unless a guest holds the vGPU.
+
+    \b
+    Examples:
+      vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 0000:08:00.4
+      vfiomgr vgpu start 0000:41:00.4 0000:41:00.5
+    """
+    outcome = plan_or_apply(session, StartVgpu(tuple(map(name_of, name)), parent))
+    if outcome is not None:
+        done = _changed(outcome)
+        print_outcome(session, outcome, [f"started {text}" for text in done], vgpus=done)
+
+
+@click.command("stop")
+@click.argument("name", nargs=-1, required=True)
+@click.option(
+    "--allow",
+    type=click.Choice(["in-use"]),
+    multiple=True,
+    help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
+)
+@session_options()
+@click.pass_obj
+def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Allowance, ...]) -> None:
+    """Remove vGPUs, and keep their definitions; one that a guest holds is refused.
+
+    \b
+    Examples:
+      vfiomgr vgpu stop f715f63c-0d00-4007-9c5a-b07b0c6c05de
+    """
+    outcome = plan_or_apply(session, StopVgpu(tuple(map(name_of, name)), frozenset(allow)))
+    if outcome is not None:
+        done = _changed(outcome)
+        print_outcome(session, outcome, [f"stopped {text}" for text in done], vgpus=done)
+
+
+def _changed(outcome: api.Outcome) -> list[str]:
+    """The vGPUs that a run was about, without those that were as wanted."""
+    steps = outcome.plan.steps if outcome.is_changed else ()
+    return list(dict.fromkeys(name for step in steps if (name := subject(step)) is not None))
+
+
+@click.command("restore")
+@click.option("--boot", is_flag=True, help="As the service does: leave mdevctl what it starts.")
+@click.option("--parent", metavar="DEVICE", help="Of this device alone.")
+@session_options()
+@click.pass_context
+def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
+    """Make all vGPUs that are defined to start by themselves, as far as they can be made.
+
+    Virtual functions and modes of a GPU come first, then types, then attributes. What is there
+    already is left. One that fails keeps no other from it, and is told.
+
+    Exit status: 0 where all are there or wait for their device, 1 where one failed.
+
+    \b
+    Examples:
+      vfiomgr vgpu restore --dry-run
+      vfiomgr vgpu restore
+      vfiomgr vgpu restore --parent 0000:08:00.4 --format json
+    """
+    session: Session = context.obj
+    intent = RestoreVgpus(parent, boot=boot)
+    if session.dry_run or session.snapshot is not None:
+        plan_or_apply(session, intent)
+        return
+    found = api.restore(intent, tree=session.tree, **options_of(session))
+    _print_restored(session, found)
+    context.exit(int(any(item.state == "failed" for item in found)))
+
+
+def _print_restored(session: Session, found: Sequence[Restored]) -> None:
+    if session.format != "table":
+        changed = any(item.state == "restored" for item in found)
+        print_document("Restoration", {"changed": changed, "items": found}, session.format)
+        return
+    for item in found:
+        why = f": {item.reason}" if item.reason else ""
+        say(f"{item.state}: vGPU {item.name} ({item.type} on {item.parent}){why}")
+    if not found:
+        say("nothing to do: no vGPU is defined to start by itself")

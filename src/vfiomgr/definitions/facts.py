@@ -1,0 +1,87 @@
+"""Definitions of vGPUs below /etc, who starts them at boot, and what their attributes read."""
+
+from __future__ import annotations
+
+import re
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr import paths
+from vfiomgr.definitions import service
+from vfiomgr.definitions.model import gpu
+from vfiomgr.definitions.model.kept import DefinitionFacts, MdevctlRule, VgpuAttribute
+from vfiomgr.definitions.model.vgpu import DIRECTORY
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.host.text import exists, settings_of, text_of
+from vfiomgr.paths import HostPath
+from vfiomgr.vgpu.attributes import PARAMETERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.vgpu.model import Vgpu
+
+_SCRIPTS = "scripts.d"
+"""Beside the parents: programs that mdevctl calls."""
+_CALLOUTS = (DIRECTORY / "scripts.d/callouts", HostPath("/usr/lib/mdevctl/scripts.d/callouts"))
+_RULES = tuple(
+    HostPath(f"{place}/udev/rules.d/60-mdevctl.rules")
+    for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
+)
+"""The first hides the others (udev(7)); an empty one, or a link to /dev/null, is no rule."""
+_STARTER = re.compile(r"(/[^\s'\"]*mdevctl)\s+start-parent-mdevs")
+
+
+def read_definitions(tree: HostTree, vgpus: Iterable[Vgpu]) -> DefinitionFacts:
+    """All that is defined, whether its device is there or not."""
+    read = {place: text_of(tree, place) for place in _definition_files(tree)}
+    own = {place: text_of(tree, place) for place in service.FILES}
+    facts = DefinitionFacts(
+        files=tuple(TextFile(p, text) for p, text in (read | own).items() if text is not None),
+        unreadable=tuple(place for place, text in read.items() if text is None),
+        mdevctl=_mdevctl_rule(tree),
+        callouts=tuple(place / name for place in _CALLOUTS for name in tree.children(place)),
+    )
+    return replace(facts, attributes=tuple(_attributes(tree, facts, vgpus)))
+
+
+def _definition_files(tree: HostTree) -> Iterator[HostPath]:
+    parents = [DIRECTORY / name for name in tree.children(DIRECTORY) if name != _SCRIPTS]
+    for directory in (*parents, gpu.DIRECTORY):
+        for name in tree.children(directory):
+            if not name.startswith(".") and _is_file(tree, directory / name):
+                yield directory / name
+
+
+def _is_file(tree: HostTree, place: HostPath) -> bool:
+    """Whether it is a file, or a link that should lead to one."""
+    real = tree.resolve(place)
+    status = None if real is None else tree.status(real)
+    return status is None or stat.S_ISREG(status.st_mode)
+
+
+def _mdevctl_rule(tree: HostTree) -> MdevctlRule | None:
+    """The rule that udev reads, and whether what it runs is there."""
+    place = next((place for place in _RULES if exists(tree, place)), None)
+    starter = None if place is None else _STARTER.search("\n".join(settings_of(tree, place)))
+    if place is None or starter is None:
+        return None
+    program = HostPath(starter[1])
+    return MdevctlRule(place, program, has_program=exists(tree, program))
+
+
+def _attributes(
+    tree: HostTree, files: DefinitionFacts, vgpus: Iterable[Vgpu]
+) -> Iterator[VgpuAttribute]:
+    """What active vGPUs read in the attributes that are defined, or are NVIDIA's."""
+    for vgpu in vgpus:
+        is_mdev = vgpu.uuid is not None
+        directory = (paths.MDEV_DEVICES if is_mdev else paths.PCI_DEVICES) / vgpu.name
+        defined = [d for d in files.vgpus if d.uuid == vgpu.uuid]
+        names = [name for d in defined for name, _ in d.attributes]
+        for name in dict.fromkeys((PARAMETERS, *names)):
+            text = tree.read(directory / name)
+            if text is not None:
+                yield VgpuAttribute(vgpu.name, name, text)

@@ -1,0 +1,1 @@
+"""Definitions as values, and as the files that hold them."""

@@ -1,0 +1,118 @@
+"""What a host keeps of definitions of vGPUs, who starts them at boot, and what they read now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from vfiomgr.definitions.model import gpu, vgpu
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.definitions.model.gpu import GpuDefinition
+    from vfiomgr.definitions.model.vgpu import Attributes, VgpuDefinition
+
+    _Parse = Callable[[TextFile], "_Definition"]
+
+_Definition = TypeVar("_Definition")
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionProblem:
+    """A file that defines nothing, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MdevctlRule:
+    """mdevctl's rule of udev, which starts mediated devices when their parent comes."""
+
+    path: str
+    program: str
+    """What it runs."""
+    has_program: bool
+    """Debian 12 has mdevctl in another place than its rule says."""
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuAttribute:
+    """What an attribute of an active vGPU reads."""
+
+    vgpu: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DefinitionFacts:
+    """The files, each whole, and what is around them."""
+
+    files: tuple[TextFile, ...] = ()
+    """Definitions of mdevctl and of vfiomgr, and what vfiomgr wrote to have them started."""
+    unreadable: tuple[str, ...] = ()
+    mdevctl: MdevctlRule | None = None
+    callouts: tuple[str, ...] = ()
+    """Programs that mdevctl runs for some types, and vfiomgr does not."""
+    attributes: tuple[VgpuAttribute, ...] = field(default=())
+
+    @cached_property
+    def vgpus(self) -> tuple[VgpuDefinition, ...]:
+        """The mediated devices that are defined, by parent and UUID."""
+        return self._mdevs[0]
+
+    @cached_property
+    def gpus(self) -> tuple[GpuDefinition, ...]:
+        """The GPUs whose virtual functions are defined, by address."""
+        return tuple(sorted(self._gpus[0], key=lambda known: known.gpu.address))
+
+    @cached_property
+    def problems(self) -> tuple[DefinitionProblem, ...]:
+        """Files that define nothing, though they should."""
+        unread = (DefinitionProblem(path, "it cannot be read") for path in self.unreadable)
+        return (*self._mdevs[1], *self._gpus[1], *unread)
+
+    @property
+    def is_started_by_mdevctl(self) -> bool:
+        """Whether mdevctl's rule starts mediated devices that start by themselves."""
+        return self.mdevctl is not None and self.mdevctl.has_program
+
+    def file(self, path: str) -> str | None:
+        """The text of one of the files."""
+        return next((file.text for file in self.files if file.path == path), None)
+
+    def attributes_of(self, vgpu: str) -> Attributes:
+        """What the attributes of an active vGPU read, by name."""
+        return tuple((fact.name, fact.text) for fact in self.attributes if fact.vgpu == vgpu)
+
+    @cached_property
+    def _mdevs(self) -> tuple[tuple[VgpuDefinition, ...], tuple[DefinitionProblem, ...]]:
+        return self._parsed(vgpu.DIRECTORY, vgpu.parse_definition)
+
+    @cached_property
+    def _gpus(self) -> tuple[tuple[GpuDefinition, ...], tuple[DefinitionProblem, ...]]:
+        return self._parsed(gpu.DIRECTORY, gpu.parse_gpu_definition)
+
+    def _parsed(
+        self, directory: str, parse: _Parse[_Definition]
+    ) -> tuple[tuple[_Definition, ...], tuple[DefinitionProblem, ...]]:
+        """What the files of a directory say, and those that say nothing."""
+        found: list[_Definition] = []
+        problems: list[DefinitionProblem] = []
+        for file in self.files:
+            if not file.path.startswith(f"{directory}/"):
+                continue
+            try:
+                found.append(parse(file))
+            except InvalidDocument as error:
+                problems.append(DefinitionProblem(file.path, error.message))
+        return tuple(found), tuple(problems)
+
+
+PARTS = (DefinitionFacts, MdevctlRule, VgpuAttribute)
+"""For those who read snapshots."""

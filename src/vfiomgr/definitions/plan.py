@@ -1,0 +1,407 @@
+"""What virtual functions of the vendor's driver are to be, in the documents of their GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.definitions.boot import exchange
+from vfiomgr.definitions.model.gpu import (
+    VERSION,
+    FunctionDefinition,
+    GpuDefinition,
+    gpu_file,
+    render_gpu_definition,
+)
+from vfiomgr.definitions.model.vgpu import (
+    VgpuDefinition,
+    check_attribute,
+    definition_file,
+    is_name,
+    render_definition,
+)
+from vfiomgr.engine.plan import Plan
+from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.capacity import by_number, gpus
+from vfiomgr.vgpu.model import types_called
+from vfiomgr.vgpu.placement import guess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.definitions.model.vgpu import Attributes
+    from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.capacity import Gpu
+    from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
+
+
+def defined(host: HostSnapshot, intent: DefineVgpu) -> tuple[GpuDefinition | None, GpuDefinition]:
+    """The definition of a GPU as it is, and with a virtual function as it is to be.
+
+    Raises:
+        UsageError: a part is missing, or is none of a virtual function.
+        UnknownDevice: the GPU has no such type.
+        Refusal: the present document is of another device, or cannot be read.
+
+    """
+    address = PciAddress.parse(intent.name)
+    gpu = _gpu_of(host, address)
+    device = _physical(host, gpu)
+    old = _document(host, device)
+    function = old.function(address) if old else None
+    present = _present(gpu, device, old)
+    return old, present.with_function(_wanted_function(host, intent, gpu, function))
+
+
+def replacement(
+    host: HostSnapshot, old: GpuDefinition | None, new: GpuDefinition | None
+) -> ReplaceFile | None:
+    """The step from one document to another; None where they are the same."""
+    if old == new:
+        return None
+    path = old.path if old else new.path if new else ""
+    after = render_gpu_definition(new) if new else None
+    return ReplaceFile(path, host.defined.file(path), after)
+
+
+def _gpu_of(host: HostSnapshot, address: PciAddress) -> Gpu:
+    for gpu in gpus(host):
+        if gpu.family == "vendor-vfio" and str(address) in {p.name for p in gpu.parents}:
+            return gpu
+    message = f"{address} is no virtual function that the vendor's driver makes a vGPU of"
+    raise UnknownDevice(message, "vfiomgr vgpu types shows GPUs that make vGPUs")
+
+
+def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
+    if gpu.mode is not None and gpu.mode.mig and gpu.partition is None:
+        message = f"{gpu} is divided by MIG, and nvidia-smi tells nothing of its GPU instances"
+        raise Refusal(message, f"run it by hand to see why: nvidia-smi mig -lgip -i {gpu.name}")
+    return host.device(PciAddress.parse(gpu.name))
+
+
+def _document(host: HostSnapshot, device: PciDevice) -> GpuDefinition | None:
+    path = gpu_file(device.address)
+    for problem in host.vgpu_definition_problems:
+        if problem.path == path:
+            message = f"{path} is there, and defines nothing: {problem.reason}"
+            raise Refusal(message, "mend it, or remove it")
+    known = next((g for g in host.defined.gpus if g.gpu.address == device.address), None)
+    if known is not None and not known.gpu.is_same_as(device.identity):
+        message = f"{path} is about another device: {known.gpu}; there is {device.identity} now"
+        raise Refusal(message, f"remove it, or undefine its vGPUs first: {_names(known)}")
+    return known
+
+
+def _names(known: GpuDefinition) -> str:
+    return f"vfiomgr vgpu undefine {' '.join(str(f.address) for f in known.vgpus)}"
+
+
+def _present(gpu: Gpu, device: PciDevice, old: GpuDefinition | None) -> GpuDefinition:
+    """A GPU as it is now, and with the vGPUs that are defined."""
+    base = old or GpuDefinition(VERSION, device.identity, 0, ())
+    mode = gpu.mode.heterogeneous if gpu.mode else None
+    return replace(
+        base,
+        virtual_functions=device.sriov_numvfs or len(device.virtual_functions),
+        heterogeneous=base.heterogeneous if mode is None else mode,
+        mig=_instances(gpu, base),
+    )
+
+
+def _instances(gpu: Gpu, base: GpuDefinition) -> tuple[str, ...] | None:
+    """The profiles of the GPU instances that are there; as they were kept where MIG is unknown."""
+    if gpu.mode is None or gpu.mode.mig is None:
+        return base.mig
+    if not gpu.mode.mig:
+        return None
+    return tuple(place.name for place in gpu.partition.places) if gpu.partition else base.mig
+
+
+def _wanted_function(
+    host: HostSnapshot, intent: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
+) -> FunctionDefinition:
+    address = PciAddress.parse(intent.name)
+    type_id, type_name = _function_type(host, intent, gpu, old)
+    read = dict(host.defined.attributes_of(intent.name)).get(PARAMETERS, "").strip()
+    base = old or FunctionDefinition(address, type_id, parameters=read)
+    new = replace(base, type_id=type_id, type_name=type_name)
+    if intent.autostart is not None:
+        new = replace(new, start="auto" if intent.autostart else "manual")
+    if intent.attributes is not None:
+        new = replace(new, parameters=_parameters(intent))
+    return new
+
+
+def _function_type(
+    host: HostSnapshot, intent: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
+) -> tuple[str, str | None]:
+    """Number and name: as told, as defined, or as it is active."""
+    active = host.vgpu(intent.name)
+    if intent.type is None:
+        if old is not None:
+            return old.type_id, old.type_name
+        if active is not None:
+            return active.type, active.type_name
+        message = f"{intent.name} is no vGPU now that could be defined as it is"
+        raise UsageError(message, "name --type; vfiomgr vgpu types shows them")
+    for kind in types_called(gpu.types, intent.type):
+        return kind.id, kind.name
+    if active is not None and intent.type in (active.type, active.type_name):
+        return active.type, active.type_name
+    names = ", ".join(map(str, gpu.types))
+    message = f"{gpu.name} offers no vGPU type {intent.type}; it offers {names or 'none now'}"
+    raise UnknownDevice(message, "a GPU names only what still fits; vfiomgr vgpu types shows it")
+
+
+def _parameters(intent: DefineVgpu) -> str:
+    for name, _ in intent.attributes or ():
+        if name != PARAMETERS:
+            message = f"--attribute {name}: a virtual function keeps {PARAMETERS} alone"
+            raise UsageError(message, f"write --attribute {PARAMETERS}=a=1,b=2")
+    return "".join(text for _, text in intent.attributes or ())
+
+
+LOCK = "vgpu-definitions"
+
+
+def plan_define(host: HostSnapshot, intent: DefineVgpu) -> Plan:
+    """Keep what a vGPU is to be, and make sure that something starts it.
+
+    Raises:
+        UsageError: a part is missing, or is none of a vGPU.
+        UnknownDevice: the parent has no such type.
+        Refusal: the present file could not be kept.
+
+    """
+    _check_attributes(intent.attributes or ())
+    if is_address(intent.name):
+        return _plan_function(host, intent)
+    old = _defined_before(host, intent)
+    definition = _wanted(host, intent, old)
+    text = render_definition(definition)
+    before = host.defined.file(definition.path)
+    others = [d for d in host.vgpu_definitions if d.path != definition.path]
+    part = exchange(host, [*others, definition], host.defined.gpus, intent.program)
+    return Plan(
+        summary=f"define {definition}",
+        steps=(*([ReplaceFile(definition.path, before, text)] * (before != text)), *part.steps),
+        locks=(LOCK, f"vgpu-{intent.name}"),
+        notes=(*_notes(host, definition), *(part.notes if definition.autostart else ())),
+        already=(f"{definition} is defined so already",) * (before == text),
+    )
+
+
+def plan_undefine(host: HostSnapshot, intent: UndefineVgpu) -> Plan:
+    """Forget definitions, those that cannot be read too."""
+    parent = None if intent.parent is None else canonical(intent.parent)
+    gone = {name: list(_files_of(host, name, parent)) for name in intent.names}
+    files = dict.fromkeys(file for found in gone.values() for file in found)
+    gpus, changed, known = _gpus_without(host, intent.names)
+    mdevs = [d for d in host.vgpu_definitions if d.path not in files]
+    part = exchange(host, mdevs, gpus, None)
+    absent = [name for name in intent.names if not gone[name] and name not in known]
+    removals = (ReplaceFile(path, host.defined.file(path), None) for path in files)
+    return Plan(
+        summary=f"undefine vGPU {', '.join(intent.names)}",
+        steps=(*removals, *changed, *part.steps),
+        locks=(LOCK, *sorted(f"vgpu-{name}" for name in intent.names)),
+        notes=tuple(
+            f"{vgpu} stays active: vfiomgr vgpu remove {name}"
+            for name in intent.names
+            if name not in absent and (vgpu := host.vgpu(name)) is not None
+        ),
+        already=tuple(f"there is no definition of vGPU {name}" for name in absent),
+    )
+
+
+def canonical(text: str) -> str:
+    """The name of a parent as sysfs writes it, where it is a PCI address."""
+    try:
+        return str(PciAddress.parse(text))
+    except UsageError:
+        return text
+
+
+def _plan_function(host: HostSnapshot, intent: DefineVgpu) -> Plan:
+    """The document of a GPU with one virtual function as it is to be."""
+    old, new = defined(host, intent)
+    step = replacement(host, old, new)
+    gpus = [gpu for gpu in host.defined.gpus if gpu.gpu.address != new.gpu.address]
+    part = exchange(host, host.vgpu_definitions, [*gpus, new], intent.program)
+    function = new.function(PciAddress.parse(intent.name))
+    starts = function is not None and function.autostart
+    return Plan(
+        summary=f"define {function}",
+        steps=(*([step] if step else []), *part.steps),
+        locks=(LOCK, f"vgpu-{intent.name}"),
+        notes=part.notes if starts else (),
+        already=() if step else (f"{function} is defined so already",),
+    )
+
+
+def _defined_before(host: HostSnapshot, intent: DefineVgpu) -> VgpuDefinition | None:
+    """The definition that is changed, where there is one."""
+    found = [d for d in host.vgpu_definitions if d.uuid == intent.name]
+    if intent.parent is not None:
+        found = [d for d in found if d.parent == canonical(intent.parent)]
+    if len(found) > 1:
+        raise ambiguous(found)
+    return found[0] if found else None
+
+
+def ambiguous(found: Sequence[VgpuDefinition]) -> Refusal:
+    """One UUID that is defined for several parents."""
+    parents = ", ".join(d.parent for d in found)
+    message = f"vGPU {found[0].uuid} is defined on several parents: {parents}"
+    return Refusal(message, "name the one with --parent")
+
+
+def _wanted(host: HostSnapshot, intent: DefineVgpu, old: VgpuDefinition | None) -> VgpuDefinition:
+    active = host.vgpu(intent.name)
+    parent = _parent(host, intent, old, active)
+    type_id = _type(host, parent, intent, old, active)
+    base = old or VgpuDefinition(parent, intent.name, type_id, attributes=_read(host, active))
+    if old is None:
+        _refuse_unreadable(host, base)
+    return replace(
+        base,
+        type_id=type_id,
+        autostart=base.autostart if intent.autostart is None else intent.autostart,
+        attributes=base.attributes if intent.attributes is None else intent.attributes,
+    )
+
+
+def _parent(
+    host: HostSnapshot, intent: DefineVgpu, old: VgpuDefinition | None, active: Vgpu | None
+) -> str:
+    known = old or active
+    if intent.parent is None and known is None:
+        message = f"there is no vGPU {intent.name} that could be defined as it is"
+        raise UsageError(message, "name --parent and --type; vfiomgr vgpu types shows them")
+    name = canonical(intent.parent) if intent.parent is not None else known.parent if known else ""
+    functions = [parent.name for parent in host.vgpu_parents if parent.gpu == name != parent.name]
+    if functions:
+        message = f"vGPUs of {name} are made on its virtual functions"
+        raise UsageError(message, f"name one of them with --parent, e.g. {functions[0]}")
+    if not is_name(name):
+        message = f"{name!r} is no name of a device"
+        raise UsageError(message, "vfiomgr vgpu types shows those that make vGPUs")
+    return name
+
+
+def _type(
+    host: HostSnapshot,
+    parent: str,
+    intent: DefineVgpu,
+    old: VgpuDefinition | None,
+    active: Vgpu | None,
+) -> str:
+    if intent.type is None:
+        if old is not None:
+            return old.type_id
+        if active is not None and active.parent == parent:
+            return active.type
+        message = f"of which type shall vGPU {intent.name} be?"
+        raise UsageError(message, "name it with --type; vfiomgr vgpu types shows them")
+    there = parent_named(host, parent)
+    if there is None and is_name(intent.type):
+        return intent.type
+    return find_type(types_of(host, there) if there else [], intent.type, parent).id
+
+
+def parent_named(host: HostSnapshot, name: str) -> VgpuParent | None:
+    """The parent of a name, while its driver offers it."""
+    return next((parent for parent in host.vgpu_parents if parent.name == name), None)
+
+
+def types_of(host: HostSnapshot, parent: VgpuParent) -> list[VgpuType]:
+    """What a parent can make, as it says itself or another one of its GPU does."""
+    alike = [known for known in host.vgpu_parents if known.gpu == parent.gpu]
+    return list({kind.id: kind for known in alike for kind in known.types}.values())
+
+
+def find_type(kinds: Sequence[VgpuType], wanted: str, where: str) -> VgpuType:
+    """The type of an identifier, a number or a name.
+
+    Raises:
+        UnknownDevice: there is none.
+
+    """
+    for kind in types_called(kinds, wanted):
+        return kind
+    names = [str(kind) for kind in sorted(kinds, key=by_number)]
+    message = f"{where} has no vGPU type {wanted}; it has {', '.join(names) or 'none now'}"
+    raise UnknownDevice(message, guess(kinds, wanted))
+
+
+def _read(host: HostSnapshot, active: Vgpu | None) -> Attributes:
+    """The settings that NVIDIA's driver tells of an active vGPU."""
+    found = host.defined.attributes_of(active.name) if active else ()
+    return tuple((name, text) for name, text in found if name == PARAMETERS and text.strip())
+
+
+def _check_attributes(attributes: Attributes) -> None:
+    for name, _ in attributes:
+        why = check_attribute(name)
+        if why is not None:
+            message = f"--attribute {name}: {why}"
+            raise UsageError(message, "name it as below /sys/bus/mdev/devices/UUID")
+    if [name for name, _ in attributes].count(PARAMETERS) > 1:
+        message = f"{PARAMETERS} is given twice, and each write replaces all that it held"
+        raise UsageError(message, f"give all in one: --attribute {PARAMETERS}=a=1,b=2")
+
+
+def _refuse_unreadable(host: HostSnapshot, definition: VgpuDefinition) -> None:
+    """A file that says nothing now may be meant to say something."""
+    for problem in host.vgpu_definition_problems:
+        if problem.path == definition.path:
+            message = f"{problem.path} is there, and defines nothing: {problem.reason}"
+            raise Refusal(message, f"mend it, or vfiomgr vgpu undefine {definition.uuid} first")
+
+
+def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:
+    active = host.vgpu(definition.uuid)
+    if active is not None and (active.parent, active.type) != (
+        definition.parent,
+        definition.type_id,
+    ):
+        yield f"it is active as {active.type} on {active.parent} until vfiomgr vgpu stop"
+    if parent_named(host, definition.parent) is None:
+        yield f"no device {definition.parent} makes vGPUs now: it waits until one does"
+    if host.defined.callouts:
+        yield f"vfiomgr does not run what mdevctl would: {', '.join(host.defined.callouts)}"
+
+
+def _files_of(host: HostSnapshot, name: str, parent: str | None) -> Iterator[str]:
+    """The files of mdevctl that have a name, whatever they say."""
+    for file in host.defined.files:
+        path = HostPath(file.path)
+        is_meant = not is_address(name) and parent in (None, path.parent.name)
+        if is_meant and path == definition_file(path.parent.name, name):
+            yield path
+
+
+def _gpus_without(
+    host: HostSnapshot, names: Iterable[str]
+) -> tuple[list[GpuDefinition], list[ReplaceFile], set[str]]:
+    """What is left of the GPUs' documents, the steps to it, and the functions that they had."""
+    addresses = {PciAddress.parse(name) for name in names if is_address(name)}
+    left: list[GpuDefinition] = []
+    steps: list[ReplaceFile] = []
+    known: set[str] = set()
+    for old in host.defined.gpus:
+        new: GpuDefinition | None = old
+        for function in old.vgpus:
+            if function.address in addresses and new is not None:
+                new = new.without(function.address)
+                known.add(str(function.address))
+        step = replacement(host, old, new)
+        steps += [step] if step else []
+        left += [new] if new else []
+    return left, steps, known

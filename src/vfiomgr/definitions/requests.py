@@ -1,0 +1,69 @@
+"""Requests about vGPU definitions: define, undefine, start, stop, restore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.definitions.model.vgpu import Attributes
+from vfiomgr.diagnostic import Allowance
+
+
+@dataclass(frozen=True, slots=True)
+class DefineVgpu:
+    """Keep what a vGPU is to be; what is None stays as it is defined, or as it is active."""
+
+    name: str
+    """A UUID, or the address of a virtual function."""
+    parent: str | None = None
+    type: str | None = None
+    attributes: Attributes | None = None
+    autostart: bool | None = None
+    program: str | None = None
+    """Where vfiomgr itself is, for the service that starts vGPUs."""
+    kind: Literal["define-vgpu"] = "define-vgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class UndefineVgpu:
+    """Forget what vGPUs are to be; those that are active stay."""
+
+    names: tuple[str, ...]
+    parent: str | None = None
+    """None: on whatever parent they are defined."""
+    kind: Literal["undefine-vgpu"] = "undefine-vgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class StartVgpu:
+    """Make vGPUs as they are defined."""
+
+    names: tuple[str, ...]
+    parent: str | None = None
+    begun: tuple[str, ...] = ()
+    """Those that were not there before: of a run that is to be finished."""
+    kind: Literal["start-vgpu"] = "start-vgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class StopVgpu:
+    """Remove vGPUs, and keep their definitions."""
+
+    names: tuple[str, ...]
+    allow: frozenset[Allowance] = frozenset()
+    kind: Literal["stop-vgpu"] = "stop-vgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreVgpus:
+    """Make all vGPUs that are defined to start by themselves, as far as they can be made."""
+
+    parent: str | None = None
+    """Of this device alone."""
+    only: tuple[str, ...] = ()
+    """Of these alone, by their names, and the GPUs that are prepared for them."""
+    boot: bool = False
+    """Leave to mdevctl what its own rule of udev starts."""
+    begun: tuple[str, ...] = ()
+    """Those that were not there before: of a run that is to be finished."""
+    kind: Literal["restore-vgpus"] = "restore-vgpus"

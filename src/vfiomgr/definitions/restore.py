@@ -1,0 +1,222 @@
+"""Bringing about by itself what is defined so: GPUs first, then their vGPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.definitions.plan import canonical, parent_named
+from vfiomgr.definitions.start import (
+    absence_of,
+    function_target,
+    missing,
+    started,
+    target_of,
+    together,
+)
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.plan import Plan
+from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.gpu import mode
+from vfiomgr.gpu.mode import gpu_locks
+from vfiomgr.gpu.requests import SetGpuMode
+from vfiomgr.sriov import plan as sriov_plan
+from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu.mig import sriov_manage
+from vfiomgr.vgpu.projection import with_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.definitions.model.gpu import GpuDefinition
+    from vfiomgr.definitions.requests import RestoreVgpus
+    from vfiomgr.definitions.start import Target
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something that is to be brought about by itself; one that fails keeps no other from it."""
+
+    name: str
+    """Of a vGPU, or of a GPU that has to be prepared for its vGPUs."""
+    parent: str
+    type: str
+    gpu: str
+    """Candidates of one GPU are brought about together."""
+    plan: Plan | None = None
+    why_not: str | None = None
+    is_waiting: bool = False
+    """Its device may still come."""
+    after: str | None = None
+    """The candidate that has to come first."""
+
+    def __str__(self) -> str:
+        """`vGPU f715f63c-… (mtty-2 on mtty)`."""
+        return f"vGPU {self.name} ({self.type} on {self.parent})" if self.type else self.name
+
+
+def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
+    """Bring about all that can be, and say why the rest cannot."""
+    found = [
+        candidate
+        for candidate in candidates(host, intent)
+        if not intent.only or candidate.name in intent.only
+    ]
+    plans = [candidate.plan for candidate in found if candidate.plan is not None]
+    made = together(host, "restore the vGPUs that start by themselves", plans)
+    notes = [f"{c}: {c.why_not}" for c in found if c.why_not is not None]
+    notes += [f"{c}: follows once {c.after} is ready" for c in found if c.after is not None]
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def settled(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
+    """The intent with those that it makes, so that it can be finished after a crash."""
+    names = (candidate.name for candidate in candidates(host, intent) if candidate.type)
+    return replace(intent, begun=intent.begun or missing(host, names))
+
+
+def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...]:
+    """All that starts by itself, GPUs to be prepared before their vGPUs."""
+    parent = None if intent.parent is None else canonical(intent.parent)
+    leaves_mdevs = intent.boot and host.defined.is_started_by_mdevctl
+    mdevs = [
+        _mdev_candidate(host, target_of(definition), intent.begun)
+        for definition in host.vgpu_definitions
+        if definition.autostart and not leaves_mdevs and parent in (None, definition.parent)
+    ]
+    functions = [
+        candidate
+        for definition in host.defined.gpus
+        for candidate in _function_candidates(host, definition, parent, intent.begun)
+    ]
+    return (*functions, *mdevs)
+
+
+def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
+    """Virtual functions, then modes and GPU instances of a GPU, before its vGPUs.
+
+    What sriov.plan_set makes of virtual functions brings heterogeneous sizes too, where NVIDIA's
+    program makes them. MIG changes only without them, so it comes first; it is switched on where
+    the definition has it, and never off: its GPU instances may be somebody's. Which instances it
+    can have is known only then: they are prepared once it is on.
+
+    Raises:
+        Refusal: something is to be done that vfiomgr does not do, or not now.
+
+    """
+    device = host.device(definition.gpu.address)
+    refuse_if_any(_unwanted_mig(host, definition), frozenset())
+    needed = (str(function.address) for function in definition.autostarting)
+    if all(host.device_named(name) is not None for name in needed):
+        change = _change_of_modes(host, definition, device.sriov_numvfs or 0)
+        if change is not None:
+            return mode.plan_mode(host, change)
+        return _divided(host, device, definition, Plan(f"prepare {device}", ()))
+    if device.sriov_numvfs:
+        message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
+        raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
+    count = definition.virtual_functions
+    if sriov_manage.makes_by_program(host, device):  # all, and those defined are among them
+        count = device.sriov_totalvfs or count
+    change = _change_of_modes(host, definition, count)
+    if change is not None and change.mig:
+        return mode.plan_mode(host, replace(change, heterogeneous=None))
+    wanted = SetVirtualFunctions(
+        device.address, count, autoprobe=True, heterogeneous_after=definition.heterogeneous
+    )
+    functions = sriov_plan.plan_set(host, wanted)
+    return _divided(with_functions(host, device, count), device, definition, functions)
+
+
+def _divided(
+    host: HostSnapshot, device: PciDevice, definition: GpuDefinition, before: Plan
+) -> Plan:
+    """A plan, and the GPU instances (MIG) that are missing then; more of them do no harm."""
+    part = mig_plan.completion(host, device, definition.mig or ())
+    if part.is_empty:
+        return before
+    locks = {*before.locks, *gpu_locks(host, device)}
+    return replace(before, steps=(*before.steps, *part.steps), locks=tuple(sorted(locks)))
+
+
+def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
+    """MIG where the vGPUs are defined without: none of their types can be made."""
+    address = definition.gpu.address
+    mode = host.gpu_mode(host.device(address))
+    if mode is not None and mode.mig and definition.mig is None:
+        yield Objection(
+            f"{address} is divided by MIG, and its vGPUs are defined without",
+            f"if nobody needs its GPU instances: vfiomgr vgpu mode {address} --no-mig, then "
+            "vfiomgr vgpu restore",
+        )
+
+
+def _change_of_modes(
+    host: HostSnapshot, definition: GpuDefinition, functions: int
+) -> SetGpuMode | None:
+    """What is known to be otherwise than it is to be; more freedom of sizes is no harm."""
+    mode = host.gpu_mode(host.device(definition.gpu.address))
+    if mode is None:
+        return None
+    mixed = definition.heterogeneous and mode.heterogeneous is False
+    mig = definition.mig is not None and mode.mig is False
+    if not mixed and not mig:
+        return None
+    return SetGpuMode(
+        definition.gpu.address,
+        heterogeneous=True if mixed else None,
+        mig=True if mig else None,
+        functions_after=functions,
+    )
+
+
+def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> Candidate:
+    parent = parent_named(host, target.parent)
+    known = _candidate(target, parent.gpu if parent else target.parent)
+    absence = absence_of(host, target) if host.vgpu(target.name) is None else None
+    if absence is not None:
+        return replace(known, why_not=absence, is_waiting=True)
+    return _planned(host, known, target, begun)
+
+
+def _candidate(target: Target, gpu: str) -> Candidate:
+    return Candidate(target.name, target.parent, target.type_name or target.type_id, gpu)
+
+
+def _planned(
+    host: HostSnapshot, known: Candidate, target: Target, begun: tuple[str, ...]
+) -> Candidate:
+    try:
+        return replace(known, plan=started(host, target, begun))
+    except VfiomgrError as error:
+        return replace(known, why_not=f"{error.message}; {error.hint}")
+
+
+def _function_candidates(
+    host: HostSnapshot, definition: GpuDefinition, parent: str | None, begun: tuple[str, ...]
+) -> list[Candidate]:
+    """The vGPUs of a GPU, or what has to come before them."""
+    gpu = str(definition.gpu.address)
+    targets = [
+        function_target(function)
+        for function in definition.autostarting
+        if parent in (None, gpu, str(function.address))
+    ]
+    known = [_candidate(target, gpu) for target in targets]
+    device = host.device_named(gpu)
+    if device is None:
+        return [replace(c, why_not=f"there is no {gpu}", is_waiting=True) for c in known]
+    if not device.identity.is_same_as(definition.gpu):
+        why = f"{gpu} is another device by now: {device.identity}, and not {definition.gpu}"
+        return [replace(c, why_not=why) for c in known]
+    try:
+        first = preparation(host, definition)
+    except VfiomgrError as error:
+        return [replace(c, why_not=f"{error.message}; {error.hint}") for c in known]
+    if not first.is_empty:
+        whole = Candidate(gpu, gpu, "", gpu, first)
+        return [whole, *(replace(c, after=gpu) for c in known)] if known else []
+    return [_planned(host, c, target, begun) for c, target in zip(known, targets, strict=True)]

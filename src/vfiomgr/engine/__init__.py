@@ -1,0 +1,1 @@
+"""How a change is made: planned, locked, recorded, carried out by workers, undone, recovered."""

@@ -1,0 +1,369 @@
+"""The journal: what a run is about to do, written and fsynced before it is done.
+
+One file per run in /var/lib/vfiomgr/journal, numbered in the order in which they were begun, one
+record per line (executor/records.py): `plan` with the intent and all steps, then `begin`, `done`,
+`failed` and `stuck` of each step (`undo-…` while rolling back), `more` with the steps that could
+be planned only then, and `end`. A run holds a lock on its file: one without `end` and without a
+lock was cut off. A last line that is no whole record was never written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import ENOSPC
+from typing import TYPE_CHECKING, Any, Self
+
+from vfiomgr.documents.yaml_json import to_jsonable
+from vfiomgr.engine.journal_files import DIRECTORY, foreign_names, names, next_name, place_of
+from vfiomgr.engine.journal_records import (
+    PLANS,
+    all_of,
+    decode,
+    encode,
+    is_plan,
+    last_record,
+    names_planned_steps,
+)
+from vfiomgr.engine.steps import subject
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.host.own_files import MOST_BYTES, NotARecord, open_own, read_own
+from vfiomgr.host.tree import sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import BinaryIO
+
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.requests import Intent
+    from vfiomgr.host.tree import HostTree
+
+_SETTINGS = frozenset({"set-autoprobe", "set-heterogeneous", "set-reset-method"})
+"""Steps that change what a later step of the same run restores."""
+_INSTANCES = "set-gpu-instances"
+_ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
+_KEPT = 100
+"""Runs to keep; older ones are removed."""
+_TAIL = 4096
+"""Bytes that hold the last record of an ended run."""
+
+
+class Journal:
+    """The record of one run, open for appending; a context manager."""
+
+    def __init__(self, tree: HostTree, name: str, flags: int = 0) -> None:
+        self.name = name
+        self._path = tree.locate(DIRECTORY / name)
+        self.descriptor = os.open(
+            self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
+        )
+        self._length = 0
+        """Bytes of complete records; more than that a failed write left behind."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    @classmethod
+    def create(cls, tree: HostTree, plan: Plan, intent: Intent, boot_id: str | None) -> Self:
+        """Begin the record of a run; nothing of it stays where that fails."""
+        tree.make_directory(DIRECTORY)
+        _prune(tree)
+        with next_name(tree) as name:
+            journal = cls(tree, name, os.O_CREAT | os.O_EXCL)
+        try:
+            journal.record(
+                "plan",
+                {
+                    "summary": plan.summary,
+                    "boot_id": boot_id,
+                    "intent": to_jsonable(intent),
+                    **_contents(plan),
+                },
+            )
+            sync_directory(os.path.dirname(journal._path))
+        except BaseException:
+            journal._discard()
+            raise
+        return journal
+
+    def _discard(self) -> None:
+        """Remove a journal that nobody acts on; where that fails it is an empty one, or torn."""
+        with suppress(OSError):
+            os.unlink(self._path)
+        os.close(self.descriptor)
+
+    @classmethod
+    def resume(cls, tree: HostTree, name: str) -> Self:
+        """Go on with the record of a run that was cut off, perhaps in the middle of a line."""
+        journal = cls(tree, name)
+        try:
+            journal._length = decode(_read_all(journal.descriptor)).length
+        except BaseException:
+            os.close(journal.descriptor)
+            raise
+        return journal
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open file."""
+        return (self.descriptor,)
+
+    def record(
+        self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
+    ) -> None:
+        """Append one record; what is `durable` is on disk when this returns."""
+        self._append([{"event": event, "time": time.time(), **(details or {})}], durable=durable)
+
+    def extend(self, plan: Plan) -> None:
+        """Record, durably, the steps that follow those so far."""
+        self.record("more", _contents(plan))
+
+    def begin(self, steps: Iterable[int]) -> None:
+        """Record, durably, that steps are about to be taken."""
+        now = time.time()
+        records = [{"event": "begin", "time": now, "step": step} for step in steps]
+        self._append(records, durable=True)
+
+    def _append(self, records: Iterable[dict[str, object]], *, durable: bool) -> None:
+        lines = b"".join(map(encode, records))
+        if os.fstat(self.descriptor).st_size != self._length:
+            os.ftruncate(self.descriptor, self._length)  # what was written in part
+        if os.write(self.descriptor, lines) < len(lines):
+            raise OSError(ENOSPC, os.strerror(ENOSPC), self.name)
+        self._length += len(lines)
+        if durable:
+            os.fsync(self.descriptor)
+
+    def __enter__(self) -> Self:
+        """Stay open for the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close; what is recorded is on disk already."""
+        os.close(self.descriptor)
+
+
+def _read_all(descriptor: int) -> bytes:
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        return file.read(MOST_BYTES)
+
+
+def _contents(plan: Plan) -> dict[str, object]:
+    return {
+        "locks": plan.locks,
+        "steps": to_jsonable(plan.steps),
+        "descriptions": [step.describe() for step in plan.steps],
+        "subjects": [subject(step) for step in plan.steps],
+    }
+
+
+def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
+    """The whole records of a journal; one that was cut off was never acted upon.
+
+    Raises:
+        InvalidDocument: the journal is damaged, or it is not vfiomgr's.
+
+    """
+    try:
+        contents = decode(read_own(tree, DIRECTORY / name))
+    except FileNotFoundError:
+        return []  # another process has removed an old one
+    except NotARecord as error:
+        raise unreadable(name, str(error)) from None
+    if contents.damage:
+        raise unreadable(name, contents.damage)
+    return contents.records
+
+
+def unreadable(name: str, why: str) -> InvalidDocument:
+    """The error of a journal that cannot be used."""
+    return InvalidDocument(
+        f"cannot read {DIRECTORY / name}: {why}",
+        f"look at the devices, then move the file away: mv {DIRECTORY / name} /root/",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A run that a crash, a stuck kernel or a failed roll-back left half done."""
+
+    name: str
+    summary: str
+    step: str
+    """What it was doing, or was about to begin with."""
+    locks: frozenset[str]
+    subjects: frozenset[str]
+    """The functions and vGPUs that it was about."""
+    is_of_this_boot: bool
+    """A reboot undoes what a run did to devices, but not what it did to files."""
+    boot_id: str | None = None
+    has_settings: bool = False
+    """Whether it alone knows how to restore a setting, such as autoprobe, that it had changed."""
+
+    def is_settled_by(self, plan: Plan) -> bool:
+        """Whether a later plan has brought all that this run was about to a state of its own."""
+        covers = self.subjects <= set(plan.settles) and self.locks <= set(plan.locks)
+        return covers and not self.has_settings
+
+
+def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:
+    """Whether a step changes what a later one of its run restores.
+
+    GPU instances are put away around a run of sriov-manage, which would destroy them.
+    """
+    step, later = steps[number], steps[number + 1 :]
+    if step["kind"] == _INSTANCES:
+        alike = (other for other in later if other["kind"] == _INSTANCES)
+        return any(other["after"] and other["device"] == step["device"] for other in alike)
+    return step["kind"] in _SETTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A journal without an intact end that cannot be read: it may hold the state of devices."""
+
+    name: str
+    why: str
+    locks: frozenset[str] | None = None
+    """None where the plan itself cannot be read: it may be about anything."""
+    subjects: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What earlier runs left behind."""
+
+    cut_off: tuple[CutOff, ...]
+    damaged: tuple[Damaged, ...]
+    foreign: tuple[str, ...]
+    """Other names in the directory of the journal."""
+
+
+def survey(tree: HostTree, boot_id: str | None) -> Survey:
+    """Look at all journals of runs that are not under way and have not ended."""
+    found = [run for name in names(tree) if (run := _left_by(tree, name, boot_id)) is not None]
+    runs = (run for run in found if isinstance(run, CutOff))
+    return Survey(
+        tuple(sorted(runs, key=lambda r: place_of(r.name, is_of_this_boot=r.is_of_this_boot))),
+        tuple(run for run in found if isinstance(run, Damaged)),
+        tuple(foreign_names(tree)),
+    )
+
+
+def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
+    """The runs that left their work half done, and are not under way, in their order."""
+    return list(survey(tree, boot_id).cut_off)
+
+
+def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged | None:
+    """What a run left; None where it ended, is under way, or never began."""
+    try:
+        with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
+            # Who holds the lock comes first: a run that ends meanwhile has its end written.
+            if _is_locked(file) or _has_ended(file):
+                return None
+            file.seek(0)
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None  # another process has removed an old one
+    except NotARecord as error:
+        return Damaged(name, str(error))
+    contents = decode(data)
+    if contents.damage or len(data) > MOST_BYTES:
+        return _damaged(name, contents.damage or "it is too large", contents.records)
+    return _cut_off(name, contents.records, boot_id) if contents.records else None
+
+
+def _damaged(name: str, why: str, records: list[dict[str, Any]]) -> Damaged:
+    """What a damaged journal still says; nothing where its first plan is lost, or a later one."""
+    plans = [record for record in records if record["event"] in PLANS]
+    has_first = bool(records) and records[0]["event"] == "plan"
+    if not has_first or not all(map(is_plan, plans)) or not names_planned_steps(records):
+        return Damaged(name, why)
+    return Damaged(name, why, *_touched(plans))
+
+
+def _touched(records: list[dict[str, Any]]) -> tuple[frozenset[str], frozenset[str]]:
+    locks, subjects = all_of(records, "locks"), all_of(records, "subjects")
+    return frozenset(locks), frozenset(filter(None, subjects))
+
+
+def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> CutOff:
+    plan = records[0]
+    begun = [record["step"] for record in records if "step" in record]
+    planned = all_of(records, "steps")
+    is_of_this_boot = plan["boot_id"] == boot_id
+    has_settings = any(_is_restored_later(planned, number) for number in begun)
+    return CutOff(
+        name,
+        plan["summary"],
+        all_of(records, "descriptions")[begun[-1] if begun else 0],
+        *_touched(records),
+        is_of_this_boot,
+        plan["boot_id"],
+        has_settings=is_of_this_boot and has_settings,
+    )
+
+
+def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:
+    """All journals and how long they are: another value once another run has done anything."""
+    try:
+        with os.scandir(tree.locate(DIRECTORY)) as entries:
+            return frozenset(
+                (entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries
+            )
+    except FileNotFoundError:
+        return frozenset()
+
+
+def supersede(tree: HostTree, run: CutOff) -> None:
+    """Close the journal of a run that was cut off, once a later run has settled its devices."""
+    with Journal.resume(tree, run.name) as journal:
+        journal.record("end", {"outcome": "superseded"})
+
+
+def _has_ended(file: BinaryIO) -> bool:
+    """Whether a run ended, and left nothing to be done; its last record tells."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    last = last_record(file.read(_TAIL))
+    return last is not None and last["event"] == "end" and last.get("outcome") != "incomplete"
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _prune(tree: HostTree) -> None:
+    """Remove old runs; one that is not settled yet stays, and so do the last about layouts.
+
+    What cannot be read stays too: somebody has to look at it.
+    """
+    left = _KEPT
+    for name in reversed(names(tree)[:-_KEPT]):
+        try:
+            with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
+                if _is_locked(file):
+                    continue
+                is_settled = _has_ended(file)
+            records = read_journal(tree, name)
+        except (FileNotFoundError, NotARecord, InvalidDocument):
+            continue
+        if records and _is_about_layout(records[0]) and left:
+            left -= 1  # revert takes them back
+        elif is_settled or not records:
+            tree.remove(DIRECTORY / name)
+
+
+def _is_about_layout(plan: dict[str, Any]) -> bool:
+    return plan["intent"].get("kind") in _ABOUT_LAYOUTS

@@ -1,0 +1,128 @@
+"""One writer at a time for what a plan touches, across processes: flock below /run/vfiomgr."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from contextlib import ExitStack, contextmanager
+from errno import EISDIR, ELOOP, ENODEV, ENXIO
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError, StuckInKernel
+from vfiomgr.paths import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciDevice
+
+
+_LOCKS = RUNTIME / "locks"
+DEADLINE = 300.0
+"""Seconds to wait for another writer."""
+_POLL = 0.1
+_IN_THE_WAY = frozenset({EISDIR, ELOOP, ENODEV, ENXIO})
+"""What open() says of a directory, a link, and a socket or a device without driver."""
+
+
+@contextmanager
+def hold(
+    tree: HostTree, names: Iterable[str], on_wait: Callable[[str], None], *, wait: bool = True
+) -> Iterator[None]:
+    """Hold the named locks, taken in one order so that two plans never wait for each other.
+
+    `on_wait` is told once per lock that is taken by another process. Who holds some already must
+    not `wait` for others.
+
+    Raises:
+        HostError: another process kept a lock longer than the deadline, or has it.
+
+    """
+    tree.make_directory(_LOCKS)
+    with ExitStack() as stack:
+        for name in sorted(set(names)):
+            stack.enter_context(_held(tree, name, on_wait, DEADLINE if wait else 0))
+        yield
+
+
+@contextmanager
+def _held(
+    tree: HostTree, name: str, on_wait: Callable[[str], None], patience: float
+) -> Iterator[None]:
+    descriptor = _opened(tree, name)
+    try:
+        _acquire(descriptor, name, on_wait, patience)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    except StuckInKernel as error:
+        _leave(descriptor, name, error)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _opened(tree: HostTree, name: str) -> int:
+    """The file of a lock.
+
+    Raises:
+        HostError: something else is in its place.
+
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise _not_a_lock(name) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_a_lock(name)
+    return descriptor
+
+
+def _not_a_lock(name: str) -> HostError:
+    message = f"cannot lock {_LOCKS / name}: not a regular file"
+    return HostError(message, f"move it away: mv {_LOCKS / name} /root/")
+
+
+def _leave(descriptor: int, name: str, error: StuckInKernel) -> None:
+    """Leave the lock of a device that is stuck to the child in it, and no other lock.
+
+    A child that was forked meanwhile has the same open file, so that closing it here frees nothing.
+    """
+    if name in error.locks:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(error.pid).encode(), 0)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "?"
+            if time.monotonic() > deadline:
+                message = f"{name} is being changed by vfiomgr with PID {holder}"
+                raise HostError(message, "wait for that process, or look at what it does") from None
+            if not told:
+                on_wait(f"waiting for PID {holder}, which is changing {name}")
+                told = True
+            time.sleep(_POLL)
+        else:
+            return
+
+
+def device_lock(device: PciDevice) -> str:
+    """Its IOMMU group's; its own where it is in none."""
+    if device.iommu_group is None:
+        return f"device-{device.address}"
+    return f"group-{device.iommu_group}"

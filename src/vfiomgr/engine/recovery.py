@@ -1,0 +1,143 @@
+"""Ends the runs that were left half done: undoes what they had begun, or finishes them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.journal import Journal, cut_off_runs, supersede, survey, unreadable
+from vfiomgr.engine.locks import hold
+from vfiomgr.engine.privileges import without_kernel
+from vfiomgr.engine.run import undo as undo_steps
+from vfiomgr.engine.steps import subject
+from vfiomgr.engine.transaction import apply
+from vfiomgr.engine.undo import plan_undo, refuse_other_devices, refuse_what_is_kept
+from vfiomgr.engine.unfinished import Journals, overlapping, read_unfinished, sequel
+from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.paths import BOOT_ID
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.undo import Undoing
+    from vfiomgr.engine.unfinished import Sequel
+
+
+def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[CutOff, ...]:
+    """End all that can be ended: undo them, the latest first, or `finish` them.
+
+    Raises:
+        Refusal: the kernel has still not returned, a guard speaks against one of them, or it takes
+            a kernel that the tree does not have.
+        InvalidDocument: a journal cannot be read.
+
+    """
+    ended: list[CutOff] = []
+    refused: list[Refusal | InvalidDocument] = []
+    left = survey(work.tree, work.tree.read(BOOT_ID))
+    for runs in [(run,) for run in left.cut_off] if finish else overlapping(left.cut_off):
+        try:
+            for run in runs:
+                _require_kernel(run, work)
+            if finish:
+                _finish(runs[0], work)
+            else:
+                _undo(runs, work, allow)
+        except (Refusal, InvalidDocument) as refusal:
+            refused.append(refusal)  # what is stuck keeps no other run from being ended
+        else:
+            ended += reversed(runs)
+    refused += [unreadable(journal.name, journal.why) for journal in left.damaged]
+    if refused:
+        for run in ended:
+            work.on_note(f"{'finished' if finish else 'undone'}: {run.summary}")
+        raise refused[0]
+    return tuple(ended)
+
+
+def _require_kernel(run: CutOff, work: Work) -> None:
+    """Make sure that the tree can end a run.
+
+    Raises:
+        Refusal: it is about devices, and the tree is no running host.
+
+    """
+    if work.tree.is_live:
+        return
+    if work.needs_kernel(read_unfinished(work.tree, run.name).intent):
+        message = f"{run.summary}: {without_kernel(work.tree)}"
+        raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
+
+
+def _undo(runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]) -> None:
+    """Undo what runs on the same devices had begun, as far as the devices are still there.
+
+    It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and
+    nobody should wait for those.
+    """
+    _plan_undo(runs, work, allow)
+    locks = frozenset(lock for run in runs for lock in run.locks)
+    with hold(work.tree, locks, work.on_note):
+        runs = _still_left(runs, locks, work)
+        if not runs:
+            return  # another process has ended them meanwhile
+        together, undoing = _plan_undo(runs, work, allow)
+        for text in undoing.notes:
+            work.on_note(text)
+        with ExitStack() as open_journals:
+            journals = [
+                open_journals.enter_context(Journal.resume(work.tree, run.name)) for run in runs
+            ]
+            undo_steps(
+                together.steps,
+                undoing.steps,
+                tree=work.tree,
+                journal=Journals(journals, together),
+                deadline=work.limit,
+            )
+
+
+def _still_left(runs: tuple[CutOff, ...], locks: frozenset[str], work: Work) -> tuple[CutOff, ...]:
+    """Those that nobody has ended since, and later ones that were cut off on the same devices.
+
+    Raises:
+        Refusal: a later one touches more than what is locked.
+
+    """
+    now = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
+    groups = [group for group in overlapping(now) if not set(runs).isdisjoint(group)]
+    left = tuple(run for run in now if any(run in group for group in groups))
+    if not locks.issuperset(lock for run in left for lock in run.locks):
+        message = "another vfiomgr was interrupted meanwhile on the same devices"
+        raise Refusal(message, "vfiomgr recover")
+    return left
+
+
+def _plan_undo(
+    runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]
+) -> tuple[Sequel, Undoing]:
+    left = [read_unfinished(work.tree, run.name) for run in runs]
+    together = sequel(left)
+    host = work.scan(*(run.intent for run in left))
+    is_of_this_boot = runs[0].is_of_this_boot
+    undoing = plan_undo(
+        host, together.steps, together.begun, allow, is_of_this_boot=is_of_this_boot
+    )
+    refuse_what_is_kept(host, together.steps, undoing, allow)
+    return together, undoing
+
+
+def _finish(run: CutOff, work: Work) -> None:
+    """Do what the run was to do, with the devices that it was to do it with."""
+    left = read_unfinished(work.tree, run.name)
+    refuse_other_devices(work.scan(left.intent), left.steps)
+    intent = left.intent
+    if isinstance(intent, ApplyLayout):
+        begun = map(subject, (left.steps[number] for number in left.begun))
+        intent = replace(intent, begun=tuple(dict.fromkeys((*intent.begun, *filter(None, begun)))))
+    apply(intent, work)
+    if run in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
+        supersede(work.tree, run)

@@ -1,0 +1,368 @@
+"""Carry out a plan: journal, act, verify; on a failure undo in reverse.
+
+Steps are carried out by workers, lanes side by side. A step that the kernel does not return from
+is left behind at the deadline: nothing more is written, and the journal stays open for `recover`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from vfiomgr.engine.perform import perform, require_life
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.scheduler import Schedule
+from vfiomgr.engine.steps import Step, subject
+from vfiomgr.engine.worker import Crew, Result
+from vfiomgr.errors import RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
+from vfiomgr.host import stuck, udev
+from vfiomgr.passthrough.steps import AwaitVfioNode, ForgetOrigin, RememberOrigin
+from vfiomgr.paths import PCI_DEVICES
+from vfiomgr.pci.iommu import group_number
+from vfiomgr.pci.model import is_address
+from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile
+from vfiomgr.vgpu.mig.steps import RunSriovManage, SetGpuInstances
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.engine.journal import Journal
+    from vfiomgr.host.tree import HostTree
+
+DEADLINE = 60.0
+"""Seconds for one step; a GPU's driver may take many to let go, or to start."""
+IMAGE_DEADLINE = 900.0
+"""Seconds to make the initramfs: an image for each installed kernel, each compressed."""
+DIVIDING_DEADLINE = 300.0
+"""Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
+of them is set up."""
+_MOST_WORKERS = 8
+
+
+class Recorder(Protocol):
+    """A journal, or several as one."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Open files that a child must not keep."""
+
+    def record(
+        self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
+    ) -> None:
+        """Append one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run did."""
+
+    plan: Plan
+    is_changed: bool
+    """False where the host was as wanted already."""
+
+
+def run(  # noqa: PLR0913 - all but the plan and where have defaults
+    plan: Plan,
+    *,
+    tree: HostTree,
+    journal: Journal,
+    on_step: Callable[[Step], None] = lambda _step: None,
+    deadline: float = DEADLINE,
+    go_on: Callable[[], Plan | None] = lambda: None,
+) -> Outcome:
+    """Carry out the steps of a plan, and of those that follow it; all, or none.
+
+    `go_on` is asked for another plan, on the host as it is by then, whenever one is done; what it
+    raises undoes them all.
+
+    Raises:
+        RolledBack: a step failed; what had been done is undone.
+        RollbackIncomplete: a step failed, and so did part of undoing; the message says which.
+        StuckInKernel: the kernel did not return from a step within the deadline.
+
+    """
+    done = Plan(plan.summary, ())
+    begun: list[int] = []
+    following: Plan | None = plan
+    while following is not None:
+        done = _joined(done, following)
+        following = _advance(
+            _Stage(following, done.steps, begun, go_on), tree, journal, on_step, deadline
+        )
+    _note(journal, "end", outcome="done")
+    return Outcome(done, is_changed=bool(done.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A plan among those that are carried out in turn."""
+
+    plan: Plan
+    steps: tuple[Step, ...]
+    """Of all plans up to this one."""
+    begun: list[int]
+    go_on: Callable[[], Plan | None]
+
+
+def _advance(
+    stage: _Stage,
+    tree: HostTree,
+    journal: Journal,
+    on_step: Callable[[Step], None],
+    deadline: float,
+) -> Plan | None:
+    """Carry out one plan; the next one. A failure undoes all that was begun of any."""
+    plan = stage.plan
+    schedule = Schedule(plan, first=len(stage.steps) - len(plan.steps))
+    if any(isinstance(step, AwaitVfioNode) for step in plan.steps):
+        udev.rules_give_access(tree)  # read once, before children are forked that ask for it
+    following: Plan | None = None
+    with _crew(stage.steps, tree, journal, schedule.width, deadline) as crew:
+        work = _Work(stage.steps, tree, journal, crew, stage.begun)
+        try:
+            failure = work.advance(journal, schedule, on_step)
+            following = stage.go_on() if failure is None else None
+        except (Exception, KeyboardInterrupt) as cause:  # noqa: BLE001 - a defect too is undone
+            failure = Result(work.begun[-1] if work.begun else 0, cause)
+        if failure is not None:
+            with _undisturbed():
+                work.end_failed(failure)
+    return following
+
+
+def _joined(one: Plan, other: Plan) -> Plan:
+    """Two plans that are carried out in turn, as one that tells of both."""
+    if not one.steps:
+        return other
+    return Plan(
+        other.summary,
+        (*one.steps, *other.steps),
+        locks=tuple(sorted({*one.locks, *other.locks})),
+        notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
+        already=one.already,
+        settles=tuple(dict.fromkeys((*one.settles, *other.settles))),
+    )
+
+
+def undo(
+    steps: Sequence[Step],
+    begun: Iterable[int],
+    *,
+    tree: HostTree,
+    journal: Recorder,
+    deadline: float = DEADLINE,
+) -> None:
+    """Undo the begun steps of a run that was cut off, in reverse.
+
+    Raises:
+        RollbackIncomplete: part of it failed; the message says which.
+
+    """
+    with _crew(steps, tree, journal, 1, deadline) as crew, _undisturbed():
+        left = _Work(steps, tree, journal, crew, list(begun)).undo()
+    if left:
+        message = f"undoing failed: {'; '.join(left)}"
+        raise RollbackIncomplete(message, "see dmesg; vfiomgr recover tries again")
+
+
+def _crew(
+    steps: Sequence[Step], tree: HostTree, journal: Recorder, width: int, deadline: float
+) -> Crew:
+    """Workers that know each step (by its number), and its inverse (counted on from there)."""
+    tasks = [
+        *(partial(_do, step, tree) for step in steps),
+        *(partial(_do_inverse, step, tree) for step in steps),
+    ]
+    records = [isinstance(step, RememberOrigin | ForgetOrigin) for step in steps]
+    return Crew(
+        tasks,
+        size=min(width, _MOST_WORKERS),
+        in_children=tree.can_hang,
+        deadline=deadline,
+        closed=journal.descriptors,
+        own=frozenset(number for number, is_own in enumerate((*records, *records)) if is_own),
+    )
+
+
+def _do(step: Step, tree: HostTree) -> None:
+    perform(step, tree)
+    require_life(step, tree)
+
+
+def _do_inverse(step: Step, tree: HostTree) -> None:
+    inverse = step.inverse()
+    if inverse is not None:
+        perform(inverse, tree)
+
+
+class _Work:
+    """One run: its steps, and those that were begun."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        tree: HostTree,
+        journal: Recorder,
+        crew: Crew,
+        begun: list[int],
+    ) -> None:
+        self._steps = steps
+        self._tree = tree
+        self._journal = journal
+        self._crew = crew
+        self.begun = begun
+
+    def advance(
+        self, journal: Journal, schedule: Schedule, on_step: Callable[[Step], None]
+    ) -> Result | None:
+        """Begin what may begin until nothing is left; the first result that is no success."""
+        while (ready := schedule.ready()) or self._crew.is_busy:
+            starting = ready[: self._crew.room]
+            if starting:
+                journal.begin(starting)
+            for number in starting:
+                self.begun.append(number)
+                schedule.begin(number)
+                on_step(self._steps[number])
+                self._crew.start(number, _seconds(self._steps[number]))
+            result = self._crew.wait_a_moment()
+            if result is None:
+                continue
+            if result.error is not None or result.stuck_pid is not None:
+                return result
+            journal.record("done", {"step": result.task}, durable=False)
+            schedule.finish(result.task)
+        return None
+
+    def end_failed(self, failure: Result) -> None:
+        """Let the steps under way come to their end, then undo all that were begun."""
+        failures = [failure]
+        while self._crew.is_busy:
+            failures.append(self._crew.wait())
+        for result in failures:
+            if result.error is not None:
+                said = str(result.error) or type(result.error).__name__
+                _note(self._journal, "failed", step=result.task, error=said)
+        late = [result for result in failures if result.stuck_pid is not None]
+        if late:
+            raise self._leave_stuck(self._steps, late)
+        assert failure.error is not None  # noqa: S101 - neither done nor stuck
+        self._roll_back(failure.error)
+
+    def _roll_back(self, cause: BaseException) -> None:
+        left = self.undo()
+        what = "interrupted" if isinstance(cause, KeyboardInterrupt) else str(cause)
+        hint = cause.hint if isinstance(cause, VfiomgrError) else ""
+        if left:
+            message = f"{what}; and undoing it failed: {'; '.join(left)}"
+            remedy = f"{hint or 'see dmesg'}; then vfiomgr recover tries again to undo it"
+            raise RollbackIncomplete(message, remedy) from cause
+        message = f"{what}; everything is as it was before"
+        raise RolledBack(message, hint) from cause
+
+    def undo(self) -> list[str]:
+        """Undo the begun steps in reverse, the failed one too: it may have got half-way.
+
+        What could not be undone, in words.
+        """
+        left: list[str] = []
+        for number in reversed(self.begun):
+            inverse = self._steps[number].inverse()
+            if inverse is None or (left and isinstance(inverse, ForgetOrigin)):
+                continue  # a function that is not back yet still needs its record
+            _note(self._journal, "undo-begin", step=number)
+            self._crew.start(len(self._steps) + number, _seconds(inverse))
+            failed = self._failed_undo(number, inverse, self._crew.wait())
+            left += [failed] if failed else []
+            if not failed:
+                _note(self._journal, "undo-done", step=number)
+        _note(self._journal, "end", outcome="incomplete" if left else "rolled-back")
+        return left
+
+    def _failed_undo(self, number: int, inverse: Step, result: Result) -> str | None:
+        if result.stuck_pid is not None:
+            steps = [*self._steps[:number], inverse]
+            return self._leave_stuck(steps, [replace(result, task=number)]).message
+        if result.error is not None:
+            _note(self._journal, "undo-failed", step=number, error=str(result.error))
+            return f"{inverse.describe()} ({result.error})"
+        return None
+
+    def _leave_stuck(self, steps: Sequence[Step], results: Sequence[Result]) -> RollbackIncomplete:
+        """Record what has not come to its end; the journal gets none either."""
+        told: list[str] = []
+        devices: list[str] = []
+        for result in results:
+            step, pid = steps[result.task], result.stuck_pid or 0
+            _note(self._journal, "stuck", step=result.task, pid=pid)
+            told.append(f"{step.describe()} (PID {pid})")
+            name = subject(step)
+            if name is not None:
+                stuck.mark(self._tree, name, pid, step.describe())
+                devices.append(name)
+            elif isinstance(step, RebuildInitramfs):
+                return _late(step)
+        message = f"the kernel has not returned from: {'; '.join(told)}"
+        locks = frozenset(self._lock_of(device) for device in devices)
+        pid = results[0].stuck_pid or 0
+        return StuckInKernel(message, tuple(devices), pid=pid, locks=locks)
+
+    def _lock_of(self, device: str) -> str:
+        """The name of the lock that covers a function, or a vGPU."""
+        if not is_address(device):
+            return f"vgpu-{device}"
+        group = group_number(self._tree, PCI_DEVICES / device)
+        return f"device-{device}" if group is None else f"group-{group}"
+
+
+def _seconds(step: Step) -> float | None:
+    """The deadline of a step that waits for programs; None for that of all others."""
+    match step:
+        case RebuildInitramfs():
+            return IMAGE_DEADLINE
+        case RunSriovManage() | SetGpuInstances():
+            return DIVIDING_DEADLINE
+        case ReplaceFile():
+            return DEADLINE  # its readers have their own, which is shorter
+        case _:
+            return None
+
+
+def _late(step: RebuildInitramfs) -> RollbackIncomplete:
+    """Not the kernel is late, but a program, which is left to come to its end."""
+    command = step.commands()[0]
+    return RollbackIncomplete(
+        f"{command} has not ended within {IMAGE_DEADLINE:g} seconds, and goes on by itself; "
+        "all else is done",
+        "look for it with ps; once it has ended, vfiomgr recover --finish keeps what was done, "
+        "vfiomgr recover undoes it",
+    )
+
+
+def _note(journal: Recorder, event: str, **details: object) -> None:
+    """Record where that is possible: a full disk must not keep a device from being restored."""
+    try:
+        journal.record(event, details)
+    except OSError as error:
+        warnings.warn(f"the journal cannot be written: {error}", stacklevel=2)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep a second Ctrl-C, a lost terminal or a service manager from ending a roll-back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

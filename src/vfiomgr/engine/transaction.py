@@ -1,0 +1,344 @@
+"""Scans a host for a change: all that its plan is made of, and no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.engine.journal import Journal, runs_so_far, supersede, survey
+from vfiomgr.engine.locks import hold
+from vfiomgr.engine.lost_state import refuse_lost_state, unusable
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.planning import plan, settled
+from vfiomgr.engine.privileges import require_file_rights, require_rights
+from vfiomgr.engine.requests import (
+    is_about_files,
+    named_functions,
+    wants_gpu_modes,
+    wants_resets,
+    wished_layout,
+)
+from vfiomgr.engine.run import DEADLINE, Outcome
+from vfiomgr.engine.run import run as run_plan
+from vfiomgr.engine.steps import Step
+from vfiomgr.engine.undo import refuse_other_steps
+from vfiomgr.errors import HostError, Refusal, StuckInKernel
+from vfiomgr.host.tree import HostTree
+from vfiomgr.layout.applied import reversion
+from vfiomgr.layout.requests import RevertLayout
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
+from vfiomgr.pci.iommu import IommuState
+from vfiomgr.pci.model import UNKNOWN_CALL, PciAddress, is_address
+from vfiomgr.persistence.requests import ChangeFiles
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot.scan import scan
+from vfiomgr.snapshot.uses.facts import with_present_uses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.engine.requests import Intent
+
+
+def scan_for(
+    intent: Intent | None,
+    tree: HostTree,
+    machine: HostTree | None,
+    others: Iterable[Intent] = (),
+    *,
+    with_claims: bool = True,
+) -> HostSnapshot:
+    """The host with its users, and with what else an intent, and `others`, are planned on.
+
+    Without one, nothing is taken from the host, and no disk is opened to see who has it.
+    """
+    intents = [one for one in (intent, *others) if one is not None]
+    only_files = [one for one in intents if isinstance(one, ChangeFiles)]
+    if intents and len(only_files) == len(intents):
+        return _files_of(only_files, tree)
+    return scan(
+        tree,
+        machine or tree,
+        with_users=True,
+        with_claims=with_claims and bool(intents),
+        with_resets=any(map(wants_resets, intents)),
+        with_gpu_modes=any(map(wants_gpu_modes, intents)),
+        serials_of=frozenset(slot for one in intents for slot in slots_with_serials(tree, one)),
+    )
+
+
+def _files_of(intents: Iterable[ChangeFiles], tree: HostTree) -> HostSnapshot:
+    """The files that intents are about, and nothing of the devices."""
+    paths = dict.fromkeys(change.path for intent in intents for change in intent.changes)
+    texts = ((path, tree.read_text(HostPath(path))) for path in paths)
+    return HostSnapshot(
+        kernel_release=None,
+        kernel_command_line=None,
+        boot_id=tree.read(BOOT_ID),
+        cpu_vendor=None,
+        iommu=IommuState((), (), has_groups=False),
+        pci_drivers=(),
+        devices=(),
+        groups=(),
+        vgpu_parents=(),
+        vgpus=(),
+        users=(),
+        files=tuple(TextFile(path, text) for path, text in texts if text is not None),
+    )
+
+
+def slots_with_serials(tree: HostTree, intent: Intent) -> frozenset[tuple[int, int, int]]:
+    """The slots whose serial numbers an intent needs: those that it names, or all."""
+    wish = wished_layout(intent)
+    if wish is not None and wish.layout.selects_by_serial:
+        names = filter(is_address, tree.children(PCI_DEVICES))
+        return frozenset(PciAddress.parse(name).slot for name in names)
+    return frozenset(address.slot for address in named_functions(intent))
+
+
+_PATIENCE = 10
+"""Seconds to wait for a call of another program on a device."""
+_MOST_PLANS = 8
+"""Plans that one run carries out in turn; more would go round in circles."""
+_NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
+
+
+class Options(TypedDict, total=False):
+    """How a change is made, and who is told of it; all of it may be left out."""
+
+    machine: HostTree | None
+    """Where names of hardware come from if the tree that is changed has none."""
+    on_note: Callable[[str], None]
+    """Is told of waiting for another process, and of earlier runs that were cut off."""
+    on_step: Callable[[Step], None]
+    """Is told of each step as it begins."""
+    on_plan: Callable[[Plan], None]
+    """Is told of each plan that is carried out."""
+    deadline: float | None
+    """Seconds that each step may take; None for the usual time."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A tree, and the options of a change to it."""
+
+    tree: HostTree
+    machine: HostTree | None = None
+    on_note: Callable[[str], None] = _NO_REPORT
+    on_step: Callable[[Step], None] = _NO_REPORT
+    on_plan: Callable[[Plan], None] = _NO_REPORT
+    deadline: float | None = None
+    reviewed: tuple[Step, ...] | None = None
+    """What the plan must begin with, where a person has looked at it."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that each step may take."""
+        return self.deadline or DEADLINE
+
+    def needs_kernel(self, intent: Intent) -> bool:
+        """Whether an intent takes a running host; of images and recordings there are files."""
+        return self.tree.is_live or not is_about_files(intent)
+
+    def scan(self, intent: Intent | None = None, *others: Intent) -> HostSnapshot:
+        """The host with all that a change must know, or several that are undone together."""
+        host = scan_for(intent, self.tree, self.machine, others)
+        if host.users is None and (
+            intent is None or any(map(self.needs_kernel, (intent, *others)))
+        ):
+            message = "who holds devices cannot be seen: /proc hides the files of some process"
+            raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
+        return host
+
+
+def once(report: Callable[[str], None]) -> Callable[[str], None]:
+    """What reports each text the first time alone."""
+    told: set[str] = set()
+
+    def report_once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            report(text)
+
+    return report_once
+
+
+def carry_out(intent: Intent, work: Work) -> Outcome:
+    """Plan an intent on the host as it is, and carry the plan out under its locks."""
+    only_files = isinstance(intent, ChangeFiles) or not work.needs_kernel(intent)
+    with prepared(work, only_files=only_files):
+        return apply(intent, work)
+
+
+@contextmanager
+def prepared(work: Work, *, only_files: bool = False) -> Iterator[None]:
+    """Make sure that changes can be made and recorded, and tell who holds what is stuck.
+
+    What container runtimes are told of devices follows what became of them. Where devices have no
+    part in it, a tree need not be a running host.
+    """
+    from vfiomgr.containers.cdi.apply import follow_devices  # noqa: PLC0415 - it applies, as is done here
+
+    (require_file_rights if only_files else require_rights)(work.tree)
+    try:
+        yield
+        if not only_files:
+            follow_devices(work)
+    except StuckInKernel as stuck:
+        raise _with_holders(stuck, work) from stuck
+    except OSError as error:
+        message = f"vfiomgr cannot keep its records: {error}"
+        raise HostError(
+            message, "it writes to /var/lib/vfiomgr and /run/vfiomgr: is there room, and the right?"
+        ) from error
+
+
+def _with_holders(stuck: StuckInKernel, work: Work) -> StuckInKernel:
+    """The error with the processes that keep the kernel waiting."""
+    host = work.scan()
+    devices = [device for device in host.devices if str(device.address) in stuck.devices]
+    vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
+    held = [user for device in devices for user in host.holders(device)]
+    held += [user for vgpu in vgpus for user in host.holders(vgpu)]
+    names = [str(user) for user in held]
+    by = f", held by {', '.join(dict.fromkeys(names))}" if names else ", and no holder is seen"
+    return StuckInKernel(
+        stuck.message + by,
+        stuck.devices,
+        pid=stuck.pid,
+        locks=stuck.locks,
+        hint=f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
+        "vfiomgr recover undoes what was begun, recover --finish completes it",
+    )
+
+
+def apply(intent: Intent, work: Work) -> Outcome:
+    """As `carry_out`, for one of several changes that were `prepared` together."""
+    seen = runs_so_far(work.tree)
+    host = work.scan(intent)
+    left = survey(work.tree, host.boot_id)
+    for run in left.cut_off:
+        work.on_note(
+            f"an earlier run was left half done: {run.summary}, in: {run.step}; "
+            "vfiomgr recover undoes it, recover --finish completes it"
+        )
+    for text in unusable(left):
+        work.on_note(text)
+    host, first = _plan_patiently(intent, host, work)
+    refuse_lost_state(first, left, work.tree)
+    outcome = Outcome(first, is_changed=False)
+    if not first.is_empty:
+        with hold(work.tree, first.locks, work.on_note):
+            if runs_so_far(work.tree) != seen:
+                host = work.scan(intent)  # another vfiomgr was at work meanwhile
+                _refuse_stale(intent, work.tree)
+            elif not isinstance(intent, ChangeFiles):
+                host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
+            outcome = _apply_locked(intent, host, first, work)
+    for run in left.cut_off:
+        if run.is_settled_by(outcome.plan):
+            supersede(work.tree, run)
+    return outcome
+
+
+def _plan_patiently(intent: Intent, host: HostSnapshot, work: Work) -> tuple[HostSnapshot, Plan]:
+    """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
+    for _ in range(_PATIENCE):
+        try:
+            return host, plan(host, intent)
+        except Refusal:
+            if all(device.stuck != UNKNOWN_CALL for device in host.devices):
+                raise
+        time.sleep(1)
+        host = work.scan(intent)
+    return host, plan(host, intent)
+
+
+def _refuse_stale(intent: Intent, tree: HostTree) -> None:
+    """Make sure that what is to be reverted is still what was applied last.
+
+    Raises:
+        Refusal: another process applied, or reverted, a layout meanwhile.
+
+    """
+    if isinstance(intent, RevertLayout) and not intent.is_same_as(
+        reversion(tree, tree.read(BOOT_ID), intent.allow)
+    ):
+        message = "another vfiomgr applied or reverted a layout meanwhile"
+        raise Refusal(message, "look at vfiomgr revert --dry-run, and run the command again")
+
+
+def _apply_locked(intent: Intent, host: HostSnapshot, first: Plan, work: Work) -> Outcome:
+    """Plan on the host as it is under the locks, and run."""
+    current = plan(host, intent)
+    if current.is_empty:
+        return Outcome(current, is_changed=False)
+    if not set(current.locks) <= set(first.locks):
+        message = "the host's IOMMU groups changed while waiting for another vfiomgr"
+        raise HostError(message, "run the command again")
+    if work.reviewed is not None:
+        refuse_other_steps(current.steps, work.reviewed)
+    intent = settled(host, intent)
+    work.on_plan(current)
+    with (
+        ExitStack() as further_locks,
+        Journal.create(work.tree, current, intent, host.boot_id) as journal,
+    ):
+        return run_plan(
+            current,
+            tree=work.tree,
+            journal=journal,
+            on_step=work.on_step,
+            deadline=work.limit,
+            go_on=_Following(intent, current, work, journal, further_locks),
+        )
+
+
+class _Following:
+    """The plans for what could not be planned before: of functions that the run itself makes."""
+
+    def __init__(
+        self, intent: Intent, first: Plan, work: Work, journal: Journal, locks: ExitStack
+    ) -> None:
+        self._intent = intent
+        self._last = first
+        self._work = work
+        self._journal = journal
+        self._locks = locks
+        self._held = set(first.locks)
+        self._left = _MOST_PLANS
+
+    def __call__(self) -> Plan | None:
+        """The next plan, recorded and with its locks held; None once all is done.
+
+        Raises:
+            Refusal: what is left cannot be done.
+            HostError: another process changes it.
+
+        """
+        if not self._last.later:
+            return None
+        self._left -= 1
+        seen = runs_so_far(self._work.tree)
+        following = plan(self._work.scan(self._intent), self._intent)
+        if following.is_empty:
+            return None  # what was to follow is so already
+        if not self._left:
+            message = f"this does not come about: {'; '.join(self._last.later)}"
+            raise HostError(message, "vfiomgr plan shows what is left; see dmesg")
+        new = set(following.locks) - self._held
+        self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))
+        self._held |= new
+        if runs_so_far(self._work.tree) != seen:
+            following = plan(self._work.scan(self._intent), self._intent)
+        if not set(following.locks) <= self._held:
+            message = "another vfiomgr changed meanwhile what this run was about to change"
+            raise HostError(message, "run the command again")
+        self._journal.extend(following)
+        self._work.on_plan(following)
+        self._last = following
+        return following

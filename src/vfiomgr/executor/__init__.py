@@ -1,1 +1,0 @@
-"""Carries plans out: the only place that changes a host."""

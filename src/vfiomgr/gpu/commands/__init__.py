@@ -1,0 +1,1 @@
+"""`vfiomgr vgpu instances`, `mode` and `switch`."""

@@ -1,0 +1,179 @@
+"""`vfiomgr vgpu instances …`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.gpu.requests import DivideGpu
+from vfiomgr.vgpu.mig.model import by_start
+from vfiomgr.vgpu.mig.placement import more_of
+from vfiomgr.vgpu.mig.plan import users
+
+if TYPE_CHECKING:
+    from vfiomgr.api import Outcome
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile
+
+_HEADINGS = ("GPU", "PROFILE", "MEMORY", "MORE", "OF", "INSTANCE", "START", "USED BY")
+_COUNT = re.compile(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
+_EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
+
+
+@click.group("instances")
+@session_options()
+def instances() -> None:
+    """GPU instances: the parts that a GPU in MIG mode is divided into, which vGPUs live in."""
+
+
+@instances.command("list")
+@click.argument("gpu", required=False, shell_complete=complete_address)
+@session_options()
+@click.pass_obj
+def list_instances(session: Session, gpu: str | None) -> None:
+    """List GPU instances, and of each profile how many more fit beside them.
+
+    MORE is of that profile alone, OF is how many of it an undivided GPU holds. START is where the
+    instance begins in the memory.
+
+    \b
+    Examples:
+      vfiomgr vgpu instances list
+      vfiomgr vgpu instances list 0000:41:00.0 --format json
+    """
+    host = session.host(with_gpu_modes=True)
+    found = host.gpu_partitions
+    if gpu is not None:
+        device = host.device(host.parse_address(gpu))
+        found = tuple(known for known in found if known.gpu == str(device.address))
+        if not found:
+            message = f"{device} is not in MIG mode, or nvidia-smi does not tell"
+            raise Refusal(message, f"vfiomgr vgpu mode {device.address} shows its modes")
+    if session.format != "table":
+        items = [_item(host, known) for known in found]
+        print_document("GpuInstanceList", {"items": items}, session.format)
+    elif found:
+        print_table(_HEADINGS, [row for known in found for row in _rows(host, known)])
+    else:
+        note("no GPU is in MIG mode: vfiomgr vgpu mode shows which can be")
+
+
+def _item(host: HostSnapshot, found: GpuPartition) -> dict[str, object]:
+    return {
+        "gpu": found.gpu,
+        "profiles": [
+            {
+                "id": profile.id,
+                "name": profile.name,
+                "memory_mib": profile.memory,
+                "available_instances": more_of(found, profile),
+                "max_instances": profile.total,
+            }
+            for profile in found.profiles
+        ],
+        "instances": [
+            {
+                "id": one.id,
+                "profile_id": one.profile,
+                "profile": one.name,
+                "start": one.start,
+                "size": one.size,
+                "compute_instances": one.compute_instances,
+                "users": _users(host, found, one),
+            }
+            for one in by_start(found.instances)
+        ],
+    }
+
+
+def _users(host: HostSnapshot, found: GpuPartition, one: GpuInstance) -> list[str]:
+    device = host.device_named(found.gpu)
+    return [] if device is None else users(host, device, one)
+
+
+def _rows(host: HostSnapshot, found: GpuPartition) -> list[tuple[str, ...]]:
+    """Each profile, and below it the instances of it."""
+    rows: list[tuple[str, ...]] = []
+    for profile in found.profiles:
+        rows.append((*_profile_row(found, profile), "-", "-", "-"))
+        rows += [
+            (found.gpu, profile.name, "", "", "", str(one.id), str(one.start), used)
+            for one in by_start(found.instances)
+            if one.profile == profile.id
+            for used in [or_dash(", ".join(_users(host, found, one)))]
+        ]
+    return rows
+
+
+def _profile_row(found: GpuPartition, profile: InstanceProfile) -> tuple[str, ...]:
+    memory = "-" if profile.memory is None else f"{profile.memory}M"
+    more = str(more_of(found, profile))
+    return found.gpu, profile.name, memory, more, str(profile.total)
+
+
+@instances.command("set")
+@click.argument("gpu", shell_complete=complete_address)
+@click.argument("profiles", nargs=-1, required=True, metavar="PROFILE=COUNT...")
+@session_options()
+@click.pass_obj
+def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None:
+    """Have so many GPU instances of each PROFILE on a GPU, and no others.
+
+    Those that are there and wanted stay, and so do vGPUs and processes in them; others are
+    destroyed, and made where they fit. All or nothing: one that is in use is never destroyed, and
+    what fails is given back.
+
+    \b
+    Examples:
+      vfiomgr vgpu instances set 0000:41:00.0 1g.5gb=7
+      vfiomgr vgpu instances set 41:00.0 3g.20gb=1 1g.5gb=3 --dry-run
+      vfiomgr vgpu instances set 41:00.0 1g.24gb+gfx=4
+    """
+    (address,) = session.addresses((gpu,))
+    outcome = plan_or_apply(session, DivideGpu(address, _counts(profiles)))
+    _print_instances(session, outcome)
+
+
+@instances.command("clear")
+@click.argument("gpu", shell_complete=complete_address)
+@session_options()
+@click.pass_obj
+def clear(session: Session, gpu: str) -> None:
+    """Destroy all GPU instances of a GPU; one that is in use is refused. MIG stays on.
+
+    \b
+    Examples:
+      vfiomgr vgpu instances clear 0000:41:00.0
+      vfiomgr vgpu instances clear 41:00.0 --dry-run
+    """
+    (address,) = session.addresses((gpu,))
+    _print_instances(session, plan_or_apply(session, DivideGpu(address)))
+
+
+def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for word in words:
+        match = _COUNT.fullmatch(word)
+        if match is None:
+            message = f"{word!r} is no PROFILE=COUNT"
+            raise UsageError(message, f"write it like {_EXAMPLE}")
+        if match["profile"] in counts:
+            message = f"{match['profile']} is given twice"
+            raise UsageError(message, f"give each profile once: {_EXAMPLE}")
+        counts[match["profile"]] = int(match["count"])
+    if not any(counts.values()):
+        message = "no GPU instance is asked for"
+        raise UsageError(message, "vfiomgr vgpu instances clear destroys them all")
+    return tuple((name, count) for name, count in counts.items() if count)
+
+
+def _print_instances(session: Session, outcome: Outcome | None) -> None:
+    if outcome is not None:
+        lines = [step.describe() for step in outcome.plan.steps] if outcome.is_changed else []
+        print_outcome(session, outcome, lines)

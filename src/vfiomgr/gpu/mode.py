@@ -1,0 +1,178 @@
+"""Modes of NVIDIA's GPUs: vGPUs of different sizes on one, and MIG."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.locks import device_lock
+from vfiomgr.engine.plan import Plan
+from vfiomgr.passthrough import guards
+from vfiomgr.sriov import plan as sriov_plan
+from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu.mig.steps import SetHeterogeneous, SetMig
+from vfiomgr.vgpu.projection import with_functions, with_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.gpu.requests import SetGpuMode
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import GpuMode, Vgpu
+
+
+def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
+    """Bring a GPU into modes; its virtual functions are made anew around a change of MIG.
+
+    Raises:
+        Refusal: a vGPU is there, or the GPU has no such mode.
+        UnknownDevice: the address names nothing.
+
+    """
+    device = host.device(intent.address)
+    refuse_if_any([*guards.stuck(host, device), *silent(host, device)], frozenset())
+    mode = host.gpu_mode(device)
+    assert mode is not None  # noqa: S101 - refused above
+    functions = _functions_after(device, intent)
+    has_mig = mode.mig if intent.mig is None else intent.mig
+    steps, host_then = _mig_steps(host, device, mode, intent)
+    mode_then = replace(mode, mig=has_mig)
+    device_then = host_then.device(device.address)
+    mixed = intent.heterogeneous
+    if (device_then.sriov_numvfs or 0) != functions:
+        again = SetVirtualFunctions(device.address, functions, heterogeneous_after=False)
+        steps += sriov_plan.plan_set(host_then, again).steps
+        mode_then = replace(mode_then, heterogeneous=False)
+    is_mixed = mode_then.heterogeneous is True
+    if mixed is not None and mixed is not is_mixed:
+        refuse_if_any(_unmixable(device, mode_then, functions, mixed=mixed), frozenset())
+        steps.append(SetHeterogeneous(device.identity, before=is_mixed, after=mixed))
+    if steps:
+        refuse_if_any(_carrying(host, device), frozenset())
+    return Plan(
+        summary=f"set the mode of {device.address}: {_words(intent)}",
+        steps=tuple(steps),
+        locks=gpu_locks(host, device),
+        already=() if steps else (f"{device} is in this mode already",),
+        settles=(str(device.address),),
+    )
+
+
+def settled(host: HostSnapshot, intent: SetGpuMode) -> SetGpuMode:
+    """The intent with the number of virtual functions, which come and go around a change of MIG."""
+    device = host.device(intent.address)
+    return replace(intent, functions_after=_functions_after(device, intent))
+
+
+def vgpus_on(host: HostSnapshot, device: PciDevice) -> list[Vgpu]:
+    """The vGPUs of a GPU: its own, and those of its virtual functions."""
+    names = (str(device.address), *map(str, device.virtual_functions))
+    return [vgpu for name in names for vgpu in host.vgpus_of(name)]
+
+
+def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Objection]:
+    """Why vGPUs of different sizes cannot be on a GPU."""
+    if mode is not None and mode.mixes_sizes is False:
+        yield Objection(
+            f"{device} carries vGPUs of one size only: nvidia-smi -q says Not Supported",
+            "leave out --heterogeneous; with MIG, each GPU instance has a size of its own",
+        )
+    if mode is not None and mode.mig:
+        yield Objection(
+            f"{device} is in MIG mode, where each GPU instance has vGPUs of one size",
+            f"switch MIG off first: vfiomgr vgpu mode {device.address} --no-mig",
+        )
+
+
+def _functions_after(device: PciDevice, intent: SetGpuMode) -> int:
+    present = device.sriov_numvfs or 0
+    return present if intent.functions_after is None else intent.functions_after
+
+
+def _mig_steps(
+    host: HostSnapshot, device: PciDevice, mode: GpuMode, intent: SetGpuMode
+) -> tuple[list[Step], HostSnapshot]:
+    """MIG, while there is no virtual function, and the host as it will be then."""
+    steps: list[Step] = []
+    if intent.mig is None or intent.mig is mode.mig:
+        return steps, host
+    refuse_if_any(_no_mig(device, mode), frozenset())
+    if device.sriov_numvfs:
+        refuse_if_any(_carrying(host, device), frozenset())
+        none = SetVirtualFunctions(device.address, 0, instances_after=())
+        steps += sriov_plan.plan_set(host, none).steps
+        host = with_functions(host, device, 0)
+    else:
+        refuse_if_any(mig_plan.unmovable(host, device), frozenset())
+        steps += mig_plan.exchange(host, device, ())
+    steps.append(SetMig(device.identity, before=mode.mig is True, after=intent.mig))
+    return steps, with_mode(host, replace(mode, mig=intent.mig, heterogeneous=False))
+
+
+def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """GPUs of whose modes nothing is known."""
+    if device.physical_function is not None:
+        yield Objection(
+            f"{device} is a virtual function, and has the modes of its GPU",
+            f"name that one: {device.physical_function}",
+        )
+    elif device.driver != "nvidia":
+        driver = device.driver or "no driver"
+        yield Objection(
+            f"{device} is on {driver}: only NVIDIA's driver knows these modes",
+            f"vfiomgr unbind {device.address} gives it back"
+            if device.is_on_vfio
+            else "name a GPU that is on the driver nvidia",
+        )
+    elif host.gpu_mode(device) is None:
+        yield Objection(
+            f"nvidia-smi tells nothing of {device}",
+            "is it installed, and does nvidia-smi -q work? run it by hand to see why",
+        )
+
+
+def _carrying(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """A mode is set only while there is no vGPU (nvidia-smi ends with 19 otherwise)."""
+    names = [vgpu.name for vgpu in vgpus_on(host, device)]
+    if names:
+        yield Objection(
+            f"{device} carries vGPUs, and changes its mode only without: {', '.join(names)}",
+            f"remove them first: vfiomgr vgpu remove {' '.join(names)}",
+        )
+
+
+def _no_mig(device: PciDevice, mode: GpuMode) -> Iterator[Objection]:
+    if mode.mig is None:
+        yield Objection(
+            f"{device} has no MIG: nvidia-smi -q shows N/A",
+            "vGPUs of different sizes go together with --heterogeneous, where the GPU can do that",
+        )
+
+
+def _unmixable(
+    device: PciDevice, mode: GpuMode, functions: int, *, mixed: bool
+) -> Iterator[Objection]:
+    if mixed:
+        yield from unmixable(device, mode)
+    if device.sriov_totalvfs and not functions:
+        yield Objection(
+            f"{device} has no virtual functions, and forgets this mode when they are made",
+            f"vfiomgr vgpu switch {device.address} vgpu{' --heterogeneous' * mixed} does both",
+        )
+
+
+def _words(intent: SetGpuMode) -> str:
+    words = {True: "heterogeneous", False: "homogeneous"}.get(intent.heterogeneous or False)
+    parts = [words] if words and intent.heterogeneous is not None else []
+    parts += [f"MIG {'on' if intent.mig else 'off'}"] if intent.mig is not None else []
+    return ", ".join(parts)
+
+
+def gpu_locks(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
+    """Those of a GPU, and of all its virtual functions."""
+    functions = (d for d in host.devices if d.address in device.virtual_functions)
+    return tuple(sorted({device_lock(device), *map(device_lock, functions)}))

@@ -1,0 +1,287 @@
+"""A GPU from one use to another: the host's, one guest's, or vGPUs'; as one plan.
+
+Each part is planned on the host as the parts before it will leave it, so that what would be refused
+in the end is refused before anything is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, assert_never
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.gpu import mode as gpu_mode
+from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
+from vfiomgr.passthrough import guards
+from vfiomgr.passthrough import plan as passthrough_plan
+from vfiomgr.passthrough.readiness_hints import how_to_bind
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.sriov import plan as sriov_plan
+from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.vgpu import plan as vgpu_plan
+from vfiomgr.vgpu import projection
+from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu.mig.steps import SetPersistence
+from vfiomgr.vgpu.model import MARKS
+from vfiomgr.vgpu.requests import RemoveVgpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.vgpu.model import Vgpu
+
+_NVIDIA = "nvidia"
+_USES = {
+    "host": "give {} to its host driver, whole",
+    "passthrough": "hand {} to a guest, whole",
+    "vgpu": "make {} ready for vGPUs",
+}
+
+
+@dataclass
+class _Course:
+    """The parts of a plan so far, and the host as they will leave it."""
+
+    host: HostSnapshot
+    intent: SwitchGpu
+    parts: list[Plan] = field(default_factory=list)
+
+    @property
+    def device(self) -> PciDevice:
+        """The GPU as it will be."""
+        return self.host.device(self.intent.address)
+
+    def add(self, part: Plan, host: HostSnapshot) -> None:
+        """Go on."""
+        self.parts.append(part)
+        self.host = host
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All of them in their order."""
+        return tuple(step for part in self.parts for step in part.steps)
+
+
+def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
+    """Bring a GPU to a use, from whichever it has.
+
+    Raises:
+        Refusal: a guard forbids some part of it; nothing was changed.
+        UnknownDevice: the address names nothing.
+
+    """
+    return brought(host, intent)[0]
+
+
+def brought(
+    host: HostSnapshot, intent: SwitchGpu, bind: Bind | None = None
+) -> tuple[Plan, HostSnapshot]:
+    """The same, with the host as it will be but for functions that went to VFIO.
+
+    `bind` is how to hand it to a guest where the plain way is not meant; it may name others too.
+    """
+    device = host.device(intent.address)
+    refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
+    course = _Course(host, intent)
+    match intent.to:
+        case "host":
+            _to_host(course)
+        case "passthrough":
+            _to_passthrough(course, bind or Bind((intent.address,), allow=intent.allow))
+        case "vgpu":
+            _to_vgpu(course)
+        case _ as never:
+            assert_never(never)
+    course.add(Plan("", tuple(_forgotten_marks(course))), course.host)
+    return _joined(course), course.host
+
+
+def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
+    """The intent with what only the host before it can tell."""
+    device = host.device(intent.address)
+    functions, mixed = intent.functions, intent.heterogeneous
+    mode = host.gpu_mode(device)
+    if intent.to == "vgpu" and device.sriov_totalvfs:
+        functions = device.sriov_totalvfs if functions is None else functions
+        mixed = (mode is not None and mode.heterogeneous is True) if mixed is None else mixed
+    vgpus = tuple(vgpu.name for vgpu in gpu_mode.vgpus_on(host, device) if host.is_own(vgpu))
+    autoprobe = device.sriov_drivers_autoprobe
+    instances = intent.instances_after
+    if intent.to == "vgpu" and instances is None:
+        instances = mig_plan.places(host, device)
+    return replace(
+        intent,
+        functions=functions,
+        heterogeneous=mixed,
+        vgpus=tuple(dict.fromkeys((*intent.vgpus, *vgpus))),
+        autoprobe_after=autoprobe if intent.autoprobe_after is None else intent.autoprobe_after,
+        instances_after=instances,
+    )
+
+
+def _to_host(course: _Course) -> None:
+    _give_back(course)
+    _clear(course)
+
+
+def _to_passthrough(course: _Course, bind: Bind) -> None:
+    if not course.device.is_on_vfio:
+        _clear(course)
+        _end_persistence(course)
+    course.add(passthrough_plan.plan_bind(course.host, bind), course.host)
+
+
+def _to_vgpu(course: _Course) -> None:
+    _give_back(course)
+    device, intent = course.device, course.intent
+    wanted = device.sriov_totalvfs if intent.functions is None else intent.functions
+    if intent.autoprobe_after is not None and wanted and device.sriov_totalvfs:
+        # A run that was cut off, and found the GPU on a driver that allowed it more.
+        wanted = min(wanted, device.sriov_totalvfs)
+    if wanted is None and not intent.heterogeneous:
+        return  # its vGPUs are made of the GPU itself
+    if intent.heterogeneous:
+        mode = course.host.gpu_mode(device)
+        refuse_if_any(gpu_mode.unmixable(device, mode), frozenset())
+    if wanted != device.sriov_numvfs:
+        _remove_vgpus(course)
+        _set_functions(course, wanted or 0)
+        return
+    if intent.instances_after is not None:
+        steps = mig_plan.exchange(course.host, device, intent.instances_after)
+        course.add(Plan("", steps), course.host)
+    if intent.heterogeneous is not None and device.driver == _NVIDIA:
+        mode_intent = SetGpuMode(device.address, heterogeneous=intent.heterogeneous)
+        course.add(gpu_mode.plan_mode(course.host, mode_intent), course.host)
+
+
+def _give_back(course: _Course) -> None:
+    """Off VFIO, to the driver that it had; what was begun before is brought to its end."""
+    device, intent = course.device, course.intent
+    slot = (device,) if intent.only else course.host.slot(device)
+    if not any(d.is_on_vfio or course.host.origin(d) is not None for d in slot):
+        return
+    refuse_if_any(_unknown_driver(course.host, device), frozenset())
+    unbind = Unbind((device.address,), only=intent.only, allow=intent.allow)
+    part = passthrough_plan.plan_unbind(course.host, unbind)
+    course.add(part, projection.given_back(course.host, slot))
+
+
+def _clear(course: _Course) -> None:
+    """No vGPU and no virtual function."""
+    _remove_vgpus(course)
+    if course.device.sriov_numvfs:
+        _set_functions(course, 0)
+        return
+    refuse_if_any(mig_plan.unmovable(course.host, course.device), frozenset())
+    steps = mig_plan.exchange(course.host, course.device, ())
+    course.add(Plan("", steps), projection.without_instances(course.host, course.device))
+
+
+def _remove_vgpus(course: _Course) -> None:
+    here = gpu_mode.vgpus_on(course.host, course.device)
+    refuse_if_any(
+        [
+            *_foreign(course.host, course.device, here),
+            *_in_instances(course.host, course.device, here),
+        ],
+        frozenset(),
+    )
+    if here:
+        removal = RemoveVgpu(tuple(v.name for v in here), allow=course.intent.allow & {"in-use"})
+        part = vgpu_plan.plan_remove(course.host, removal)
+        course.add(part, projection.without_vgpus(course.host, here))
+
+
+def _set_functions(course: _Course, count: int) -> None:
+    device, intent = course.device, course.intent
+    wanted = SetVirtualFunctions(
+        device.address,
+        count,
+        autoprobe=intent.autoprobe or device.driver == _NVIDIA,
+        autoprobe_after=intent.autoprobe_after,
+        heterogeneous_after=intent.heterogeneous if count else None,
+        instances_after=intent.instances_after if count else (),
+    )
+    part = sriov_plan.plan_set(course.host, wanted)
+    then = projection.with_functions(course.host, device, count)
+    course.add(part, then if count else projection.without_instances(then, device))
+
+
+def _end_persistence(course: _Course) -> None:
+    """NVIDIA's driver keeps a GPU that is in persistence mode, which sriov-manage switches on."""
+    device = course.device
+    if course.host.in_persistence_mode(device.address):
+        step = SetPersistence(device.identity, before=True, after=False)
+        course.add(Plan("", (step,)), projection.without_persistence(course.host, device))
+
+
+def _forgotten_marks(course: _Course) -> Iterator[Step]:
+    """Of vGPUs that a run which was cut off has removed."""
+    there = {vgpu.name for vgpu in course.host.vgpus}
+    taken = {step.path for step in course.steps if isinstance(step, ReplaceFile)}
+    files = {MARKS / name for name in course.intent.vgpus if name not in there} - taken
+    for mark in course.host.vgpu_marks:
+        if mark.path in files:
+            yield ReplaceFile(mark.path, mark.text, None)
+
+
+def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    if device.physical_function is not None:
+        yield Objection(
+            f"{device} is a virtual function",
+            f"name its GPU, {device.physical_function}; of the function alone: "
+            + (
+                "a guest can have it as it is"
+                if host.is_ready_for_guests(device)
+                else how_to_bind(host, [device])
+            ),
+        )
+    elif device.is_bridge:
+        yield Objection(f"{device} is a bridge", "name a GPU; vfiomgr list shows them")
+
+
+def _unknown_driver(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    if device.is_on_vfio and host.origin(device) is None:
+        yield Objection(
+            f"nobody recorded which driver {device} had before {device.driver}",
+            f"give it back first, and see where it goes: vfiomgr unbind {device.address}",
+        )
+
+
+def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
+    foreign = [vgpu.name for vgpu in here if not host.is_own(vgpu)]
+    if foreign:
+        yield Objection(
+            f"{device} carries vGPUs that vfiomgr did not make: {', '.join(foreign)}",
+            f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(foreign)}",
+        )
+
+
+def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
+    """Where nvidia-smi does not tell GPU instances, a roll-back could not make them again."""
+    mode = host.gpu_mode(device)
+    is_known = host.partition(str(device.address)) is not None
+    if here and mode is not None and mode.mig and not is_known:
+        names = [vgpu.name for vgpu in here]
+        yield Objection(
+            f"{device} carries vGPUs in GPU instances (MIG), which no failure could give back: "
+            + ", ".join(names),
+            f"remove them by themselves first: vfiomgr vgpu remove {' '.join(names)}",
+        )
+
+
+def _joined(course: _Course) -> Plan:
+    intent = course.intent
+    whole = joined(_USES[intent.to].format(intent.address), course.parts)
+    already = whole.already or (f"{course.device} is in this use already",)
+    return replace(
+        whole,
+        already=already if whole.is_empty else (),
+        settles=tuple(dict.fromkeys([str(intent.address), *whole.settles])),
+    )

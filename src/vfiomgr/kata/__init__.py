@@ -1,0 +1,1 @@
+"""Kata Containers: its configuration, its pods, and why a pod gets no device."""

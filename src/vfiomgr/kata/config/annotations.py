@@ -1,0 +1,155 @@
+"""Annotations of a pod that change Kata's configuration for it alone.
+
+Annotations in src/runtime/virtcontainers/pkg/annotations/annotations.go, addAnnotations in
+src/runtime/pkg/oci/utils.go, update_config_by_annotation in
+src/libs/kata-types/src/annotations/mod.rs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
+from vfiomgr.kata.explain.model import ChainBreak
+from vfiomgr.kata.explain.pod import KATA_ANNOTATION
+from vfiomgr.kata.model import LEAST_GUEST_MIB, MAX_PORTS
+from vfiomgr.kata.settings import VFIO_MODES
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.keys import KeyType
+    from vfiomgr.kata.settings import KataSettings
+
+_VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
+_PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
+"""Annotations that runtime-rs takes up to MAX_PORTS of, and from when on it looks."""
+_KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """What Kata refuses or ignores of them; COLD_PLUG and HOT_PLUG have a rule of their own."""
+    for name, value in _hypervisor_annotations(situation):
+        yield from _hypervisor_breaks(situation, settings, name, value)
+    mode = situation.pod.annotation(_VFIO_MODE)
+    if mode is None:
+        return
+    remedy = f"take the annotation {_VFIO_MODE} out: guest-kernel is what containers need"
+    if mode not in VFIO_MODES:
+        yield ChainBreak(f"vfio_mode is annotated as {mode!r}, which is none", remedy)
+    elif mode == "vfio" and not settings.has_iommu:
+        yield ChainBreak(
+            "vfio_mode is annotated as 'vfio', and enable_iommu is not set: VFIO in the guest "
+            "needs an IOMMU there, and containers with a device do not start",
+            remedy,
+            is_certain=False,
+        )
+
+
+def with_annotations(situation: Situation) -> Situation:
+    """The same with the settings that the pod's own annotations come to.
+
+    Ports that are annotated stay out: devices are looked for before annotations are read.
+    """
+    settings = situation.settings
+    if settings is None:
+        return situation
+    document: dict[str, Any] = dict(settings.document)
+    for name, text in _hypervisor_annotations(situation):
+        value = _value(situation, settings, name, text)
+        if value is not None and settings.allows_annotation(name):
+            _put(document, ("hypervisor", settings.hypervisor), name, value)
+    mode = situation.pod.annotation(_VFIO_MODE)
+    if mode in VFIO_MODES:
+        _put(document, ("runtime",), "vfio_mode", mode)
+    effective = replace(settings, document=document)
+    return replace(situation, configuration=replace(situation.configuration, settings=effective))
+
+
+def _hypervisor_annotations(situation: Situation) -> Iterator[tuple[str, str]]:
+    for key, value in situation.pod.annotations:
+        name = key.removeprefix(HYPERVISOR_ANNOTATION)
+        if name != key and name not in (COLD_PLUG, HOT_PLUG):
+            yield name, value
+
+
+def _hypervisor_breaks(
+    situation: Situation, settings: KataSettings, name: str, value: str
+) -> Iterator[ChainBreak]:
+    full, out = f"{HYPERVISOR_ANNOTATION}{name}", "take the annotation out"
+    allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
+    is_taken = situation.keys.takes_annotation(situation.release, name)
+    if not settings.allows_annotation(name) and not situation.is_rs:
+        what = (
+            f"the pod fails with 'annotation {full} is not enabled': enable_annotations of the "
+            "configuration lacks it"
+        )
+        yield ChainBreak(what, allow if is_taken else out, number=1)
+    elif not settings.allows_annotation(name):
+        what = f"runtime-rs ignores the annotation {full}: enable_annotations lacks it"
+        yield ChainBreak(
+            what, allow if is_taken else out, number=1, is_silent=True, is_certain=False
+        )
+    elif not is_taken and situation.is_rs:
+        what = f"runtime-rs fails: it allows the annotation {full} and does not know it"
+        yield ChainBreak(what, out, number=1)
+    elif not is_taken:
+        what = f"{situation.release} has no annotation {full}, and ignores it"
+        yield ChainBreak(what, out, is_silent=True, is_certain=False)
+    elif _is_refused(situation, name, value):
+        yield ChainBreak(f"the pod fails: the annotation {full} is {value!r}", _wanted(name, value))
+
+
+def _wanted(name: str, value: str) -> str:
+    if name == _MEMORY:
+        return f'write whole MiB, {LEAST_GUEST_MIB} or more, as text: {name}: "8192"'
+    return f"write a value of {name} instead of {value!r}, or take the annotation out"
+
+
+def _is_refused(situation: Situation, name: str, text: str) -> bool:
+    kind = _type(situation, name)
+    if kind == "integer":
+        return not text.isdecimal() or _is_out_of_range(situation, name, int(text))
+    return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
+
+
+def _is_out_of_range(situation: Situation, name: str, number: int) -> bool:
+    if situation.is_rs:
+        has_limit = name in _PORTS and situation.release.version >= _PORT_LIMIT
+        return has_limit and number > MAX_PORTS
+    return name == _MEMORY and number < LEAST_GUEST_MIB
+
+
+def _type(situation: Situation, name: str) -> KeyType | None:
+    form = situation.keys.form(situation.release, "hypervisor", name)
+    return None if form is None else form.type
+
+
+def _value(
+    situation: Situation, settings: KataSettings, name: str, text: str
+) -> str | int | bool | None:
+    """What it sets its key to; None where it sets none."""
+    kind = _type(situation, name)
+    is_taken = situation.keys.takes_annotation(situation.release, name)
+    if not is_taken or _is_refused(situation, name, text):
+        return None
+    if kind == "integer":
+        return int(text)
+    if kind == "boolean":
+        return _BOOLEANS.get(text.lower())
+    if name == _KERNEL_PARAMS:
+        return f"{settings.kernel_params} {text}".strip()
+    return text if kind == "string" else None
+
+
+def _put(document: dict[str, Any], place: tuple[str, ...], key: str, value: object) -> None:
+    table = document
+    for name in place:
+        inner = table.get(name)
+        table[name] = dict(inner) if isinstance(inner, dict) else {}
+        table = table[name]
+    table[key] = value

@@ -1,0 +1,331 @@
+"""A configuration of Kata that is checked: where it is from, and for which release."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.check.model import SEVERITIES, Finding
+from vfiomgr.errors import UsageError
+from vfiomgr.kata.config.check_values import check_values
+from vfiomgr.kata.keys import KeyTable
+from vfiomgr.kata.model import KataRelease
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from vfiomgr.check.model import Severity
+    from vfiomgr.kata.keys import KeyForm, KeyType
+
+
+NAMED = ("hypervisor", "agent")
+"""Sections with a table for each name: [hypervisor.qemu], [agent.kata]."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """What is looked at: a whole configuration, or a drop-in, for which other rules hold."""
+
+    source: str
+    release: KataRelease
+    table: KeyTable
+    is_drop_in: bool
+
+    def knows(self, section: str, key: str) -> bool:
+        """Whether the release has a key."""
+        return self.table.knows(self.release, section, key)
+
+    def refuses_unknown_keys(self, section: str) -> bool:
+        """Whether the runtime refuses the file for one.
+
+        Go decodes a drop-in as it does the file, without a word about keys that no field has, and
+        then copies each key of a hypervisor or an agent by its name (updateFromDropIn in
+        src/runtime/pkg/katautils/config.go): there it fails.
+        """
+        if self.release.runtime == "go":
+            return self.is_drop_in and section.partition(".")[0] in NAMED
+        return self.table.refuses_unknown_keys(self.release, section)
+
+    def finding(self, rule: str, severity: Severity, title: str, why: str, remedy: str) -> Finding:
+        """A finding about this file."""
+        return Finding(rule, severity, title, (self.source,), why, remedy)
+
+
+_TYPES: Mapping[KeyType, tuple[type, ...]] = {
+    "string": (str,),
+    "strings": (list,),
+    "integer": (int,),
+    "integers": (list,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "tables": (list,),
+}
+_WORDS: Mapping[KeyType, str] = {
+    "string": "a string",
+    "strings": "an array of strings",
+    "integer": "a whole number",
+    "integers": "an array of whole numbers",
+    "number": "a number",
+    "boolean": "true or false",
+    "tables": "an array of tables",
+}
+_OF_RS = {
+    "dial_timeout": "reconnect_timeout_ms (milliseconds)",
+    "seccompsandbox": "seccomp_sandbox",
+    "hot_plug_vfio": "cold_plug_vfio, from 3.31 on",
+    "remote_hypervisor_socket": "hypervisor_socket",
+    "remote_hypervisor_timeout": "hypervisor_timeout",
+}
+"""What runtime-rs calls what the Go runtime calls otherwise."""
+_DEFAULTS = {"kubelet_root_dir": "/var/lib/kubelet"}
+"""What Kata takes where a key is not set, of those that Kata's own configurations set to it."""
+_VARIABLE = re.compile(r"@[A-Z0-9_]+@")
+"""Of Kata's Makefiles; some of its own configurations have one that nothing replaced."""
+_RANGE = re.compile(r"([ui])(\d+)")
+_ITEMS: Mapping[KeyType, type] = {"strings": str, "integers": int, "tables": dict}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    section: str
+    """As in the table of keys."""
+    place: str
+    """As in the file: `hypervisor.qemu`."""
+    key: str
+    value: object
+
+    @property
+    def name(self) -> str:
+        return f"{self.key} in [{self.place}]"
+
+
+def check_keys(
+    document: Mapping[str, Any],
+    release: KataRelease,
+    table: KeyTable,
+    *,
+    source: str = "the configuration",
+    is_drop_in: bool = False,
+) -> tuple[Finding, ...]:
+    """What Kata ignores or refuses in a file, the gravest first."""
+    file = CheckedFile(source, release, table, is_drop_in)
+    return _sorted([*_check_entries(file, document), *check_values(file, document)])
+
+
+def check_one_by_one(
+    document: Mapping[str, Any],
+    release: KataRelease,
+    table: KeyTable,
+    *,
+    source: str,
+    is_drop_in: bool,
+) -> tuple[Finding, ...]:
+    """What Kata ignores or refuses of the keys of a file, whatever other files set."""
+    return _sorted(_check_entries(CheckedFile(source, release, table, is_drop_in), document))
+
+
+def check_together(
+    document: Mapping[str, Any], release: KataRelease, table: KeyTable, *, source: str
+) -> tuple[Finding, ...]:
+    """What Kata refuses of the values that a file and all its drop-ins come to."""
+    return _sorted(check_values(CheckedFile(source, release, table, is_drop_in=False), document))
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
+
+
+def _check_entries(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Finding]:
+    for section, tables in document.items():
+        if not isinstance(tables, dict):
+            if file.table.has_section(file.release, section):
+                yield _no_table(file, section, tables)
+        elif section not in NAMED:
+            yield from _check_table(file, section, section, tables)
+        else:
+            yield from _check_named(file, section, tables)
+
+
+def _check_named(file: CheckedFile, section: str, tables: Mapping[str, Any]) -> Iterator[Finding]:
+    for name, keys in tables.items():
+        place = f"{section}.{name}"
+        if isinstance(keys, dict):
+            yield from _check_table(file, section, place, keys)
+        else:
+            yield _no_table(file, place, keys)
+
+
+def _check_table(
+    file: CheckedFile, section: str, place: str, keys: Mapping[str, Any]
+) -> Iterator[Finding]:
+    for key, value in keys.items():
+        inner = f"{section}.{key}"
+        is_section, is_table = file.table.has_section(file.release, inner), isinstance(value, dict)
+        is_passed_over = not file.refuses_unknown_keys(section) and not file.knows(section, key)
+        if is_table and (is_section or is_passed_over):
+            yield from _check_table(file, inner, f"{place}.{key}", value)
+        elif is_section:
+            yield _no_table(file, f"{place}.{key}", value)
+        else:
+            yield from _check_entry(file, _Entry(section, place, key, value))
+
+
+def _no_table(file: CheckedFile, place: str, value: object) -> Finding:
+    return file.finding(
+        "kata-wrong-type",
+        "blocker",
+        f"{place} is {value!r}: {file.release} wants a table",
+        "Kata refuses the whole configuration",
+        f"write [{place}], and its keys below it",
+    )
+
+
+def _check_entry(file: CheckedFile, entry: _Entry) -> Iterator[Finding]:
+    form = file.table.form(file.release, entry.section, entry.key)
+    if form is None:
+        yield _unknown(file, entry)
+    elif not _fits(entry.value, form):
+        yield file.finding(
+            "kata-wrong-type",
+            "blocker",
+            f"{entry.name} is {entry.value!r}: {file.release} wants {_wanted(form)}",
+            "Kata refuses the whole configuration",
+            f"write {_wanted(form)}",
+        )
+
+
+def _fits(value: object, form: KeyForm) -> bool:
+    if isinstance(value, bool):
+        return form.type == "boolean"
+    if form.type in _ITEMS and isinstance(value, list):
+        return all(type(item) is _ITEMS[form.type] and _is_in(item, form.range) for item in value)
+    return isinstance(value, _TYPES[form.type]) and _is_in(value, form.range)
+
+
+def _is_in(value: object, range_: str) -> bool:
+    if not range_ or not isinstance(value, int):
+        return True
+    least, most = _limits(range_)
+    return least <= value <= most
+
+
+def _limits(text: str) -> tuple[int, int]:
+    """The least and the greatest of `u32`, `i8`."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        message = f"the table of keys has the range {text!r}"
+        raise RuntimeError(message)
+    bits = int(match[2])
+    return (0, 2**bits - 1) if match[1] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _wanted(form: KeyForm) -> str:
+    if form.type != "integer" or not form.range:
+        return _WORDS[form.type]
+    least, most = _limits(form.range)
+    return f"{_WORDS[form.type]} from {least} to {most}"
+
+
+def _unknown(file: CheckedFile, entry: _Entry) -> Finding:
+    severity, why = _fate(file, entry)
+    return file.finding(
+        "kata-unknown-key",
+        severity,
+        f"{file.release} does not know {entry.name}",
+        why,
+        _way_out(file, entry),
+    )
+
+
+def _fate(file: CheckedFile, entry: _Entry) -> tuple[Severity, str]:
+    """What becomes of a key that a runtime does not know."""
+    is_refused = file.refuses_unknown_keys(entry.section)
+    if file.release.runtime == "rs" and is_refused:
+        return "blocker", "runtime-rs refuses the whole configuration for it"
+    if is_refused:
+        return "blocker", "the Go runtime starts no guest: it finds no such key to set"
+    if _changes_nothing(file, entry):
+        return "info", f"{_of_other_runtime(file, entry)}, and the value changes nothing there"
+    if file.release.runtime == "rs":
+        return "warning", "runtime-rs ignores it without a word"
+    if file.is_drop_in:
+        return "warning", "the Go runtime ignores it, with a warning in its log"
+    return "warning", "the Go runtime ignores it without a word"
+
+
+def _way_out(file: CheckedFile, entry: _Entry) -> str:
+    release, table, key = file.release, file.table, entry.key
+    known = table.find(release.runtime, entry.section, key)
+    if known is not None and release.version < known.releases.first:
+        return f"leave it out, or use Kata {known.releases.first} or later, which has it"
+    if known is not None:
+        return "leave it out: this release has it no more"
+    for section in ("runtime", "agent", "hypervisor", "factory", "hypervisor.factory"):
+        if table.knows(release, section, key):
+            return f"write it into [{_shown(section)}]"
+    if release.runtime == "rs" and key in _OF_RS:
+        return f"write {_OF_RS[key]}"
+    other = _of_other_runtime(file, entry)
+    return f"leave it out: {other}" if other else "leave it out"
+
+
+def _shown(section: str) -> str:
+    return {"agent": "agent.kata", "hypervisor": "hypervisor.…"}.get(section, section)
+
+
+def _of_other_runtime(file: CheckedFile, entry: _Entry) -> str:
+    is_rs = file.release.runtime == "rs"
+    if file.table.find("go" if is_rs else "rs", entry.section, entry.key) is None:
+        return ""
+    return f"only {'the Go runtime' if is_rs else 'runtime-rs'} has it"
+
+
+def _changes_nothing(file: CheckedFile, entry: _Entry) -> bool:
+    """Whether a key of the other runtime has no effect there either.
+
+    Kata's own configurations of one runtime have such keys of the other.
+    """
+    if not _of_other_runtime(file, entry):
+        return False
+    is_unset = not entry.value or entry.value == _DEFAULTS.get(entry.key)
+    return is_unset or (isinstance(entry.value, str) and bool(_VARIABLE.fullmatch(entry.value)))
+
+
+HOST_BITS = "host-phys-bits=on"
+"""Physical addresses of the guest as wide as the host's (target/i386/cpu.c)."""
+_OWN_FEATURES = "pmu=off"
+"""What Kata takes where nothing is configured."""
+_PREFIX = "io.katacontainers.config.hypervisor."
+_ANNOTATION = re.compile(r"\^?([a-z][a-z0-9_]*)\$?")
+
+
+def with_host_bits(configured: str) -> str:
+    """CPU features, and addresses as wide as the host's."""
+    features = [each.strip() for each in (configured or _OWN_FEATURES).split(",")]
+    kept = [each for each in features if each and not each.startswith("host-phys-bits=")]
+    return ",".join([*kept, HOST_BITS])
+
+
+def with_params(configured: str, added: Iterable[str]) -> str:
+    """Arguments of the guest's kernel; names may come several times, as pci= does."""
+    return " ".join(dict.fromkeys([*configured.split(), *added]))
+
+
+def with_annotations(configured: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Expressions of annotations; Kata lets any part of a name match, where nothing anchors it."""
+    return tuple(dict.fromkeys([*configured, *(f"^{name}$" for name in names)]))
+
+
+def annotation_name(text: str) -> str:
+    """The name of an annotation, typed as such, in full, or as an expression of it.
+
+    Raises:
+        UsageError: it is none.
+
+    """
+    match = _ANNOTATION.fullmatch(text.strip().removeprefix(_PREFIX))
+    if match is None:
+        message = f"--annotations {text}: that is no name of an annotation"
+        raise UsageError(message, "write names with commas between them, e.g. kernel_params")
+    return match[1]

@@ -1,0 +1,152 @@
+"""Values of a configuration that Kata refuses, or that leave devices without a use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, PciePort
+from vfiomgr.kata.settings import VFIO_MODES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from vfiomgr.check.model import Finding
+    from vfiomgr.kata.config.check import CheckedFile
+    from vfiomgr.kata.keys import KeyTable
+    from vfiomgr.kata.model import KataRelease, RuntimeName
+    from vfiomgr.kata.settings import KataSettings
+
+
+_COUNTS = ("pcie_root_port", "pcie_switch_port")
+_PCIE_HYPERVISORS, _PCIE_MACHINES = ("qemu", "clh"), ("q35", "virt")
+"""Where the Go runtime looks at ports at all (checkPCIeConfig in config.go)."""
+_WITHOUT_IOMMU = "s390-ccw-virtio"
+"""The machine whose VFIO devices need no IOMMU in the guest."""
+
+
+def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Finding]:
+    """Values that are refused, alone or with others; a drop-in need not hold the others."""
+    runtime = document.get("runtime")
+    mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
+    if isinstance(mode, str) and mode and mode not in VFIO_MODES:
+        yield file.finding(
+            "kata-vfio-mode",
+            "blocker",
+            f"vfio_mode is {mode!r}",
+            "Kata refuses the whole configuration",
+            f"write {' or '.join(VFIO_MODES)}",
+        )
+    hypervisors = document.get("hypervisor")
+    for name, keys in hypervisors.items() if isinstance(hypervisors, dict) else ():
+        if isinstance(keys, dict):
+            yield from _check_ports(file, name, keys)
+            if mode == "vfio" and not file.is_drop_in:
+                yield from _check_iommu(file, name, keys)
+
+
+def _check_iommu(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Finding]:
+    """An IOMMU group in the guest, without which its agent gives no container a device.
+
+    vfio_pci_device_handler in src/agent/src/device; a configuration loads without one.
+    """
+    if keys.get("enable_iommu") is not True and keys.get("machine_type") != _WITHOUT_IOMMU:
+        yield file.finding(
+            "kata-vfio-without-iommu",
+            "warning",
+            f"vfio_mode is 'vfio', and enable_iommu in [hypervisor.{name}] is not true",
+            "a device without an IOMMU group in the guest cannot be used by VFIO there: "
+            "containers with one do not start",
+            'write vfio_mode = "guest-kernel", or enable_iommu = true',
+        )
+
+
+def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Finding]:
+    place, is_go = f"[hypervisor.{name}]", file.release.runtime == "go"
+    plugs = {key: keys.get(key) for key in ("cold_plug_vfio", "hot_plug_vfio")}
+    for key, port in plugs.items():
+        ports = _ports(file.release, name, key, keys)
+        is_read = bool(ports) and file.knows("hypervisor", key)
+        if is_read and isinstance(port, str) and port and port not in ports:
+            yield file.finding(
+                "kata-port",
+                "blocker",
+                f"{key} in {place} is {port!r}",
+                f"{file.release} refuses it there",
+                f"write one of {', '.join(ports)}",
+            )
+    is_both = all(port not in (None, "", "no-port") for port in plugs.values())
+    if is_go and is_both and name in _PCIE_HYPERVISORS:
+        yield file.finding(
+            "kata-both-plugs",
+            "blocker",
+            f"cold_plug_vfio and hot_plug_vfio in {place} both name a port",
+            "the Go runtime refuses the configuration: only one of them can be set",
+            'write hot_plug_vfio = "no-port", or cold_plug_vfio = "no-port"',
+        )
+    yield from _check_counts(file, place, keys)
+
+
+def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Iterator[Finding]:
+    names = [key for key in _COUNTS if file.knows("hypervisor", key)]
+    counts = {key: _number(keys.get(key)) for key in names}
+    for key, count in counts.items() if file.release.runtime == "go" else ():
+        if count > MAX_PORTS:
+            yield file.finding(
+                "kata-too-many-ports",
+                "warning",
+                f"{key} in {place} is {count}",
+                f"the Go runtime makes {MAX_PORTS} ports at most",
+                f"write {MAX_PORTS} or fewer; give the devices to several pods",
+            )
+    if file.release.runtime == "rs" and len(counts) == len(_COUNTS) and all(counts.values()):
+        yield file.finding(
+            "kata-both-ports",
+            "blocker",
+            f"{place} has root ports and switch ports",
+            "runtime-rs refuses the configuration: both at the same time are forbidden",
+            "write pcie_switch_port = 0, or pcie_root_port = 0",
+        )
+
+
+def _ports(
+    release: KataRelease, hypervisor: str, key: str, keys: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The ports that a runtime takes for a hypervisor; none where it takes any text."""
+    if release.runtime == "rs":
+        return ("no-port", "root-port")
+    has_pcie_machine = (keys.get("machine_type") or _PCIE_MACHINES[0]) in _PCIE_MACHINES
+    if hypervisor not in _PCIE_HYPERVISORS or not has_pcie_machine:
+        return ()
+    if hypervisor == "qemu":
+        return get_args(PciePort)
+    has_root_port = key == "hot_plug_vfio" or release.version >= CLH_COLD_PLUG
+    return ("no-port", "root-port") if has_root_port else ("no-port",)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+_KEY, _OLD_KEY = "create_container_timeout", "request_timeout_ms"
+_DEFAULTS: dict[RuntimeName, float] = {"go": 60.0, "rs": 30.0}
+"""Seconds where the key is not set (defaultRequestTimeout in
+src/runtime/virtcontainers/kata_agent.go, default_request_timeout in
+src/libs/kata-types/src/config/agent.rs)."""
+
+
+def container_timeout_key(table: KeyTable, release: KataRelease) -> tuple[str, str]:
+    """The section and the key of it."""
+    if release.runtime == "go":
+        return "runtime", _KEY
+    return "agent", _KEY if table.knows(release, "agent", _KEY) else _OLD_KEY
+
+
+def container_timeout(
+    table: KeyTable, release: KataRelease, settings: KataSettings
+) -> tuple[str, float]:
+    """The key, and the seconds that a release waits with these settings."""
+    section, key = container_timeout_key(table, release)
+    found = settings.number("agent.kata" if section == "agent" else section, key)
+    if found is None or not table.knows(release, section, key):
+        return key, _DEFAULTS[release.runtime]
+    return key, found / table.per_second(release, section, key)

@@ -1,0 +1,1 @@
+"""`vfiomgr kata config`."""

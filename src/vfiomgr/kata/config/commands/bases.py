@@ -1,0 +1,184 @@
+"""The configuration of Kata that another one is made of, or that a drop-in changes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.cli.output import note
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.kata.config.model import DROP_IN
+from vfiomgr.kata.model import KataConfigurationFile, search_path
+from vfiomgr.kata.settings import KataSettings, parse, read_settings, require_tables
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vfiomgr.cli.session import Session
+    from vfiomgr.kata.config.model import KataPlan
+    from vfiomgr.kata.model import KataHypervisor, KataInstallation, KataRelease, RuntimeName
+
+_TABLES: dict[KataHypervisor, tuple[str, ...]] = {
+    "qemu": ("qemu",),
+    "clh": ("clh", "cloud-hypervisor"),
+}
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A configuration, and what it says with all drop-ins but vfiomgr's own."""
+
+    file: KataConfigurationFile
+    settings: KataSettings
+
+    @property
+    def drop_ins(self) -> tuple[tuple[HostPath, str], ...]:
+        """Those of others."""
+        return _foreign(self.file)
+
+
+def named_base(
+    session: Session, name: str, hypervisor: KataHypervisor, runtime: RuntimeName | None
+) -> Base:
+    """The configuration of a name.
+
+    Raises:
+        UsageError: it is not there, or for another hypervisor or runtime.
+        InvalidDocument: it is no TOML, or a section of it no table.
+
+    """
+    file = _named(session, name)
+    base = _read(file)
+    tables = base.settings.document.get("hypervisor")
+    wanted = _TABLES[hypervisor]
+    if not isinstance(tables, dict) or not set(wanted) & set(tables):
+        message = f"{name} has no table [hypervisor.{wanted[0]}]"
+        raise UsageError(message, "name another configuration, or another --hypervisor")
+    _require_hypervisor(name, base.settings, hypervisor)
+    own = base.settings.runtime
+    if runtime not in (None, own):
+        message = f"{name} is for --runtime {own}, not {runtime}: only rs has a hypervisor_name"
+        raise UsageError(message, "name another configuration, or leave out --runtime")
+    return base
+
+
+def found_base(
+    installation: KataInstallation, release: KataRelease, hypervisor: KataHypervisor
+) -> Base | None:
+    """The one that the runtime finds by itself, where it is for the hypervisor and can be read."""
+    for path in search_path(release.runtime):
+        file = installation.configuration([path])
+        if file is None:
+            continue
+        try:
+            base = _read(file)
+        except InvalidDocument as error:
+            note(f"{error.message}: what it configures is not counted")
+            continue
+        if base.settings.hypervisor in _TABLES[hypervisor]:
+            return base
+    return None
+
+
+def _read(file: KataConfigurationFile) -> Base:
+    """What a file says with its drop-ins.
+
+    Raises:
+        InvalidDocument: one of them is no TOML, or a section of it no table.
+
+    """
+    drop_ins = _foreign(file)
+    settings = read_settings(file.resolved, file.text, drop_ins)
+    for path, text in ((file.resolved, file.text), *drop_ins):
+        require_tables(parse(text, path), path)
+    return Base(file, settings)
+
+
+def _require_hypervisor(name: str, settings: KataSettings, hypervisor: KataHypervisor) -> None:
+    """Make sure that what a configuration runs is what is meant: runtime-rs names it.
+
+    Raises:
+        UsageError: it runs another one, and nothing else of it is read.
+
+    """
+    named = settings.text("runtime", "hypervisor_name")
+    if not named or named in _TABLES[hypervisor]:
+        return
+    fitting = next((each for each, tables in _TABLES.items() if named in tables), None)
+    hint = f"write --hypervisor {fitting}" if fitting else "name another configuration"
+    message = f'{name} has hypervisor_name = "{named}": it reads no [hypervisor.{hypervisor}]'
+    raise UsageError(message, hint)
+
+
+def _named(session: Session, name: str) -> KataConfigurationFile:
+    """A file of the host, or one that lies here."""
+    from vfiomgr.kata.facts import read_configuration  # noqa: PLC0415 - most name none
+
+    path = HostPath(os.path.abspath(name))
+    found = None
+    if session.snapshot is None and name.startswith("/"):
+        found = read_configuration(session.tree, path)
+    found = found or read_configuration(session.machine, path)
+    if found is None:
+        message = f"cannot read the configuration {name}"
+        raise UsageError(message, "Kata's own lie in /opt/kata/share/defaults/kata-containers")
+    return found
+
+
+def _foreign(file: KataConfigurationFile) -> tuple[tuple[HostPath, str], ...]:
+    drop_ins = ((HostPath(each.path), each.text) for each in file.drop_ins)
+    return tuple((path, text) for path, text in drop_ins if path.name != DROP_IN)
+
+
+def with_drop_in(base: Base, text: str) -> Mapping[str, Any]:
+    """What a configuration says in the end, with a text as vfiomgr's own drop-in."""
+    own = (HostPath(base.file.drop_in_directory / DROP_IN), text)
+    drop_ins = (*base.drop_ins, own)
+    return read_settings(base.file.resolved, base.file.text, drop_ins).document
+
+
+def tell_of_drop_ins(installation: KataInstallation, base: Base | None, plan: KataPlan) -> None:
+    """What else a drop-in concerns, and what keeps it from having its say."""
+    if base is None and installation.shims:
+        note(
+            f"no configuration for {plan.hypervisor} was found where {plan.release} looks for its "
+            "own: --beside names the one that the drop-in is for"
+        )
+    if base is None:
+        return
+    neighbours = base.file.neighbours
+    if neighbours:
+        named = ", ".join(path.name for path in neighbours[:_MOST_NAMED])
+        rest = len(neighbours) - _MOST_NAMED
+        others = f"{named} and {rest} more" if rest > 0 else named
+        note(
+            f"{base.file.drop_in_directory} is also that of {others}: all of them get these keys; "
+            "--whole makes a configuration of its own"
+        )
+    for path, text in base.drop_ins:
+        if not path.endswith(".toml"):
+            note(f"{path} is read too, whatever it is called: move it elsewhere")
+        if path.name > DROP_IN:
+            _tell_of_later(path, text, plan)
+
+
+def _tell_of_later(path: HostPath, text: str, plan: KataPlan) -> None:
+    document = parse(text, path)
+    for entry in plan.entries:
+        table: object = document
+        for name in entry.table:
+            table = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict) and entry.key in table:
+            value = list(entry.value) if isinstance(entry.value, tuple) else entry.value
+            if table[entry.key] != value:
+                note(f"{path} is read later, and sets {entry.key} to {table[entry.key]!r}")
+
+
+def tell_of_taken_in(base: Base) -> None:
+    """Which drop-ins a whole configuration has become one with."""
+    if base.drop_ins:
+        names = ", ".join(path for path, _ in base.drop_ins)
+        note(f"what {names} set was taken in: a configuration elsewhere has other drop-ins")

@@ -1,0 +1,199 @@
+"""From the name of a device in CDI to its specification, as the runtime at hand finds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.check import check
+from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC
+from vfiomgr.containers.cdi.names import is_kind, is_qualified
+from vfiomgr.kata.explain.model import LIST, ChainBreak, ChainStep
+from vfiomgr.kata.explain.resources import channel, requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.kata.explain.context import Published, Situation
+    from vfiomgr.kata.explain.model import StepState
+    from vfiomgr.kata.explain.resources import Request
+
+_OF_DEVICES = frozenset({"not-plugged"})
+"""Rules of `cdi check` about single devices that no other link tells of.
+
+Read in the sources of runtime-rs, and seen by nobody yet: it does not break the chain for certain.
+"""
+_NAMED = 8
+"""How many names a remedy lists."""
+
+
+def cdi(situation: Situation) -> ChainStep:
+    """Which specification has the devices."""
+    breaks = tuple(_breaks(situation))
+    looked = tuple(f.path for f in situation.host.cdi_files) or (str(STATIC), str(DYNAMIC))
+    found = [
+        f"{each.name} in {each.path}"
+        for item in requests(situation)
+        for name, each in situation.devices_of(item.kind).items()
+        if not item.names or name in item.names
+    ]
+    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    if not found:
+        what = "no specification has a device of what is asked for"
+        is_needed = channel(situation) in ("kubelet", "annotations")
+        return ChainStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
+    return ChainStep("CDI", state, LIST.join(found), looked, breaks)
+
+
+def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+    yield from _annotated(situation)
+    if channel(situation) in ("kubelet", "annotations", "unknown"):
+        yield from _judged(situation)
+        for item in requests(situation):
+            yield from _missing(situation, item)
+            yield from _precedence(situation, item)
+            yield from _published_twice(situation, item)
+
+
+def _judged(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 4: one file that the runtime cannot read fails all pods that are cold-plugged."""
+    if not situation.is_cold:
+        return
+    consumer, host = situation.consumer, situation.host
+    asked = {each.path for item in requests(situation) for each in _all_of(situation, item)}
+    for found in check(host.cdi_files, (consumer,), host).findings:
+        where = f"{found.file}:{found.line}: {found.what}"
+        if consumer.name in found.breaks_all:
+            yield ChainBreak(
+                f"{where}: {consumer} fails to load any specification, so every pod with a "
+                "cold-plugged device fails",
+                f"correct it ({found.remedy}), or move {found.file} away; vfiomgr cdi check tells "
+                "all",
+                number=4,
+            )
+        elif found.rule in _OF_DEVICES and found.file in asked:
+            yield ChainBreak(where, found.remedy, is_certain=False)
+
+
+def _all_of(situation: Situation, item: Request) -> tuple[Published, ...]:
+    """All that is published of a kind, by whatever file."""
+    return tuple(each for each in situation.published if each.kind == item.kind)
+
+
+def _annotated(situation: Situation) -> Iterator[ChainBreak]:
+    """Names in annotations that nothing has, or that are none: whoever reads them fails.
+
+    Names are taken as they stand between commas (ParseAnnotations in pkg/cdi/annotations.go).
+    """
+    for key, text in situation.pod.cdi_annotations:
+        kind, _, name = text.partition("=")
+        if not is_qualified(text):
+            yield ChainBreak(
+                f"the annotation {key} has {text!r}, which is no name of CDI (VENDOR/CLASS=NAME, "
+                "with commas and no blanks between several): the pod fails where it is read",
+                _named_instead(situation, kind if is_kind(kind) else DEFAULT_KIND),
+            )
+        elif name not in situation.devices_of(kind):
+            yield ChainBreak(
+                f"no specification has {text}, which the annotation {key} names",
+                _named_instead(situation, kind),
+            )
+
+
+def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """More devices than there are; of a resource that is another plugin's `requested` tells."""
+    devices = situation.devices_of(item.kind)
+    if item.names or len(devices) >= item.count:
+        return
+    others = any(other.kind in situation.kinds for other in requests(situation))
+    if not devices and others:
+        return
+    has = f"have {len(devices)}" if devices else "have none"
+    kinds = {} if devices else _kinds_of_vfio(situation)
+    there = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
+    yield ChainBreak(
+        f"the pod asks for {item.count} of {item.kind}, and the CDI specifications {has}"
+        f"{f'; the node has {there}' if there else ''}: Kata finds a device by its resource as "
+        "kind and the plugin's id as name",
+        _instead(situation, item, len(devices), tuple(kinds)),
+    )
+
+
+def _instead(situation: Situation, item: Request, count: int, kinds: tuple[str, ...]) -> str:
+    """What helps: another resource, fewer devices, or a specification of what has none."""
+    generate = f"vfiomgr cdi generate --kind {item.kind} --write"
+    if kinds:
+        return f"ask for {' or '.join(kinds)}, as the device plugin must call it too"
+    if not count:
+        return f"{generate}, once the devices are ready for guests"
+    fewer = f"ask for at most {count}"
+    published = {node for each in situation.published for node in each.nodes}
+    host = situation.host
+    free = [
+        str(device.address)
+        for device in host.devices
+        if device.is_graphics_or_accelerator
+        and host.is_ready_for_guests(device)
+        and not published & host.guest_nodes(device)
+    ]
+    if free:
+        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
+        return f"{fewer}, or publish {', '.join(free[:_NAMED])}{more} as well: {generate}"
+    return f"{fewer}: no other device is ready for guests (vfiomgr list; vfiomgr bind)"
+
+
+def _named_instead(situation: Situation, kind: str) -> str:
+    """The names that an annotation may have."""
+    if not situation.published:
+        return f"vfiomgr cdi generate --kind {kind} --write, once the devices are ready for guests"
+    names = list(dict.fromkeys(each.name for each in situation.published if each.nodes))
+    if not names:
+        return "vfiomgr cdi list shows what there is"
+    more = len(names) - _NAMED
+    others = f" and {more} more (vfiomgr cdi list)" if more > 0 else ""
+    return f"name one that there is: {', '.join(names[:_NAMED])}{others}"
+
+
+def _kinds_of_vfio(situation: Situation) -> dict[str, int]:
+    """The kinds whose devices have nodes of VFIO, and how many devices each has."""
+    kinds = sorted({each.kind for each in situation.published if each.nodes})
+    return {kind: len(situation.devices_of(kind)) for kind in kinds}
+
+
+def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
+    by_name: dict[str, dict[str, Published]] = {}
+    for each in _all_of(situation, item):
+        by_name.setdefault(each.device.name, {})[each.directory] = each
+    for found in by_name.values():
+        *losers, winner = found.values()
+        if not losers or losers[0].nodes == winner.nodes:
+            continue
+        loser = losers[0]
+        rs, go = "runtime-rs", "containerd and the Go runtime"
+        mine, others = (rs, f"{go} take") if situation.is_rs else ("the Go runtime", f"{rs} takes")
+        yield ChainBreak(
+            f"{winner.name} is in {winner.path} ({', '.join(winner.nodes)}), which {mine} takes, "
+            f"and in {loser.path} ({', '.join(loser.nodes)}), which {others}: they mean different "
+            "devices",
+            f"keep one of them, e.g. remove {loser.path}",
+            number=5,
+            is_silent=True,
+            is_certain=situation.is_rs,
+        )
+
+
+def _published_twice(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+    """One node under two names: two pods may be given the same device."""
+    names: dict[str, dict[str, Published]] = {}
+    for each in situation.published:
+        for node in each.nodes:
+            names.setdefault(node, {})[each.name] = each
+    for node, by_name in names.items():
+        if len(by_name) > 1 and any(each.kind == item.kind for each in by_name.values()):
+            told = ", ".join(f"{name} ({each.path})" for name, each in by_name.items())
+            yield ChainBreak(
+                f"{node} is published under {len(by_name)} names: {told}; a second pod that is "
+                "given it by another name cannot open it",
+                "publish each group under one name: vfiomgr cdi check",
+                is_certain=False,
+            )

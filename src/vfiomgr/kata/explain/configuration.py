@@ -1,0 +1,283 @@
+"""What Kata's configuration says of devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.kata.config.annotations import annotation_breaks
+from vfiomgr.kata.config.check import check_keys
+from vfiomgr.kata.config.check_values import container_timeout
+from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
+from vfiomgr.kata.explain.model import ChainBreak, ChainStep
+from vfiomgr.kata.settings import NO_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.model import StepState
+    from vfiomgr.kata.settings import KataSettings
+    from vfiomgr.paths import HostPath
+
+_UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
+_KUBELET_TIMEOUT = 120.0
+"""runtimeRequestTimeout where the kubelet's configuration does not set it."""
+
+
+def configuration(situation: Situation) -> ChainStep:
+    """The configuration, and how it plugs devices."""
+    facts, settings = situation.configuration, situation.settings
+    breaks = tuple(_breaks(situation))
+    broken = any(found.is_certain for found in breaks)
+    if settings is None:
+        why = facts.problem or "there is none to be read"
+        what = f"what Kata's configuration says cannot be told: {why}"
+        state: StepState = "broken" if broken else "unknown"
+        return ChainStep("configuration", state, what, facts.looked_for, breaks)
+    read = (str(settings.path), *map(str, settings.drop_ins))
+    port = settings.cold_plug
+    plugged = f"devices are there when the guest starts ({COLD_PLUG} = {port})"
+    if situation.is_hot and port == NO_PORT:
+        plugged = f"devices come with the container ({HOT_PLUG} = {settings.hot_plug})"
+    elif port == NO_PORT:
+        plugged = f"no device is plugged ({COLD_PLUG} = {port})"
+    what = f"{plugged}, vfio_mode {settings.vfio_mode}"
+    kubelet = situation.kubelet
+    is_open = kubelet is not None and bool(kubelet.problem)
+    if kubelet is not None and is_open:
+        what += f"; how long the kubelet waits is not known: {kubelet.problem}"
+    state = "broken" if broken else "unknown" if is_open else "ok"
+    return ChainStep("configuration", state, what, read, breaks)
+
+
+def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+    settings = situation.settings
+    if settings is None:
+        yield from _unusable(situation)
+        yield from _annotated_blindly(situation)
+        return
+    yield from _annotated(situation, settings)
+    yield from annotation_breaks(situation, settings)
+    yield from _mismatched(situation, settings)
+    yield from _plugging(situation, settings)
+    yield from _refused(situation, settings)
+    yield from _drop_ins(situation)
+    yield from _timeouts(situation, settings)
+
+
+def _unusable(situation: Situation) -> Iterator[ChainBreak]:
+    """A configuration that the handler names and that is not there, or that nobody can read."""
+    facts, entry = situation.configuration, situation.entry
+    if facts.file is not None:
+        remedy = "mend it: every pod of the handler fails until then"
+        yield ChainBreak(f"{facts.file.path} cannot be read: {facts.problem}", remedy)
+    elif entry is not None and entry.config_path in facts.looked_for:
+        yield ChainBreak(
+            f"{entry.config_path}, which {entry.source} names for {entry.name}, is not there: "
+            "every pod of the handler fails",
+            f"vfiomgr kata config --whole BASE --output {entry.config_path}",
+        )
+
+
+def _asked(situation: Situation) -> list[str]:
+    """Keys of the hypervisor that the pod's annotations set, of those about plugging."""
+    return [key for key in _annotated_keys(situation) if key in (COLD_PLUG, HOT_PLUG)]
+
+
+def _annotated_keys(situation: Situation) -> list[str]:
+    """All keys of the hypervisor that the pod's annotations set."""
+    names = (name for name, _ in situation.pod.annotations)
+    own = (name for name in names if name.startswith(HYPERVISOR_ANNOTATION))
+    return [name.removeprefix(HYPERVISOR_ANNOTATION) for name in own]
+
+
+def _mismatched(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """A shim with a configuration that is for the other runtime."""
+    shim, own = situation.shim_runtime, settings.runtime
+    if shim is None or shim == own or "runtime" not in settings.document:
+        return
+    names = {"rs": "runtime-rs", "go": "the Go runtime"}
+    has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"
+    entry = situation.entry
+    where = "" if entry is None else f" (vfiomgr kata install --handler {entry.name})"
+    yield ChainBreak(
+        f"the handler's shim is that of {names[shim]}, and {settings.path} is for {names[own]}: "
+        f"[runtime] {has}",
+        f"name a configuration for {names[shim]}, or the shim of {names[own]}{where}",
+        is_certain=False,
+    )
+
+
+def _annotated_blindly(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 1, where the configuration is not there to tell whether the annotation matters."""
+    for key in _asked(situation):
+        yield ChainBreak(
+            f"{key} is annotated; devices are looked for before annotations are read, so it does "
+            "nothing where the configuration does not set it too",
+            f"set {key} in the configuration: vfiomgr kata config",
+            number=1,
+            is_silent=True,
+            is_certain=False,
+        )
+
+
+def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """Number 1: CDI names are resolved by what the file says, before annotations are read."""
+    for key in _asked(situation):
+        annotation = HYPERVISOR_ANNOTATION + key
+        remedy = f"take the annotation out, and set {key} in {settings.path}: vfiomgr kata config"
+        allowed = settings.allows_annotation(key)
+        in_file = settings.hypervisor_text(key) or NO_PORT
+        if situation.is_rs and allowed:
+            what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
+            yield ChainBreak(what, remedy, number=1)
+        elif not situation.is_rs and not allowed:
+            what = (
+                f"the pod fails with 'annotation {annotation} is not enabled': enable_annotations "
+                "of the configuration lacks it"
+            )
+            yield ChainBreak(what, remedy, number=1)
+        elif key == COLD_PLUG and in_file == NO_PORT:
+            how = "runtime-rs ignores it" if situation.is_rs else "devices are looked for before it"
+            what = f"{key} is set by annotation alone, and {how}: nothing is injected"
+            yield ChainBreak(what, remedy, number=1, is_silent=True)
+
+
+def _plugging(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    cold, release = settings.cold_plug, situation.release
+    if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
+        first = situation.keys.first(release.runtime, "hypervisor", COLD_PLUG)
+        what = f"{release} has no {COLD_PLUG}: it came with {first}"
+        yield ChainBreak(what, "take a later Kata, or its other runtime", is_silent=True)
+    if cold == NO_PORT and not situation.is_hot and not _asked(situation):
+        yield _unplugged(situation, settings)
+
+
+def _refused(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
+    release, keys, name = situation.release, situation.keys, settings.path
+    (_, own), *_ = situation.configuration.documents
+    found = [f for f in check_keys(settings.document, release, keys) if f.id != _UNKNOWN_KEY]
+    found += [f for f in check_keys(own, release, keys) if f.id == _UNKNOWN_KEY]
+    for finding in found:
+        if finding.severity == "blocker" or finding.id == _NO_IOMMU:
+            yield ChainBreak(
+                f"{name}: {finding.title}: {finding.why}",
+                finding.remedy,
+                is_certain=finding.severity == "blocker",
+            )
+
+
+def _unplugged(situation: Situation, settings: KataSettings) -> ChainBreak:
+    hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != NO_PORT else ""
+    return ChainBreak(
+        f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest",
+        f"set {COLD_PLUG} = root-port: vfiomgr kata config prints a drop-in that does",
+        is_silent=situation.is_rs,
+        issue=None if situation.is_rs else "kata-containers/kata-containers#9014",
+    )
+
+
+def _drop_ins(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 6: all files of config.d count, for all configurations beside it."""
+    documents = situation.configuration.documents
+    for number, (path, document) in enumerate(documents[1:], 1):
+        others = [*documents[:number], *documents[number + 1 :]]
+        if not path.endswith(".toml"):
+            yield _stray(path, document, others)
+        yield from _unknown_keys(situation, path, document)
+        yield from _kernel_params(path, document, [d for _, d in documents[:number]])
+    file = situation.configuration.file
+    if file is not None and file.drop_ins and file.neighbours:
+        yield ChainBreak(
+            f"{file.drop_in_directory} counts for {', '.join(map(str, file.neighbours))} as well: "
+            "every configuration beside it has the same drop-ins",
+            "give the handler a directory of its own, as vfiomgr kata install does",
+            number=6,
+            is_silent=True,
+            is_certain=False,
+        )
+
+
+def _stray(
+    path: HostPath,
+    document: Mapping[str, Any],
+    others: list[tuple[HostPath, Mapping[str, Any]]],
+) -> ChainBreak:
+    known: dict[tuple[str, ...], object] = {}
+    for _, other in others:
+        known.update(_leaves(other))
+    changed = [key[-1] for key, value in _leaves(document) if known.get(key) != value]
+    does = f"it sets {', '.join(changed)} anew" if changed else "it changes nothing now"
+    return ChainBreak(
+        f"{path} is read too, whatever its name ends with: {does}",
+        f"move it out of {path.parent}",
+        number=6,
+        is_silent=True,
+        is_certain=bool(changed),
+    )
+
+
+def _leaves(
+    document: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _unknown_keys(
+    situation: Situation, path: HostPath, document: Mapping[str, Any]
+) -> Iterator[ChainBreak]:
+    """Number 6: what one drop-in has."""
+    for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
+        if found.id == _UNKNOWN_KEY and found.severity != "info":
+            is_refused = found.severity == "blocker"
+            yield ChainBreak(
+                f"{path}: {found.title}: {found.why}",
+                found.remedy,
+                number=6,
+                is_silent=not is_refused,
+                is_certain=is_refused,
+            )
+
+
+def _kernel_params(
+    path: HostPath, document: Mapping[str, Any], before: list[Mapping[str, Any]]
+) -> Iterator[ChainBreak]:
+    """A string replaces the one before it whole."""
+    for key, value in _leaves(document):
+        if key[-1] != "kernel_params" or not isinstance(value, str):
+            continue
+        old = [v for d in before for k, v in _leaves(d) if k == key and isinstance(v, str)]
+        lost = [word for word in (old[-1] if old else "").split() if word not in value.split()]
+        if lost:
+            yield ChainBreak(
+                f"kernel_params in {path} replaces the one before it: {' '.join(lost)} is lost",
+                f"write these into {path} as well",
+                number=6,
+                is_silent=True,
+                is_certain=False,
+            )
+
+
+def _timeouts(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+    """Number 10."""
+    key, timeout = container_timeout(situation.keys, situation.release, settings)
+    kubelet = situation.kubelet
+    if kubelet is not None and kubelet.problem:
+        return
+    limit = _KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
+    if limit >= timeout:
+        return
+    source = "by default" if kubelet is None else f"in {kubelet.source}"
+    yield ChainBreak(
+        f"the kubelet gives up after {limit:g} s (runtimeRequestTimeout {source}), before Kata's "
+        f"{key} of {timeout:g} s: a guest with much pinned memory or a large "
+        "image needs longer",
+        f"set runtimeRequestTimeout: {timeout:g}s in the kubelet's configuration, and restart it",
+        number=10,
+        is_certain=False,
+    )

@@ -1,0 +1,332 @@
+"""What of a host, beside Kata's own files, decides how a device reaches a pod."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.runtimes import facts as runtimes_facts
+from vfiomgr.containers.runtimes import handlers
+from vfiomgr.containers.runtimes.handlers import UnreadFile
+from vfiomgr.containers.runtimes.model import ConfigFile
+from vfiomgr.containers.runtimes.releases import mixed_versions
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.host.tree import HostTree
+from vfiomgr.kata.explain.context import ConfigurationFacts, KubeletFacts, is_vfio_node
+from vfiomgr.kata.explain.image import GuestImage, read_guest_file
+from vfiomgr.kata.facts import read_configuration, runtime_at
+from vfiomgr.kata.model import handler_configuration, search_path
+from vfiomgr.kata.settings import parse, read_settings
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.cli.session import Session
+    from vfiomgr.containers.cdi.model import CdiEdits, CdiSpecification
+    from vfiomgr.containers.runtimes.handlers import (
+        CriName,
+        HandlerEntry,
+        HandlerFacts,
+        MixedVersions,
+    )
+    from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
+    from vfiomgr.kata.settings import KataSettings
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.version import Version
+
+
+CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
+CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
+KUBELET = HostPath("/var/lib/kubelet/config.yaml")
+_UNITS = tuple(
+    HostPath(directory)
+    for directory in ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+)
+_SERVICES = {"containerd": ("containerd", "k3s", "rke2-server", "rke2-agent"), "crio": ("crio",)}
+_SHIM_DIRECTORIES = tuple(
+    HostPath(directory)
+    for directory in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
+)
+_MOST = 1 << 20
+_SCRIPT = "#!"
+_CONFIGURATION = re.compile(r"\bKATA_CONF_FILE=[\"']?([^\s\"'\x00]+)")
+"""As a script exports it, or a unit's Environment= has it."""
+
+
+def texts_below(
+    tree: HostTree, directory: HostPath, pattern: str = "*"
+) -> Iterator[tuple[str, str]]:
+    """The files of a directory whose names fit, in the order of their names."""
+    for name in sorted(tree.children(directory)):
+        path = directory / name
+        text = tree.read_text(path, _MOST) if fnmatch.fnmatchcase(name, pattern) else None
+        if text is not None:
+            yield path, text
+
+
+def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str] | None:
+    """What KATA_CONF_FILE is for a shim, and where that is said: a script around it, or a unit.
+
+    A program without a path is looked for where containerd would find it.
+    """
+    for path, text in (*_programs(tree, program), *_units(tree, runtime)):
+        said = _CONFIGURATION.search(text)
+        if said is not None:
+            return said[1], path
+    return None
+
+
+def has_program(tree: HostTree, program: str) -> bool:
+    """Whether a program is there: where its path says, or where containerd would find its name."""
+    return any(tree.resolve(path) is not None for path in _places(program))
+
+
+def runtime_of(tree: HostTree, program: str) -> RuntimeName | None:
+    """Whose shim a program is; None for one that nobody knows."""
+    found = (runtime_at(tree, path) for path in _places(program))
+    return next((name for name in found if name is not None), None)
+
+
+def _places(program: str) -> list[HostPath]:
+    if program.startswith("/"):
+        return [HostPath(program)]
+    is_name = bool(program) and "/" not in program
+    return [place / program for place in _SHIM_DIRECTORIES if is_name]
+
+
+def _programs(tree: HostTree, program: str) -> Iterator[tuple[str, str]]:
+    """The program, where it is a script."""
+    for path in _places(program):
+        text = tree.read_text(path, _MOST)
+        if text is not None and text.startswith(_SCRIPT):
+            yield path, text
+
+
+def _units(tree: HostTree, runtime: str) -> Iterator[tuple[str, str]]:
+    for service in _SERVICES[runtime]:
+        for directory in _UNITS:
+            yield from texts_below(tree, directory, f"{service}.service")
+            yield from texts_below(tree, directory / f"{service}.service.d", "*.conf")
+
+
+_GUEST_FILES = ("kernel", "image", "initrd")
+_DEV = HostPath("/dev")
+_MACHINE = "/"
+"""Where the files of who types a command are, whatever host it is about."""
+_CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_KUBELET_DEFAULT = 120.0
+
+
+def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
+    """The handlers of a container runtime; of the one that is configured where none is named."""
+    if cri == "crio" or (cri is None and _has_crio_alone(tree)):
+        crio = runtimes_facts.main_file("crio")
+        files = [(crio, tree.read_text(crio))]
+        found = [(path, text) for path, text in files if text is not None]
+        return handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)])
+    beside = tuple(texts_below(tree, CONTAINERD_DROP_INS, "*.toml"))
+    for program in _CONTAINERDS:
+        main = runtimes_facts.main_file(program)
+        if tree.exists(main):
+            return _containerd(tree, program, main, beside)
+    version = runtimes_facts.read_version(tree, "containerd")
+    return replace(handlers.read_containerd([], beside), version=version)
+
+
+def _containerd(
+    tree: HostTree, program: ProgramName, main: HostPath, beside: Iterable[tuple[str, str]]
+) -> HandlerFacts:
+    """What a main file and all that it brings in define."""
+    version = runtimes_facts.read_version(tree, program)
+    read: list[tuple[str, str]] = []
+    unread: list[UnreadFile] = []
+
+    def imports(path: HostPath) -> tuple[str, ...]:
+        unread.extend(_read_into(read, tree, path))
+        return handlers.imports_of(dict(read).get(path, "")) or ()
+
+    paths = runtimes_facts.imported(tree, main, imports, version).paths
+    unsure = [(path, text) for path, text in beside if path not in paths]
+    facts = handlers.read_containerd(read, unsure)
+    good = [ConfigFile(HostPath(path), text) for path, text in read if path in facts.files]
+    return replace(
+        facts,
+        version=version,
+        unreadable=(*facts.unreadable, *unread),
+        mixed=_mixed(main, good, version),
+    )
+
+
+def _mixed(
+    main: HostPath, files: list[ConfigFile], version: Version | None
+) -> tuple[MixedVersions, ...]:
+    """What is known of imports of another version; nothing where the main file is unread."""
+    if not files or files[0].path != main:
+        return ()
+    try:
+        return tuple(mixed_versions(files[0], files[1:], version))
+    except InvalidDocument:
+        return ()  # it has a byte order mark, of which nobody knows what becomes
+
+
+def _read_into(read: list[tuple[str, str]], tree: HostTree, path: HostPath) -> Iterator[UnreadFile]:
+    """A file that cannot be read as text; any other is added to what was read."""
+    try:
+        text = runtimes_facts.read_config(tree, path).text
+    except InvalidDocument:
+        yield _unread(path, tree.read_text(path))
+    else:
+        read += [] if text is None else [(path, text)]
+
+
+def _unread(path: HostPath, text: str | None) -> UnreadFile:
+    """A file of which there is no text at all, or one with characters that are none."""
+    if text is None:
+        return UnreadFile(path, "it cannot be read here: run as root", is_wrong=False)
+    line = text.partition("\ufffd")[0].count("\n") + 1
+    return UnreadFile(f"{path}:{line}", "it is not UTF-8")
+
+
+def _has_crio_alone(tree: HostTree) -> bool:
+    has_containerd = any(tree.exists(runtimes_facts.main_file(name)) for name in _CONTAINERDS)
+    has_crio = tree.exists(runtimes_facts.main_file("crio")) or bool(tree.children(CRIO_DROP_INS))
+    return has_crio and not has_containerd
+
+
+def configuration_paths(
+    entry: HandlerEntry | None,
+    conf_file: tuple[str, str] | None,
+    handler: str | None,
+    runtime: RuntimeName,
+) -> tuple[HostPath, ...]:
+    """Where the shim finds its configuration, the first first."""
+    if entry is not None and entry.config_path:
+        return (HostPath(entry.config_path),)
+    if conf_file is not None:
+        return (HostPath(conf_file[0]),)
+    own = () if handler is None or entry is not None else (handler_configuration(handler),)
+    return (*own, *search_path(runtime))
+
+
+def configuration_of(session: Session, handler: str) -> ConfigurationFacts:
+    """The configuration of a handler, as the container runtime or vfiomgr's own place has it."""
+    if session.snapshot is not None:
+        return ConfigurationFacts((), problem="a snapshot does not hold the configuration")
+    return read_settings_of(session.tree, _paths_of(handler, installed_handler(session, handler)))
+
+
+def installed_handler(session: Session, handler: str) -> HandlerEntry | None:
+    """What the container runtime of the host knows of a handler."""
+    return None if session.snapshot else read_handlers(session.tree, None).handler(handler)
+
+
+def _paths_of(handler: str, entry: HandlerEntry | None) -> tuple[HostPath, ...]:
+    return (*configuration_paths(entry, None, handler, "rs"), *search_path("go"))
+
+
+def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> ConfigurationFacts:
+    """The first configuration that is there, with its drop-ins."""
+    looked = []
+    for path in paths:
+        looked.append(path)
+        file = read_configuration(tree, path)
+        if file is not None:
+            return _facts(file, tuple(looked))
+    first, *others = looked or ("configuration",)
+    problem = f"there is no {first}" + (", nor one where Kata looks otherwise" if others else "")
+    return ConfigurationFacts(tuple(looked), problem=problem)
+
+
+def _facts(file: KataConfigurationFile, looked: tuple[str, ...]) -> ConfigurationFacts:
+    drop_ins = [(HostPath(part.path), part.text) for part in file.drop_ins]
+    try:
+        settings = read_settings(file.resolved, file.text, drop_ins)
+        texts = [(file.resolved, file.text), *sorted(drop_ins)]
+        documents = tuple((path, parse(text, path)) for path, text in texts)
+    except InvalidDocument as error:
+        return ConfigurationFacts(looked, file, problem=error.message)
+    return ConfigurationFacts(looked, file, settings, documents)
+
+
+def named_configuration(session: Session, typed: str) -> ConfigurationFacts:
+    """A file that a user named: below the root where it is there, else on this machine.
+
+    Raises:
+        UsageError: it is in neither.
+
+    """
+    place = HostPath(os.path.abspath(typed))
+    own = HostTree(_MACHINE)
+    trees = [own] if session.snapshot is not None else [session.tree, own]
+    for tree in trees:
+        facts = read_settings_of(tree, (place,))
+        if facts.file is not None:
+            return facts
+    message = f"cannot read the configuration {typed}"
+    raise UsageError(message, "name a file that is there and may be read: --config FILE")
+
+
+def image_of(tree: HostTree, settings: KataSettings) -> GuestImage:
+    """What the guest of a configuration is made of, and what is there of it."""
+    named = ((key, settings.hypervisor_text(key)) for key in _GUEST_FILES)
+    hypervisor = f"hypervisor.{settings.hypervisor}"
+    return GuestImage(
+        source=str(settings.path),
+        hypervisor=settings.hypervisor,
+        files=tuple(read_guest_file(tree, key, path) for key, path in named if path),
+        rootfs_type=settings.hypervisor_text("rootfs_type") or None,
+        guest_hook_path=settings.hypervisor_text("guest_hook_path"),
+        vfio_mode=settings.vfio_mode,
+        mistyped=(
+            *settings.no_texts(hypervisor, *_GUEST_FILES, "rootfs_type", "guest_hook_path"),
+            *settings.no_texts("runtime", "vfio_mode", "hypervisor_name"),
+        ),
+    )
+
+
+def absent_nodes(tree: HostTree, host: HostSnapshot) -> frozenset[str]:
+    """Nodes of VFIO that specifications name and that are not there; none where /dev is not."""
+    if not tree.exists(_DEV):
+        return frozenset()
+    edits = [e for f in host.cdi_files for s in (read_file(f),) for e in _edits(s)]
+    named = {node.on_host for edit in edits for node in edit.device_nodes}
+    return frozenset(n for n in named if is_vfio_node(n) and not tree.exists(HostPath(n)))
+
+
+def _edits(specification: CdiSpecification) -> list[CdiEdits]:
+    return [specification.edits, *(device.edits for device in specification.devices)]
+
+
+def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
+    """Whether the kubelet's socket is there; None where nobody can see, or none is set."""
+    path = "" if settings is None else settings.pod_resource_api_sock.removeprefix("unix://")
+    if not path.startswith("/") or not tree.exists(HostPath(path).parent.parent):
+        return None
+    return tree.exists(HostPath(path))
+
+
+def read_kubelet(tree: HostTree) -> KubeletFacts | None:
+    """The kubelet's patience; None where its configuration is not there to be read."""
+    text = tree.read_text(KUBELET)
+    if text is None:
+        return None
+    from vfiomgr.documents.yaml_json import parse_document  # noqa: PLC0415 - slow
+
+    try:
+        document: Any = parse_document(text, KUBELET, "")
+    except InvalidDocument as error:
+        return KubeletFacts(KUBELET, 0, error.message)
+    if not isinstance(document, dict | None):
+        return KubeletFacts(KUBELET, 0, f"{KUBELET}:1: it is no mapping")
+    said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
+    parts = _DURATION.findall(str(said or ""))
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return KubeletFacts(KUBELET, seconds or _KUBELET_DEFAULT)

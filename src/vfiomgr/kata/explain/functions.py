@@ -1,0 +1,272 @@
+"""From the node of a device to the guest: group, functions, root ports, the agent's index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.kata.explain.device_chains import candidates, room_breaks
+from vfiomgr.kata.explain.image import check_guest_image
+from vfiomgr.kata.explain.model import LIST, ChainBreak, ChainStep, DeviceChain, PassedFunction
+from vfiomgr.kata.explain.resources import requests
+from vfiomgr.kata.model import MAX_PORTS
+from vfiomgr.kata.settings import GUEST_KERNEL
+from vfiomgr.pci.model import CLASS_DISPLAY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.device_chains import Candidate
+    from vfiomgr.kata.explain.model import StepName, StepState
+    from vfiomgr.pci.model import PciDevice
+
+_NVIDIA = "10de"
+_SORTED_WELL = 10
+"""Root ports whose names sort as texts as they do by number: rp0 to rp9."""
+
+
+def chosen(situation: Situation, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The first devices of each kind, as many as the pod asks for."""
+    picked: list[Candidate] = []
+    for item in requests(situation):
+        picked += [c for c in found if c.kind == item.kind][: item.count]
+    return tuple(picked)
+
+
+def chains(situation: Situation) -> tuple[DeviceChain, ...]:
+    """What becomes of each candidate, if it is one of those that are given."""
+    found = candidates(situation)
+    picked = chosen(situation, found)
+    return tuple(_chain(situation, candidate, picked) for candidate in found)
+
+
+def _chain(
+    situation: Situation, candidate: Candidate, picked: tuple[Candidate, ...]
+) -> DeviceChain:
+    given = picked
+    if candidate not in picked:
+        same = [c for c in picked if c.kind == candidate.kind]
+        given = tuple(candidate if same and c is same[-1] else c for c in picked)
+    ports = _ports(given)
+    indexes = guest_indexes(situation, given)
+    functions = tuple(
+        PassedFunction(
+            address=device.address,
+            name=device.name,
+            driver=device.driver,
+            is_ready=situation.host.is_ready_for_guests(device),
+            port=ports.get(device),
+            guest_index=indexes.get(device),
+        )
+        for device in candidate.functions
+    )
+    return DeviceChain(
+        resource=candidate.kind,
+        id=candidate.name,
+        cdi_name=f"{candidate.kind}={candidate.name}",
+        source=candidate.source,
+        nodes=candidate.nodes,
+        groups=candidate.groups,
+        functions=functions,
+        annotations=tuple(_annotations(situation, candidate, functions)),
+        is_complete=not any(found.is_certain for _, found in candidate.breaks),
+    )
+
+
+def _ports(given: Iterable[Candidate]) -> dict[PciDevice, str]:
+    """A root port for each function, in the order in which they come."""
+    functions = dict.fromkeys(device for candidate in given for device in candidate.functions)
+    return {device: f"rp{number}" for number, device in enumerate(functions)}
+
+
+def guest_indexes(situation: Situation, given: Iterable[Candidate]) -> dict[PciDevice, int]:
+    """What Kata takes for the index of each NVIDIA GPU in the guest.
+
+    The Go runtime sorts the names of ports as texts (annotateContainerWithVFIOMetadata in
+    src/runtime/virtcontainers/container.go), runtime-rs the paths in the guest.
+    """
+    settings = situation.settings
+    if settings is not None and settings.vfio_mode != GUEST_KERNEL:
+        return {}
+    gpus = [(port, device) for device, port in _ports(given).items() if is_told(device)]
+    if not situation.is_rs:
+        gpus.sort(key=lambda pair: pair[0])
+    return {device: index for index, (_, device) in enumerate(gpus)}
+
+
+def is_told(device: PciDevice) -> bool:
+    """Whether Kata tells the guest's agent of a function: NVIDIA's of the class display alone."""
+    return device.vendor_id == _NVIDIA and device.class_code.startswith(CLASS_DISPLAY)
+
+
+def _annotations(
+    situation: Situation, candidate: Candidate, functions: Sequence[PassedFunction]
+) -> Iterator[tuple[str, str]]:
+    """The key is made of the node's name, with the function's number in runtime-rs."""
+    told = [function for function in functions if function.guest_index is not None]
+    for node in candidate.nodes:
+        name = node.rpartition("/")[2]
+        for number, function in enumerate(told):
+            key = f"cdi.k8s.io/vfio{name}.{number}" if situation.is_rs else f"cdi.k8s.io/vfio{name}"
+            yield key, f"nvidia.com/gpu={function.guest_index}"
+
+
+def steps(situation: Situation) -> tuple[ChainStep, ...]:
+    """Nodes, functions, ports and the guest, of all that could be given."""
+    found = candidates(situation)
+    if not found:
+        why = "no device is known that could be given"
+        names: tuple[StepName, ...] = ("node", "functions", "root ports", "guest")
+        return tuple(ChainStep(name, "unknown", why) for name in names)
+    picked = chosen(situation, found)
+    return (
+        _of(situation, found, "node", _nodes_told(situation, found)),
+        _of(situation, found, "functions", _functions_told(situation, found)),
+        _root_ports(situation, picked),
+        _guest(situation, picked),
+    )
+
+
+def _of(situation: Situation, found: Sequence[Candidate], name: StepName, what: str) -> ChainStep:
+    """A step about each candidate; what the kubelet may pass over only may break the chain."""
+    breaks = []
+    for item in requests(situation):
+        same = [c for c in found if c.kind == item.kind]
+        whole = sum(not any(b.is_certain for _, b in c.breaks) for c in same)
+        own = [b for c in same for step, b in c.breaks if step == name]
+        breaks += [replace(b, is_certain=b.is_certain and whole < item.count) for b in own]
+    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    if state == "ok" and name == "node" and _lacks_nodes(situation, found):
+        state = "unknown"
+    return ChainStep(name, state, what, (), tuple(dict.fromkeys(breaks)))
+
+
+def _lacks_nodes(situation: Situation, found: Sequence[Candidate]) -> bool:
+    """Whether fewer are ready than are asked for: VFIO makes nodes of functions that it has."""
+    return any(
+        sum(not _is_pending(situation, c) for c in found if c.kind == item.kind) < item.count
+        for item in requests(situation)
+    )
+
+
+def _is_pending(situation: Situation, candidate: Candidate) -> bool:
+    """Whether its node comes, or comes back, only once its functions are ready for guests."""
+    return any(not situation.host.is_ready_for_guests(d) for d in candidate.functions)
+
+
+def _nodes_told(situation: Situation, found: Sequence[Candidate]) -> str:
+    return LIST.join(
+        f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
+        + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
+        + (", not there until its functions are ready" if _is_pending(situation, c) else "")
+        for c in found
+    )
+
+
+def _functions_told(situation: Situation, found: Sequence[Candidate]) -> str:
+    told = []
+    for device in dict.fromkeys(d for c in found for d in c.functions):
+        ready = "ready" if situation.host.is_ready_for_guests(device) else "not ready"
+        told.append(f"{device} on {device.driver or 'no driver'}: {ready}")
+    return LIST.join(told) or "no function"
+
+
+def _root_ports(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
+    ports = _ports(picked)
+    breaks = tuple(_port_breaks(situation, ports))
+    what = ", ".join(f"{device.address} at {port}" for device, port in ports.items())
+    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    return ChainStep("root ports", state, what or "none are needed", (), breaks)
+
+
+def _port_breaks(situation: Situation, ports: dict[PciDevice, str]) -> Iterator[ChainBreak]:
+    settings = situation.settings
+    if len(ports) > MAX_PORTS:
+        what = f"{len(ports)} functions need a root port each, Kata has {MAX_PORTS}"
+        yield ChainBreak(what, "ask for fewer devices in one pod")
+    if situation.is_rs and settings is not None and 0 < settings.root_ports < len(ports):
+        yield ChainBreak(
+            f"{len(ports)} functions need a root port each, and pcie_root_port is "
+            f"{settings.root_ports}",
+            f"set pcie_root_port = {len(ports)}: vfiomgr kata config",
+            is_certain=False,
+        )
+    gpus = [device for device in ports if is_told(device)]
+    if not situation.is_rs and len(ports) > _SORTED_WELL and gpus:
+        yield ChainBreak(
+            f"{len(ports)} root ports: the Go runtime sorts their names as texts, so rp10 comes "
+            "before rp2, and containers are told the wrong index of a GPU",
+            "give at most 10 functions to one pod (bind a GPU without its audio function: --only), "
+            "or take runtime-rs",
+            number=8,
+            is_silent=True,
+            is_certain=_is_mixed_up(ports, gpus),
+        )
+    far = [device for device in gpus if device.address.domain]
+    if far:
+        yield ChainBreak(
+            f"{', '.join(str(d.address) for d in far)} is in a PCI domain other than 0000, which "
+            "Kata loses where it maps the host's GPUs to the guest's",
+            "give GPUs of the domain 0000 to Kata, and this one to libvirt: vfiomgr libvirt "
+            f"hostdev {far[0].address}",
+            number=8,
+            is_silent=True,
+            is_certain=len(gpus) > 1,
+        )
+
+
+def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool:
+    """Whether GPUs come in another order by the names of their ports than by number."""
+    names = [ports[device] for device in gpus]
+    return names != sorted(names)
+
+
+def _guest(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
+    given = tuple(dict.fromkeys(d for c in picked for d in c.functions))
+    breaks = (*room_breaks(situation, given), *_image_breaks(situation, given))
+    broken = any(found.is_certain for found in breaks)
+    state: StepState = "broken" if broken else "ok" if given else "unknown"
+    what = _arrival(situation, picked, given)
+    if not broken and given:
+        what += f"; what is inside the guest's image is not looked at: {_check_image(situation)}"
+    return ChainStep("guest", state, what, (), breaks)
+
+
+def _check_image(situation: Situation) -> str:
+    settings = situation.settings
+    named = f" --config {settings.path}" if settings is not None else ""
+    return f"vfiomgr kata check-image{named}"
+
+
+def _image_breaks(situation: Situation, given: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
+    """What `kata check-image` is certain of: files that no guest starts without."""
+    image = situation.guest_image
+    if image is None:
+        return
+    for found in check_guest_image(image, given).findings:
+        if found.severity == "blocker":
+            yield ChainBreak(
+                f"{found.title}: {found.why} ({'; '.join(found.evidence)})",
+                f"{found.remedy}; {_check_image(situation)} tells all",
+            )
+
+
+def _arrival(
+    situation: Situation, picked: tuple[Candidate, ...], given: tuple[PciDevice, ...]
+) -> str:
+    """What the guest makes of its devices."""
+    settings = situation.settings
+    if settings is not None and settings.vfio_mode != GUEST_KERNEL:
+        return f"vfio_mode is {settings.vfio_mode}: the container has the nodes of VFIO themselves"
+    indexes = guest_indexes(situation, picked)
+    told = [f"{device.address} is nvidia.com/gpu={index}" for device, index in indexes.items()]
+    if told:
+        told.append("the guest's own CDI specification resolves it (NVIDIA's driver and toolkit)")
+    others = [str(device.address) for device in given if not is_told(device)]
+    if others:
+        told.append(
+            f"{', '.join(others)}: a PCI device of the guest, whose own kernel drives it; Kata "
+            "injects no nodes for it into the container (it does so for NVIDIA's display class)"
+        )
+    return "; ".join(told) or "nothing arrives"

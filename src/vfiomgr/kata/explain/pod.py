@@ -1,0 +1,373 @@
+"""Pods and RuntimeClasses as their YAML has them, as far as devices are concerned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.documents.located import Flaw, Path, Unreadable, Wording, read_all_located
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.kata.manifests.model import is_extended_resource
+from vfiomgr.units import parse_quantity, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.documents.located import Located, Place
+
+
+CDI_ANNOTATION = "cdi.k8s.io/"
+"""Container runtimes take annotations that begin so for CDI names, with commas between them."""
+KATA_ANNOTATION = "io.katacontainers.config."
+"""What begins so is a key of Kata's configuration, for this pod alone."""
+
+ContainerRole = Literal["container", "init container"]
+
+
+@dataclass(frozen=True, slots=True)
+class PodContainer:
+    """A container of a pod."""
+
+    name: str
+    role: ContainerRole
+    limits: tuple[tuple[str, str], ...]
+    """Resources and quantities, as they are written."""
+    is_privileged: bool
+    claims: tuple[str, ...]
+    """Which of the pod's claims it uses (dynamic resource allocation)."""
+    line: int
+    is_sidecar: bool = False
+    """An init container that runs on beside those after it (restartPolicy: Always)."""
+
+    @property
+    def devices(self) -> tuple[tuple[str, int], ...]:
+        """The resources of device plugins and how many of each."""
+        found = ((name, int(text)) for name, text in self.limits if is_extended_resource(name))
+        return tuple((name, count) for name, count in found if count)
+
+    def limit(self, name: str) -> str | None:
+        """How much of a resource it may use."""
+        return dict(self.limits).get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """A pod, or the template of one."""
+
+    kind: str
+    """Of the object that it is in: `Pod`, `Deployment`."""
+    name: str
+    runtime_class: str | None
+    annotations: tuple[tuple[str, str], ...]
+    containers: tuple[PodContainer, ...]
+    """Init containers first, in their order."""
+    claims: tuple[str, ...]
+    """Names of its claims (dynamic resource allocation)."""
+    source: str
+    line: int
+    runtime_class_line: int
+    limits: tuple[tuple[str, str], ...] = ()
+    """Of the pod as a whole (spec.resources), which go before those of its containers."""
+
+    def annotation(self, name: str) -> str | None:
+        """The value of an annotation."""
+        return dict(self.annotations).get(name)
+
+    @property
+    def cdi_annotations(self) -> tuple[tuple[str, str], ...]:
+        """Each annotation that names devices, with each of its names, as they are written."""
+        found = ((key, text) for key, text in self.annotations if key.startswith(CDI_ANNOTATION))
+        return tuple((key, name) for key, text in found for name in text.split(","))
+
+    @property
+    def cdi_names(self) -> tuple[str, ...]:
+        """What its annotations name, in their order."""
+        return tuple(name.strip() for _, name in self.cdi_annotations if name.strip())
+
+    @property
+    def resources(self) -> tuple[tuple[str, int], ...]:
+        """The resources of device plugins, in the order of the containers."""
+        names = dict.fromkeys(name for each in self.containers for name, _ in each.devices)
+        return tuple((name, self._most(name)) for name in names)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of its memory, as far as there is one."""
+        of_pod = parse_quantity(dict(self.limits).get("memory", ""))
+        return self._most("memory") if of_pod is None else whole(of_pod)
+
+    def _most(self, resource: str) -> int:
+        """How much it uses at once (AggregateContainerLimits of k8s.io/component-helpers/resource).
+
+        Init containers run one after the other, before the rest; sidecars stay.
+        """
+        running, highest = Fraction(0), Fraction(0)
+        for container in self.containers:
+            amount = parse_quantity(container.limit(resource) or "") or Fraction(0)
+            if container.role == "init container" and not container.is_sidecar:
+                highest = max(highest, running + amount)
+            else:
+                running += amount
+        return whole(max(running, highest))
+
+    def __str__(self) -> str:
+        """`Pod cuda`."""
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeClassSpec:
+    """A RuntimeClass."""
+
+    name: str
+    handler: str
+    overhead_bytes: int | None
+    """Memory; None where it has no overhead of it."""
+    source: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What a file of objects holds that says how devices reach pods."""
+
+    pods: tuple[PodSpec, ...]
+    runtime_classes: tuple[RuntimeClassSpec, ...]
+    others: tuple[str, ...]
+    """Kinds of all else."""
+
+
+_WORDING = Wording(
+    "an object",
+    "objects",
+    "write a Pod, a Deployment or another object with pods: vfiomgr kata pod prints one",
+    "",
+    merges="taken",
+)
+_HINT = (
+    "kubectl apply --dry-run=server -f FILE checks all of it; vfiomgr kata pod prints a right one"
+)
+_TEMPLATES: dict[str, Path] = {
+    "Pod": (),
+    "PodTemplate": ("template",),
+    "Deployment": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "ReplicationController": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+}
+"""Where the template of a pod is in objects that have one."""
+_ROLES: tuple[tuple[str, ContainerRole], ...] = (
+    ("initContainers", "init container"),
+    ("containers", "container"),
+)
+_TRUE = ("true", "yes", "on", "y")
+"""As kubectl's YAML 1.1 has it."""
+_MOST = 20
+"""Flaws that are told at once."""
+
+
+def read_objects(text: str, source: str) -> Objects:
+    """Read a stream of documents, YAML or JSON; `source` names it in errors.
+
+    Raises:
+        InvalidDocument: all that is wrong, each with its line and column; or no pod is in it.
+
+    """
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented so, and has no other tabs
+    try:
+        documents, flaws = read_all_located(text, _where, _WORDING)
+    except Unreadable as error:
+        message = f"{source}:{error.flaw}"
+        raise InvalidDocument(message, _HINT) from None
+    reader = _Reader(source, flaws)
+    for document in documents:
+        reader.take(document)
+    if reader.flaws:
+        lines = [f"{source}:{flaw}" for flaw in sorted(set(reader.flaws))]
+        if len(lines) == 1:
+            raise InvalidDocument(lines[0], _HINT)
+        message = f"{source}: {len(lines)} things are wrong"
+        raise InvalidDocument(message, _HINT, tuple(lines[:_MOST]))
+    if not reader.pods:
+        kinds = ", ".join(dict.fromkeys(("RuntimeClass",) * bool(reader.classes) + reader.kinds))
+        message = f"{source}:1:1: no pod is in it: it holds {kinds}"
+        raise InvalidDocument(message, _WORDING.start)
+    return Objects(tuple(reader.pods), tuple(reader.classes), reader.kinds)
+
+
+def _where(path: Path) -> str:
+    """`spec.containers[0].resources`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Gathers what objects say, and what is wrong with it."""
+
+    source: str
+    flaws: list[Flaw]
+    pods: list[PodSpec] = field(default_factory=list)
+    classes: list[RuntimeClassSpec] = field(default_factory=list)
+    kinds: tuple[str, ...] = ()
+
+    def take(self, document: Located) -> None:
+        """One object, or those of a List."""
+        kind = self._text(document, ("kind",))
+        if document.members is None:
+            self._add(
+                document.place, (), "this is no object", "write apiVersion, kind and the rest"
+            )
+        elif not kind:
+            self._add(document.place, (), "an object without a kind", "write kind: Pod")
+        elif kind == "List":
+            for item in self._items(document, ("items",)):
+                self.take(item)
+        elif kind == "RuntimeClass":
+            self._take_class(document)
+        elif kind in _TEMPLATES:
+            self._take_pod(document, kind)
+        else:
+            self.kinds = (*self.kinds, kind)
+
+    def _take_class(self, document: Located) -> None:
+        name = self._text(document, ("metadata", "name"))
+        handler = self._text(document, ("handler",))
+        if not name or not handler:
+            what = f"a RuntimeClass without a {'handler' if name else 'name'}"
+            self._add(document.place, (), what, "vfiomgr kata runtimeclass prints a right one")
+            return
+        path = ("overhead", "podFixed", "memory")
+        memory = self._at(document, path)
+        quantity = None if memory is None else self._quantity(memory, path)
+        overhead = None if quantity is None else whole(quantity)
+        line = document.place.line
+        self.classes.append(RuntimeClassSpec(name, handler, overhead, self.source, line))
+
+    def _take_pod(self, document: Located, kind: str) -> None:
+        path = _TEMPLATES[kind]
+        template = self._at(document, path)
+        spec = None if template is None else self._at(template, ("spec",))
+        if template is None or spec is None or spec.members is None:
+            where = _where((*path, "spec"))
+            self._add(document.place, (), f"{kind} without {where}", "write the pod's spec there")
+            return
+        base = (*path, "spec")
+        if self._at(spec, ("containers",)) is None:
+            self._add(spec.place, base, "a pod without containers", "write containers")
+        runtime = spec.members.get("runtimeClassName")
+        line = spec.place.line if runtime is None else runtime.place.line
+        name = self._text(document, ("metadata", "name"))
+        name = name or self._text(document, ("metadata", "generateName")) or "without a name"
+        self.pods.append(
+            PodSpec(
+                kind=kind,
+                name=name,
+                runtime_class=self._text(spec, ("runtimeClassName",), base) or None,
+                annotations=tuple(self._texts(template, ("metadata", "annotations"), path)),
+                containers=tuple(self._containers(spec, base)),
+                claims=tuple(self._names(spec, ("resourceClaims",), base)),
+                source=self.source,
+                line=document.place.line,
+                runtime_class_line=line,
+                limits=tuple(self._limits(spec, base)),
+            )
+        )
+
+    def _containers(self, spec: Located, base: Path) -> Iterator[PodContainer]:
+        privileged = ("securityContext", "privileged")
+        for key, role in _ROLES:
+            for number, item in enumerate(self._items(spec, (key,), base)):
+                path = (*base, key, number)
+                if item.members is None:
+                    self._add(item.place, path, "this is no container", "write name and image")
+                    continue
+                flag = self._at(item, privileged)
+                yield PodContainer(
+                    name=self._text(item, ("name",), path) or f"number {number + 1}",
+                    role=role,
+                    limits=tuple(self._limits(item, path)),
+                    is_privileged=flag is not None and flag.text.lower() in _TRUE,
+                    claims=tuple(self._names(item, ("resources", "claims"), path)),
+                    line=item.place.line,
+                    is_sidecar=self._text(item, ("restartPolicy",)) == "Always",
+                )
+
+    def _limits(self, container: Located, base: Path) -> Iterator[tuple[str, str]]:
+        path = ("resources", "limits")
+        found = dict(self._parts(container, path, base))
+        for name, value in found.items():
+            here = (*base, *path, name)
+            quantity = self._quantity(value, here)
+            if quantity is None:
+                continue
+            if is_extended_resource(name) and (quantity.denominator != 1 or quantity < 0):
+                what = f"{value.text} of a device plugin's resource"
+                self._add(value.place, here, what, "devices are counted in whole numbers")
+                continue
+            text = str(quantity) if is_extended_resource(name) else value.text
+            yield name, text
+        for name, value in self._parts(container, ("resources", "requests"), base):
+            if is_extended_resource(name) and name not in found:
+                here = (*base, "resources", "requests", name)
+                remedy = "write it below limits: a device cannot be lent to several pods"
+                self._add(value.place, here, "a device that is requested without a limit", remedy)
+
+    def _quantity(self, value: Located, path: Path) -> Fraction | None:
+        quantity = parse_quantity(value.text)
+        if quantity is None:
+            what = f"{value.text or 'this'!r} is no quantity"
+            self._add(value.place, path, what, 'write it like "1", 500m or 16Gi')
+        return quantity
+
+    def _names(self, part: Located, path: Path, base: Path) -> Iterator[str]:
+        for item in self._items(part, path, base):
+            yield self._text(item, ("name",)) or "without a name"
+
+    def _texts(self, part: Located, path: Path, base: Path) -> Iterator[tuple[str, str]]:
+        for key, value in self._parts(part, path, base):
+            if isinstance(value.scalar, str):
+                yield key, value.scalar
+            else:
+                remedy = f'put it into quotes: "{value.text}"'
+                self._add(value.place, (*base, *path, key), "an annotation that is no text", remedy)
+
+    def _parts(self, part: Located, path: Path, base: Path) -> Iterator[tuple[str, Located]]:
+        found = self._at(part, path)
+        if found is None or found.is_empty:
+            return
+        if found.members is None:
+            what = f"{path[-1]} is no mapping"
+            self._add(found.place, (*base, *path), what, "write keys with values")
+        yield from (found.members or {}).items()
+
+    def _items(self, part: Located, path: Path, base: Path = ()) -> tuple[Located, ...]:
+        found = self._at(part, path)
+        if found is not None and found.items is None and not found.is_empty:
+            self._add(found.place, (*base, *path), f"{path[-1]} is no list", "begin items with -")
+        return () if found is None else found.items or ()
+
+    def _text(self, part: Located, path: Path, base: Path = ()) -> str:
+        found = self._at(part, path)
+        if found is None or found.is_empty:
+            return ""
+        if not isinstance(found.scalar, str):
+            what = f"{path[-1]} is no text"
+            remedy = f'put it into quotes: "{found.text}"' if found.text else "write a text"
+            self._add(found.place, (*base, *path), what, remedy)
+        return found.text
+
+    @staticmethod
+    def _at(part: Located, path: Path) -> Located | None:
+        here: Located | None = part
+        for step in path:
+            here = None if here is None else here.child(step)
+        return here
+
+    def _add(self, place: Place, path: Path, what: str, remedy: str) -> None:
+        self.flaws.append(Flaw(place, _where(path), what, remedy))

@@ -1,0 +1,377 @@
+"""From the pod to Kata's shim: the RuntimeClass, and the handler that it names."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from vfiomgr.kata.config.sizing import TIGHT_MIB, recommended_overhead_mib
+from vfiomgr.kata.explain.model import ChainBreak, ChainStep
+from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
+from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
+from vfiomgr.paths import HostPath
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
+    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.model import StepState
+
+_MIB = 1 << 20
+_KATA = "kata"
+_ALIKE = 0.85
+"""How much alike two names are of which one is taken to be mistyped."""
+_DEFAULT_MEMORY_MIB = 2048
+"""Of a configuration that does not say (defaultMemSize of Kata)."""
+_SHIPPED_ONLY = Version(4, 0)
+_NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
+_READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
+_MERGES_TABLES = 3
+"""The version of containerd's configuration that only releases have which merge drop-ins."""
+_CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
+
+
+def pod(situation: Situation) -> ChainStep:
+    """What the pod asks for."""
+    spec = situation.pod
+    asked = [f"{name} ({count})" for name, count in spec.resources]
+    asked += [f"{name} (by annotation)" for name in spec.cdi_names]
+    asked += [f"the claim {name}" for name in spec.claims]
+    place = (f"{spec.source}:{spec.line}",) if spec.line else ()
+    if asked:
+        return ChainStep("pod", "ok", f"{spec} asks for {', '.join(asked)}", place)
+    lack = ChainBreak(
+        "no container asks for a device",
+        "write the plugin's resource below resources.limits: vfiomgr kata pod prints such a pod",
+        is_silent=True,
+    )
+    return ChainStep("pod", "broken", f"{spec} asks for no device", place, (lack,))
+
+
+def runtime_class(situation: Situation) -> ChainStep:
+    """Which handler runs the pod."""
+    spec, found = situation.pod, situation.runtime_class
+    line = spec.runtime_class_line
+    place = (f"{spec.source}:{line}",) if line else ()
+    if spec.runtime_class is None:
+        lack = ChainBreak(
+            "the pod has no runtimeClassName: the node's default runtime runs it, most likely "
+            "runc, on the host's own kernel",
+            "add runtimeClassName to the pod's spec; vfiomgr kata runtimeclass prints a class",
+            is_silent=True,
+        )
+        what = "no RuntimeClass is named"
+        return ChainStep("runtime class", "broken", what, place, (lack,))
+    if found is None:
+        what = (
+            f"{spec.runtime_class}: its RuntimeClass is not in the file; the handler is taken to "
+            f"be {situation.handler_name}"
+        )
+        return ChainStep("runtime class", "unknown", what, place)
+    breaks = tuple(_overhead(situation))
+    what = f"{found.name} names the handler {found.handler}"
+    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
+    return ChainStep("runtime class", state, what, (*place, f"{found.source}:{found.line}"), breaks)
+
+
+def _overhead(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 9: all of default_memory is in the pod's cgroup, and none of it in its limits."""
+    found, settings = situation.runtime_class, situation.settings
+    if found is None or settings is None:
+        return
+    memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
+    overhead = found.overhead_bytes or 0
+    if overhead >= (memory + TIGHT_MIB) * _MIB:
+        return
+    is_less = overhead < memory * _MIB
+    has = f"{overhead // _MIB}Mi" if overhead else "nothing"
+    than = "less than" if is_less else "hardly more than"
+    yield ChainBreak(
+        f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
+        "MiB): VFIO pins all of the guest's memory, and QEMU is killed for want of it",
+        f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
+        f"runtimeclass --handler {found.handler} --default-memory {memory}M",
+        number=9,
+        is_silent=True,
+        is_certain=is_less,
+        issue="kata-containers/kata-containers#6533",
+    )
+
+
+def handler(situation: Situation) -> ChainStep:
+    """What the container runtime starts for the handler."""
+    name, facts, entry = situation.handler_name, situation.handlers, situation.entry
+    program = _CRI_NAMES[situation.cri]
+    breaks = tuple(_of_pod_and_shim(situation))
+    looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
+    if name is None:
+        return _judged("unknown", "no handler is named", looked, breaks)
+    if facts is None or (not facts.is_known and entry is None):
+        what = f"{name}: what {program} knows of it cannot be told, since {_why_unknown(facts)}"
+        return _judged("unknown", what, looked, breaks)
+    if facts.disabling:
+        what = f"{name}: containerd runs no pods, since its CRI plugin is disabled"
+        return ChainStep("handler", "broken", what, looked, (_disabled(facts), *breaks))
+    if entry is None:
+        what = f"{name} is not in the configuration of {program}"
+        return ChainStep("handler", "broken", what, looked, (_lacking(facts, name), *breaks))
+    runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
+    where = f"{name} in {entry.source} runs {runs}"
+    what = f"{where} with {entry.config_path}" if entry.config_path else where
+    since = _drop_ins_since(facts)
+    if facts.is_known and entry.source in facts.unsure and (facts.version or _NONE) < since:
+        what += "; no import of the main file names that file, so containerd before "
+        what += f"{since} ignores it"
+        return _judged("unknown", what, looked, (*_unread(facts, entry), *breaks))
+    return _judged("ok", what, looked, breaks)
+
+
+def _why_unknown(facts: HandlerFacts | None) -> str:
+    if facts is None:
+        return "files cannot be looked at"
+    if not facts.unreadable:
+        return "it has no configuration here"
+    return "its configuration cannot be read"
+
+
+def _unreadable(situation: Situation) -> Iterator[ChainBreak]:
+    """Files with which no container runtime starts; a drop-in counts for those that read it."""
+    facts = situation.handlers
+    if facts is None:
+        return
+    since, program = _drop_ins_since(facts), _CRI_NAMES[facts.cri]
+    for file in facts.unreadable:
+        is_passed_over = file.is_unsure and facts.version is not None and facts.version < since
+        if not file.is_wrong or is_passed_over:
+            continue
+        who = f"{program}, from {since} on," if file.is_unsure and not facts.version else program
+        yield ChainBreak(
+            f"{file}: {who} does not start with it (one that runs goes on until it is restarted)",
+            f"mend that place, then restart {program}",
+            is_certain=not file.is_unsure or facts.version is not None,
+        )
+
+
+def _disabled(facts: HandlerFacts) -> ChainBreak:
+    named = " and ".join(facts.disabling)
+    return ChainBreak(
+        f"{named} disables CRI (disabled_plugins), without which the kubelet reaches no containerd",
+        f"take cri out of disabled_plugins in {named}, then restart containerd",
+    )
+
+
+def _lacking(facts: HandlerFacts, name: str) -> ChainBreak:
+    """A handler that the container runtime does not have, with those that it has."""
+    program = _CRI_NAMES[facts.cri]
+    there = ", ".join(entry.name for entry in facts.handlers) or "none at all"
+    return ChainBreak(
+        f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
+        f"configured'; it has {there}",
+        _instead(facts, name, program),
+    )
+
+
+def _instead(facts: HandlerFacts, name: str, program: str) -> str:
+    """The handler that may be meant; only what may be one of Kata's is to be made."""
+    kata = [entry.name for entry in facts.handlers if entry.is_kata]
+    near = get_close_matches(name, kata or [DEFAULT_HANDLER], 1, _ALIKE)
+    install = f"vfiomgr kata install --handler {name}, then restart {program}"
+    if near and near[0] != name:
+        meant = f"is {near[0]} meant? name it as the handler of the RuntimeClass"
+        return meant if kata else f"{meant}, and make it: vfiomgr kata install"
+    if not kata and _KATA in name:
+        return install
+    if not kata:
+        return f"vfiomgr kata install makes {DEFAULT_HANDLER}: name it as the handler"
+    named = f"name one of Kata's that is there as the handler: {', '.join(kata)}"
+    return f"{named}; or make this one: {install}" if _KATA in name else named
+
+
+def _judged(
+    state: StepState, what: str, looked: tuple[str, ...], breaks: tuple[ChainBreak, ...]
+) -> ChainStep:
+    broken = any(found.is_certain for found in breaks)
+    return ChainStep("handler", "broken" if broken else state, what, looked, breaks)
+
+
+def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
+    yield from _unreadable(situation)
+    yield from _no_kata(situation)
+    yield from _no_shim(situation)
+    yield from _conf_file(situation)
+    yield from _sizing(situation)
+    yield from _privileged(situation)
+    yield from _untold(situation)
+    yield from _mixed(situation)
+    yield from _merged_badly(situation)
+
+
+def _no_shim(situation: Situation) -> Iterator[ChainBreak]:
+    """A shim that is not where the handler says, or nowhere that it is looked for."""
+    entry = situation.entry
+    if entry is None or situation.shim not in ("missing", "not found") or not entry.is_kata:
+        return
+    is_certain = situation.shim == "missing"
+    place = "is not there" if is_certain else "is in none of the usual directories"
+    named = f'set runtime_path = "{next(iter(situation.shims), "FILE")}" there'
+    remedy = named if situation.shims else f"install Kata Containers where it is named, or {named}"
+    yield ChainBreak(
+        f"{entry.runtime_path or entry.shim}, the shim that {entry.source} names for {entry.name}, "
+        f"{place}: no pod of the handler starts without it",
+        f"{remedy}, then restart {_CRI_NAMES[situation.cri]}",
+        is_certain=is_certain,
+    )
+
+
+def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
+    entry = situation.entry
+    if entry is None or entry.is_kata:
+        return
+    facts = situation.handlers
+    kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
+    another = f"give the handler another name: vfiomgr kata install --handler {entry.name}-vfio"
+    yield ChainBreak(
+        f"the handler {entry.name} runs {entry.runtime_type or 'runc'}, which is not Kata's shim",
+        f"name one of Kata's as the handler: {', '.join(kata)}" if kata else another,
+        is_silent=True,
+    )
+
+
+def _conf_file(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 7; a ConfigPath of the container runtime counts more than the variable."""
+    entry, said = situation.entry, situation.conf_file
+    if said is None or (entry is not None and entry.config_path):
+        return
+    path, source = said
+    is_shipped = HostPath(path).parent in KATA_DIRECTORIES
+    if situation.release.version < _SHIPPED_ONLY or is_shipped:
+        return
+    yield ChainBreak(
+        f"{source} sets KATA_CONF_FILE={path}, and {situation.release} takes only paths that Kata "
+        "ships from it",
+        "name the file in the container runtime instead (ConfigPath, or runtime_config_path of "
+        f"CRI-O): vfiomgr kata install --config {path}",
+        number=7,
+    )
+
+
+def _sizing(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 11: CRI-O does not tell the sandbox how large its containers will be."""
+    settings = situation.settings
+    if situation.cri != "crio" or settings is None or not settings.has_static_resources:
+        return
+    limits = [
+        f"{name} {container.limit(name)} of {container.name}"
+        for container in situation.pod.containers
+        for name in ("memory", "cpu")
+        if container.limit(name) is not None
+    ]
+    if not limits:
+        return
+    memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
+    yield ChainBreak(
+        "static_sandbox_resource_mgmt is on, and CRI-O passes no sizes of the containers: the "
+        f"guest has default_memory ({memory} MiB) and default_vcpus alone, without "
+        f"{', '.join(limits)}",
+        "set default_memory and default_vcpus to what the pods need, or run them by containerd",
+        number=11,
+        is_silent=True,
+    )
+
+
+def _privileged(situation: Situation) -> Iterator[ChainBreak]:
+    """Number 12."""
+    names = [container.name for container in situation.pod.containers if container.is_privileged]
+    entry = situation.entry
+    if not names or (entry is not None and entry.privileged_without_host_devices):
+        return
+    unless = "" if entry is not None else ", unless privileged_without_host_devices is set"
+    yield ChainBreak(
+        f"{', '.join(names)} is privileged, so it receives every device of the host{unless}: all "
+        "VFIO groups go to this guest, those of other pods too",
+        "set privileged_without_host_devices = true for the handler (vfiomgr kata install does), "
+        "or take privileged out of the pod",
+        number=12,
+        is_silent=True,
+        is_certain=entry is not None,
+    )
+
+
+def _untold(situation: Situation) -> Iterator[ChainBreak]:
+    """Annotations that containerd keeps to itself."""
+    entry = situation.entry
+    if entry is None or situation.cri != "containerd":
+        return
+    wanted = (CDI_ANNOTATION, KATA_ANNOTATION)
+    lost = [k for k, _ in situation.pod.annotations if k.startswith(wanted) and not entry.tells(k)]
+    if lost:
+        yield ChainBreak(
+            f"containerd does not pass {', '.join(lost)} on: pod_annotations of {entry.name} in "
+            f"{entry.source} lacks a pattern for it",
+            'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr kata install '
+            f"--handler {entry.name}",
+            is_silent=True,
+        )
+
+
+def _drop_ins_since(facts: HandlerFacts) -> Version:
+    """The containerd that reads conf.d unasked: by its defaults, or beside any main file."""
+    return _READS_BESIDE if facts.files else _READS_BY_DEFAULT
+
+
+def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
+    """A drop-in that nothing imports, with a containerd that is known not to look for any."""
+    if facts.version is not None:
+        yield ChainBreak(
+            f"{entry.source} is not read: no main file imports it, and containerd {facts.version} "
+            f'does not look there by itself: pods fail with \'no runtime for "{entry.name}" is '
+            "configured'",
+            f"vfiomgr kata install --handler {entry.name}, then restart containerd",
+        )
+
+
+def _mixed(situation: Situation) -> Iterator[ChainBreak]:
+    """Imports of another version than the main file, as far as they touch the handler."""
+    facts, entry = situation.handlers, situation.entry
+    if facts is None:
+        return
+    for mixed in facts.mixed:
+        is_own = entry is not None and entry.source == mixed.file
+        is_hidden = entry is not None and _comes_before(facts, entry.source, mixed.file)
+        is_lost = {"stops": True, "ignored": is_own, "hides": is_hidden, "unknown": False}
+        if mixed.effect == "ignored" and not is_own:
+            continue
+        if mixed.effect in {"hides", "unknown"} and mixed.file not in facts.with_cri:
+            continue
+        yield ChainBreak(
+            mixed.what,
+            f"{mixed.remedy}; then restart containerd",
+            is_silent=mixed.effect != "stops",
+            is_certain=is_lost[mixed.effect],
+        )
+
+
+def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
+    return one in facts.files and facts.files.index(one) < facts.files.index(other)
+
+
+def _merged_badly(situation: Situation) -> Iterator[ChainBreak]:
+    """Drop-ins that releases of containerd read otherwise than by merging tables."""
+    facts, entry = situation.handlers, situation.entry
+    if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
+        return
+    main, *drop_ins = facts.files
+    passed = {entry.source, *(mixed.file for mixed in facts.mixed)}
+    others = [name for name in drop_ins if name in facts.with_cri and name not in passed]
+    schema, version = facts.schema(main), facts.version
+    is_old = (schema or 0) < _MERGES_TABLES if version is None else version < _CONTAINERD_2
+    if others and is_old:
+        yield ChainBreak(
+            f"before containerd 2.0 the CRI table of {others[-1]} takes the place of all others: "
+            f"{entry.name} of {entry.source} is lost then",
+            f"keep {entry.name} in {others[-1]} too, or all in {main}",
+            is_silent=True,
+            is_certain=version is not None,
+        )

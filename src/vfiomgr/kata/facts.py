@@ -1,0 +1,114 @@
+"""The installed Kata: its version, its shims, its configurations."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.errors import UsageError
+from vfiomgr.kata.model import (
+    KATA_DIRECTORIES,
+    KataConfigurationFile,
+    KataInstallation,
+    Shim,
+    search_path,
+)
+from vfiomgr.paths import HostPath
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.kata.model import RuntimeName
+
+VERSION_FILES = (HostPath("/opt/kata/VERSION"),)
+SHIMS: tuple[tuple[RuntimeName, HostPath], ...] = (
+    ("rs", HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")),
+    ("go", HostPath("/opt/kata/bin/containerd-shim-kata-v2")),
+    ("go", HostPath("/usr/bin/containerd-shim-kata-v2")),
+    ("go", HostPath("/usr/local/bin/containerd-shim-kata-v2")),
+)
+_RUNTIMES = (HostPath("/opt/kata/bin/kata-runtime"), HostPath("/usr/bin/kata-runtime"))
+_SECONDS = 5.0
+_MOST = 1 << 20
+"""Bytes of a configuration; the longest that Kata ships has 40 KiB."""
+_TOLD = re.compile(r"(?:version|kata-runtime)\s*:\s*v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
+_MOST_LINKS = 40
+"""As many as the kernel follows (MAXSYMLINKS)."""
+
+
+def read_installation(tree: HostTree) -> KataInstallation:
+    """What is installed; programs are asked on the machine itself alone."""
+    there = (path for _, path in SHIMS if tree.exists(path))
+    shims = tuple(Shim(name, path) for path in there if (name := runtime_at(tree, path)))
+    version, source = _read_version(tree, shims)
+    return KataInstallation(version, source, shims, tuple(_read_configurations(tree)))
+
+
+def runtime_at(tree: HostTree, path: HostPath) -> RuntimeName | None:
+    """Whose shim is at a place, by where its links lead; None for one that nobody knows."""
+    known = {place: name for name, place in SHIMS}
+    place = tree.resolve(path)
+    return (known.get(place) if place is not None else None) or known.get(path)
+
+
+def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile | None:
+    """A configuration with what lies in its config.d; None where there is none to read."""
+    resolved = tree.resolve(path)
+    text = tree.read_text(resolved, _MOST) if resolved is not None else None
+    if resolved is None or text is None:
+        return None
+    directory = resolved.parent / "config.d"
+    found = ((directory / name, _read(tree, directory / name)) for name in tree.children(directory))
+    names = (name for name in tree.children(resolved.parent) if name.endswith(".toml"))
+    beside = (resolved.parent / name for name in names if name != resolved.name)
+    return KataConfigurationFile(
+        path=path,
+        resolved=resolved,
+        text=text,
+        drop_ins=tuple(TextFile(name, content) for name, content in found if content is not None),
+        neighbours=tuple(other for other in beside if tree.resolve(other) != resolved),
+    )
+
+
+def _read_configurations(tree: HostTree) -> Iterator[KataConfigurationFile]:
+    """Those that are looked for first, and the others of the same directories."""
+    names = [*search_path("rs"), *search_path("go")]
+    for directory in KATA_DIRECTORIES:
+        listed = (name for name in tree.children(directory) if name.endswith(".toml"))
+        names += [directory / name for name in listed]
+    for path in dict.fromkeys(names):
+        found = read_configuration(tree, path)
+        if found is not None:
+            yield found
+
+
+def _read_version(tree: HostTree, shims: tuple[Shim, ...]) -> tuple[Version | None, str]:
+    for path in VERSION_FILES:
+        version = _parsed(tree.read(path))
+        if version is not None:
+            return version, path
+    damaged = next((path for path in VERSION_FILES if tree.exists(path)), "")
+    if not tree.runs_programs:
+        return None, damaged
+    for program in (*_RUNTIMES, *(shim.path for shim in shims)):
+        if not tree.exists(program):
+            continue
+        told = _TOLD.search(tree.run((program, "--version"), _SECONDS) or "")
+        if told is not None:
+            return _parsed(told[1]), f"{program} --version"
+    return None, damaged
+
+
+def _parsed(text: str | None) -> Version | None:
+    try:
+        return None if text is None else Version.parse(text)
+    except UsageError:
+        return None
+
+
+def _read(tree: HostTree, path: HostPath) -> str | None:
+    place = tree.resolve(path)
+    return None if place is None else tree.read_text(place, _MOST)

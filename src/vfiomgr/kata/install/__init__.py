@@ -1,0 +1,1 @@
+"""Kata in the configuration of a container runtime."""

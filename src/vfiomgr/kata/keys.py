@@ -1,0 +1,159 @@
+"""Which keys a configuration of Kata may have: of each release and runtime."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from vfiomgr.documents.resources import resource_directory
+from vfiomgr.kata.model import RuntimeName
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.kata.model import KataRelease
+
+
+KeyType = Literal["string", "strings", "integer", "integers", "number", "boolean", "tables"]
+"""As TOML has them; the plurals are arrays."""
+_PER_SECOND = {"s": 1, "ms": 1000}
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The first and the last release that have something; all between them have it too."""
+
+    first: Version
+    last: Version
+
+    def __contains__(self, release: Version) -> bool:
+        """Whether a release is among them."""
+        return self.first <= release <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class KeyForm:
+    """What the value of a key is, up to a release."""
+
+    last: Version
+    type: KeyType
+    range: str = ""
+    """Of integers: `u32`, `i8`; empty where 64 bits are taken."""
+    unit: str = ""
+    """`ms` or `s`, of a time whose key does not end with `_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KataKey:
+    """A key of a section, in one runtime."""
+
+    runtime: RuntimeName
+    section: str
+    """`hypervisor`, `runtime`, `agent`, …: the name of the hypervisor or agent left out."""
+    key: str
+    releases: Releases
+    forms: tuple[KeyForm, ...]
+    """In the order of their releases."""
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """All keys of all releases that were read, and what else decides about a configuration."""
+
+    releases: tuple[Version, ...]
+    """In their order."""
+    keys: tuple[KataKey, ...]
+    strict: dict[tuple[RuntimeName, str], Releases]
+    """By runtime and section: where an unknown key makes the runtime refuse the file."""
+    annotations: dict[tuple[RuntimeName, str], Releases]
+    """By runtime and NAME: the annotations io.katacontainers.config.hypervisor.NAME."""
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str, str], KataKey]:
+        return {(key.runtime, key.section, key.key): key for key in self.keys}
+
+    def _nearest(self, release: KataRelease) -> Version:
+        """The release itself, or the last one before it that was read."""
+        return self.releases[max(bisect_right(self.releases, release.version) - 1, 0)]
+
+    def find(self, runtime: RuntimeName, section: str, key: str) -> KataKey | None:
+        """A key, whatever the release."""
+        return self._by_place.get((runtime, section, key))
+
+    def form(self, release: KataRelease, section: str, key: str) -> KeyForm | None:
+        """What the value of a key is in a release; None where the release does not have it."""
+        found, nearest = self.find(release.runtime, section, key), self._nearest(release)
+        if found is None or nearest not in found.releases:
+            return None
+        return next(form for form in found.forms if nearest <= form.last)
+
+    def knows(self, release: KataRelease, section: str, key: str) -> bool:
+        """Whether a release has a key."""
+        return self.form(release, section, key) is not None
+
+    def per_second(self, release: KataRelease, section: str, key: str) -> int:
+        """How many of the units of a time are a second."""
+        form = self.form(release, section, key)
+        unit = form.unit if form is not None else ""
+        return _PER_SECOND[unit or ("ms" if key.endswith("_ms") else "s")]
+
+    def has_section(self, release: KataRelease, section: str) -> bool:
+        """Whether a release has a section."""
+        nearest = self._nearest(release)
+        return any(
+            key.section == section and key.runtime == release.runtime and nearest in key.releases
+            for key in self.keys
+        )
+
+    def first(self, runtime: RuntimeName, section: str, key: str) -> Version | None:
+        """The first release that has a key; None where none has."""
+        found = self.find(runtime, section, key)
+        return None if found is None else found.releases.first
+
+    def refuses_unknown_keys(self, release: KataRelease, section: str) -> bool:
+        """Whether an unknown key in a section makes a release refuse the file."""
+        found = self.strict.get((release.runtime, section))
+        return found is not None and self._nearest(release) in found
+
+    def takes_annotation(self, release: KataRelease, name: str) -> bool:
+        """Whether a release acts upon io.katacontainers.config.hypervisor.NAME."""
+        found = self.annotations.get((release.runtime, name))
+        return found is not None and self._nearest(release) in found
+
+    def has_annotation(self, name: str) -> bool:
+        """Whether any release of any runtime acts upon it."""
+        return any(name == each for _, each in self.annotations)
+
+
+_FORM = ("type", "range", "unit")
+
+
+@cache
+def key_table() -> KeyTable:
+    """The table that this vfiomgr carries."""
+    with open(f"{resource_directory('kata')}/keys.json", encoding="utf-8") as file:
+        document = json.load(file)
+    return KeyTable(
+        releases=tuple(map(Version.parse, document["releases"])),
+        keys=tuple(map(_key, document["keys"])),
+        strict={(row["runtime"], row["section"]): _releases(row) for row in document["strict"]},
+        annotations={
+            (row["runtime"], row["annotation"]): _releases(row) for row in document["annotations"]
+        },
+    )
+
+
+def _key(row: dict[str, Any]) -> KataKey:
+    forms = tuple(map(_form, (*row.get("before", ()), row)))
+    return KataKey(row["runtime"], row["section"], row["key"], _releases(row), forms)
+
+
+def _form(row: dict[str, Any]) -> KeyForm:
+    values = {name: row[name] for name in _FORM if name in row}
+    return KeyForm(Version.parse(row["last"]), **values)
+
+
+def _releases(row: dict[str, Any]) -> Releases:
+    return Releases(Version.parse(row["first"]), Version.parse(row["last"]))

@@ -1,0 +1,1 @@
+"""Objects of Kubernetes for Kata: RuntimeClasses and pods."""

@@ -1,0 +1,128 @@
+"""Objects for kubectl, each a template of kata/ with values filled in; its comments stay."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.documents.resources import resource_directory
+from vfiomgr.kata.manifests.model import mebibytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ruamel.yaml import YAML
+
+    from vfiomgr.kata.manifests.model import PodWish, RuntimeClassWish
+
+Object = Any
+"""A mapping of ruamel's, which knows its comments; dumped as JSON it is a plain one."""
+_LABEL = "app.kubernetes.io/name"
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""What YAML 1.1, which kubectl reads, takes for something else than text."""
+_WIDTH = 4096
+"""No line is folded."""
+
+
+def runtime_class(wish: RuntimeClassWish) -> Object:
+    """A RuntimeClass (node.k8s.io/v1)."""
+    document = _template("runtimeclass")
+    document["metadata"]["name"] = _text(wish.name)
+    document["handler"] = _text(wish.handler)
+    fixed = document["overhead"]["podFixed"]
+    fixed["memory"] = _text(f"{wish.overhead_mib}Mi")
+    fixed["cpu"] = _text(str(wish.overhead_cpus))
+    fixed.yaml_add_eol_comment(f"default_memory is {wish.default_memory_mib}", "memory")
+    selector = document["scheduling"]["nodeSelector"]
+    if not wish.node_selector:
+        del document["scheduling"]
+        return document
+    selector.clear()
+    selector.update({_text(key): _text(value) for key, value in wish.node_selector})
+    return document
+
+
+def workload(wish: PodWish) -> Object:
+    """A Pod, or a Deployment of it."""
+    document = _template(wish.kind.lower())
+    document["metadata"]["name"] = _text(wish.name)
+    if wish.namespace is not None:
+        document["metadata"]["namespace"] = _text(wish.namespace)
+    if wish.kind == "Deployment":
+        spec = document["spec"]["template"]["spec"]
+        document["spec"]["selector"]["matchLabels"][_LABEL] = _text(wish.name)
+        document["spec"]["template"]["metadata"]["labels"][_LABEL] = _text(wish.name)
+    else:
+        spec = document["spec"]
+    spec["runtimeClassName"] = _text(wish.runtime_class)
+    _fill(spec["containers"][0], wish)
+    return document
+
+
+def _fill(container: Object, wish: PodWish) -> None:
+    container["image"] = _text(wish.image)
+    if wish.command:
+        from ruamel.yaml.comments import CommentedSeq  # noqa: PLC0415 - slow
+
+        command = CommentedSeq(map(_text, wish.command))
+        command.fa.set_flow_style()
+        container["command"] = command
+    else:
+        del container["command"]
+    limits = container["resources"]["limits"]
+    limits["memory"] = _text(mebibytes(wish.memory_mib))
+    limits["cpu"] = _text(str(wish.cpus))
+    limits.update({_text(item.name): _text(str(item.count)) for item in wish.resources})
+
+
+def as_yaml(objects: Iterable[Object]) -> str:
+    """One stream of documents, as `kubectl apply -f -` reads it."""
+    yaml = _yaml()
+    texts = []
+    for document in objects:
+        stream = io.StringIO()
+        yaml.dump(document, stream)
+        texts.append(stream.getvalue())
+    return "---\n".join(texts)
+
+
+def as_json(objects: Iterable[Object]) -> object:
+    """The object itself, or a List of several."""
+    plain = [_plain(document) for document in objects]
+    return plain[0] if len(plain) == 1 else {"apiVersion": "v1", "kind": "List", "items": plain}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - as YAML has it
+    if isinstance(value, dict):
+        return {str(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _template(name: str) -> Object:
+    with open(f"{resource_directory('kata')}/{name}.yaml", encoding="utf-8") as file:
+        return _yaml().load(file)
+
+
+def _yaml() -> YAML:
+    from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only these objects need it
+
+    yaml = YAML()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.preserve_quotes = True
+    yaml.allow_unicode = False
+    yaml.width = _WIDTH
+    return yaml
+
+
+def _text(text: str) -> str:
+    """The text, in quotes where a reader of YAML 1.1 could take it for a number or a truth."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString  # noqa: PLC0415 - slow
+
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    quoted: str = DoubleQuotedScalarString(text)
+    return quoted

@@ -1,0 +1,154 @@
+"""Kata Containers: which release of which runtime, and what its configuration says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.paths import HostPath
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+RuntimeName = Literal["go", "rs"]
+"""The shim in Go (src/runtime) or in Rust (src/runtime-rs)."""
+PciePort = Literal["no-port", "root-port", "switch-port", "bridge-port"]
+"""Where a VFIO device is plugged (PCIePort in src/runtime/pkg/device/config/config.go)."""
+
+KataHypervisor = Literal["qemu", "clh"]
+"""QEMU, or Cloud Hypervisor, which runtime-rs calls cloud-hypervisor too."""
+
+DEFAULT_HANDLER = "kata-vfio"
+MAX_PORTS = 16
+"""Of a kind (maxPCIeRootPorts, maxPCIeSwitchPorts in src/runtime/pkg/katautils/config.go)."""
+LEAST_GUEST_MIB = 256
+"""MinHypervisorMemory in src/runtime/virtcontainers/hypervisor.go; what is less counts as unset."""
+OLDEST, NEWEST = Version(3, 2), Version(4, 1)
+"""The releases whose keys are known."""
+CLH_COLD_PLUG = Version(3, 29)
+"""From then on the Go runtime takes cold plug for Cloud Hypervisor (checkPCIeConfig in
+src/runtime/pkg/katautils/config.go)."""
+CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
+
+
+@dataclass(frozen=True, slots=True)
+class KataRelease:
+    """What decides about keys: the same key may exist in one runtime of a version only."""
+
+    version: Version
+    runtime: RuntimeName
+
+    def __str__(self) -> str:
+        """`Kata 4.1.0 (runtime-rs)`."""
+        return f"Kata {self.version} ({'runtime-rs' if self.runtime == 'rs' else 'Go runtime'})"
+
+    @property
+    def beyond_known(self) -> str | None:
+        """That it is newer than what is known, where it is."""
+        if self.version < Version(NEWEST.major, NEWEST.minor + 1):
+            return None
+        return f"{self} is newer than {NEWEST}, the last one whose keys are known"
+
+    @property
+    def takes_cdevs(self) -> bool:
+        """Whether /dev/vfio/devices/vfioN is a device to it; before, only /dev/vfio/GROUP is."""
+        return self.version >= (Version(3, 31) if self.runtime == "rs" else Version(3, 15))
+
+
+def handler_configuration(handler: str) -> HostPath:
+    """The configuration of a handler's own: no other configuration shares its config.d."""
+    return CONFIGURATIONS / handler / "configuration.toml"
+
+
+KATA_DIRECTORIES = (
+    HostPath("/etc/kata-containers"),
+    HostPath("/etc/kata-containers/runtime-rs"),
+    HostPath("/opt/kata/share/defaults/kata-containers"),
+    HostPath("/opt/kata/share/defaults/kata-containers/runtime-rs"),
+    HostPath("/usr/share/defaults/kata-containers"),
+    HostPath("/usr/share/defaults/kata-containers/runtime-rs"),
+)
+"""Where configurations lie: those of a host, of Kata's own builds, of distributions."""
+_NAME = "configuration.toml"
+
+
+def search_path(runtime: RuntimeName) -> tuple[HostPath, ...]:
+    """Where a runtime looks for its configuration where nobody names one, the first first.
+
+    DEFAULT_RUNTIME_CONFIGURATIONS in src/libs/kata-types/src/config/default.rs, and
+    GetDefaultConfigFilePaths in src/runtime/pkg/katautils/config.go.
+    """
+    own = [each for each in KATA_DIRECTORIES if each.name == "runtime-rs"]
+    etc, opt, usr = (each for each in KATA_DIRECTORIES if each.name != "runtime-rs")
+    if runtime == "rs":
+        return (own[0] / _NAME, own[2] / _NAME, own[1] / _NAME)
+    return (etc / _NAME, opt / _NAME, usr / _NAME)
+
+
+RS_BY_DEFAULT = Version(4, 0)
+"""From here on kata-deploy's default shim is runtime-rs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KataConfigurationFile:
+    """A configuration file, and what lies in the config.d that counts for it."""
+
+    path: HostPath
+    """As it is named; it may be a link."""
+    resolved: HostPath
+    """Where its text is: config.d is looked for beside this one."""
+    text: str
+    drop_ins: tuple[TextFile, ...] = ()
+    """All files of config.d by name: Kata takes each, whatever it is called."""
+    neighbours: tuple[HostPath, ...] = ()
+    """Other configurations in the same directory, which have the same drop-ins."""
+
+    @property
+    def drop_in_directory(self) -> HostPath:
+        """Where Kata looks for drop-ins."""
+        return self.resolved.parent / "config.d"
+
+
+@dataclass(frozen=True, slots=True)
+class Shim:
+    """A containerd-shim-kata-v2, and what is known of it."""
+
+    runtime: RuntimeName
+    path: HostPath
+
+
+@dataclass(frozen=True, slots=True)
+class KataInstallation:
+    """What is there of Kata; all empty where it is not installed."""
+
+    version: Version | None = None
+    version_source: str = ""
+    """The file or program that told; without a version, the file that should have."""
+    shims: tuple[Shim, ...] = ()
+    configurations: tuple[KataConfigurationFile, ...] = ()
+    """In the order in which the runtimes look for theirs, and after them others that lie there."""
+
+    @property
+    def runtimes(self) -> frozenset[RuntimeName]:
+        """Those whose shims are there."""
+        return frozenset(shim.runtime for shim in self.shims)
+
+    def default_runtime(self, version: Version) -> RuntimeName:
+        """The runtime that is meant where nobody says which."""
+        if len(self.runtimes) == 1:
+            return next(iter(self.runtimes))
+        return "rs" if version >= RS_BY_DEFAULT else "go"
+
+    def release(self) -> KataRelease | None:
+        """What is installed; None where no version is told."""
+        if self.version is None:
+            return None
+        return KataRelease(self.version, self.default_runtime(self.version))
+
+    def configuration(self, names: Iterable[str]) -> KataConfigurationFile | None:
+        """The first configuration with one of these paths, in the order of the paths."""
+        by_path = {file.path: file for file in self.configurations}
+        return next((by_path[HostPath(name)] for name in names if name in by_path), None)

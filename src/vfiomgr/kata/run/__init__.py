@@ -1,0 +1,1 @@
+"""A command that runs one container with devices in Kata."""

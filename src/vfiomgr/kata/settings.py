@@ -1,0 +1,270 @@
+"""What a configuration of Kata says in the end: its file, and the drop-ins beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.documents.toml_place import line_of
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.kata.model import PciePort, RuntimeName
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+NO_PORT: PciePort = "no-port"
+GUEST_KERNEL = "guest-kernel"
+VFIO_MODES = (GUEST_KERNEL, "vfio")
+"""What a container in the guest gets of a device: its driver's nodes, or those of VFIO."""
+_QEMU = "qemu"
+_MOST_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class KataSettings:
+    """The effective settings; what nobody set is what Kata takes then.
+
+    A value of a wrong type counts as not set: `planner.kata.check` tells of it.
+    """
+
+    path: HostPath
+    """The file itself, with links followed: config.d beside it is what counts."""
+    drop_ins: tuple[HostPath, ...]
+    """Those that were read, in this order."""
+    document: Mapping[str, Any]
+    """The tables, merged: a later string or array replaces an earlier one whole."""
+
+    @property
+    def hypervisor(self) -> str:
+        """The name of the hypervisor's table: `qemu`, `clh`, `cloud-hypervisor`."""
+        names = tuple(self._table("hypervisor"))
+        named = self.text("runtime", "hypervisor_name")
+        if named:
+            return named
+        return names[0] if names and _QEMU not in names else _QEMU
+
+    @property
+    def runtime(self) -> RuntimeName:
+        """Which runtime it is for: only runtime-rs wants a hypervisor_name."""
+        return "rs" if self.text("runtime", "hypervisor_name") else "go"
+
+    @property
+    def cold_plug(self) -> PciePort:
+        """The port of devices that are there when the guest starts."""
+        return self._port("cold_plug_vfio")
+
+    @property
+    def hot_plug(self) -> PciePort:
+        """The port of devices that come with a container; runtime-rs ignores it."""
+        return self._port("hot_plug_vfio")
+
+    @property
+    def root_ports(self) -> int:
+        """How many root ports there are at least."""
+        return self.hypervisor_number("pcie_root_port") or 0
+
+    @property
+    def switch_ports(self) -> int:
+        """How many ports of a PCIe switch there are."""
+        return self.hypervisor_number("pcie_switch_port") or 0
+
+    @property
+    def vfio_mode(self) -> str:
+        """`guest-kernel` or `vfio`."""
+        return self.text("runtime", "vfio_mode") or GUEST_KERNEL
+
+    @property
+    def pod_resource_api_sock(self) -> str:
+        """The socket on which the kubelet tells a pod's devices; empty for none."""
+        return self.text("runtime", "pod_resource_api_sock")
+
+    @property
+    def default_memory_mib(self) -> int | None:
+        """Memory of a guest whose containers have no limits; None where Kata decides."""
+        return self.hypervisor_number("default_memory")
+
+    @property
+    def default_maxmemory_mib(self) -> int:
+        """Up to where memory can be added; 0 for all that the host has."""
+        return self.hypervisor_number("default_maxmemory") or 0
+
+    @property
+    def machine_type(self) -> str:
+        """`q35`, `virt`; empty where Kata decides."""
+        return self.hypervisor_text("machine_type")
+
+    @property
+    def cpu_features(self) -> str:
+        """Comma-separated, for QEMU's -cpu."""
+        return self.hypervisor_text("cpu_features")
+
+    @property
+    def kernel_params(self) -> str:
+        """The guest kernel's arguments."""
+        return self.hypervisor_text("kernel_params")
+
+    @property
+    def firmware(self) -> str:
+        """The file of the guest's firmware; empty for the hypervisor's own."""
+        return self.hypervisor_text("firmware")
+
+    @property
+    def has_iommu(self) -> bool:
+        """Whether the guest has an IOMMU of its own."""
+        return self._hypervisor_value("enable_iommu") is True
+
+    @property
+    def is_confidential(self) -> bool:
+        """Whether the guest's memory is closed to the host."""
+        return self._hypervisor_value("confidential_guest") is True
+
+    @property
+    def has_static_resources(self) -> bool:
+        """Whether a guest gets the memory and CPUs of its containers before it starts."""
+        return self.value("runtime", "static_sandbox_resource_mgmt") is True
+
+    @property
+    def enable_annotations(self) -> tuple[str, ...]:
+        """Regular expressions of names of annotations that may change the hypervisor's table."""
+        found = self._hypervisor_value("enable_annotations")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    def allows_annotation(self, name: str) -> bool:
+        """Whether io.katacontainers.config.hypervisor.NAME counts: any part of it may match."""
+        return any(_matches(expression, name) for expression in self.enable_annotations)
+
+    def value(self, table: str, key: str) -> object:
+        """What stands in a table, whose name may have dots (`agent.kata`); None for nothing."""
+        return self._table(table).get(key)
+
+    def text(self, table: str, key: str) -> str:
+        """A string, or the empty one."""
+        found = self.value(table, key)
+        return found if isinstance(found, str) else ""
+
+    def number(self, table: str, key: str) -> int | None:
+        """A whole number; None for anything else."""
+        found = self.value(table, key)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+    def no_texts(self, table: str, *keys: str) -> tuple[str, ...]:
+        """What stands in the place of strings, or of the table that has them."""
+        found: Any = self.document
+        parts = table.split(".")
+        for depth, part in enumerate(parts, 1):
+            found = found.get(part, {})
+            if not isinstance(found, dict):
+                return (f"{'.'.join(parts[:depth])} is {_shown(found)}, and no table",)
+        values = ((key, found[key]) for key in keys if key in found)
+        return tuple(
+            f"{key} in [{table}] is {_shown(value)}, and no text"
+            for key, value in values
+            if not isinstance(value, str)
+        )
+
+    def hypervisor_text(self, key: str) -> str:
+        """A string of the hypervisor's table, or the empty one."""
+        return self.text(f"hypervisor.{self.hypervisor}", key)
+
+    def hypervisor_number(self, key: str) -> int | None:
+        """A whole number of the hypervisor's table."""
+        return self.number(f"hypervisor.{self.hypervisor}", key)
+
+    def _hypervisor_value(self, key: str) -> object:
+        return self.value(f"hypervisor.{self.hypervisor}", key)
+
+    def _port(self, key: str) -> PciePort:
+        found = self.hypervisor_text(key)
+        return next((port for port in get_args(PciePort) if port == found), NO_PORT)
+
+    def _table(self, name: str) -> Mapping[str, Any]:
+        found: Any = self.document
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+
+def _shown(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def _matches(expression: str, name: str) -> bool:
+    try:
+        return re.search(expression, name) is not None
+    except re.error:
+        return False
+
+
+_SECTIONS = ("hypervisor", "agent", "runtime", "factory")
+_NAMED = ("hypervisor", "agent")
+"""Sections with a table for each name."""
+
+
+def read_settings(
+    path: HostPath, text: str, drop_ins: Iterable[tuple[HostPath, str]] = ()
+) -> KataSettings:
+    """What Kata makes of a file and its drop-ins, which it takes in the order of their names.
+
+    Tables are merged, all else is replaced (decodeDropIns in src/runtime/pkg/katautils/config.go,
+    toml_tree_ops in src/libs/kata-types/src/config/drop_in.rs).
+
+    Raises:
+        InvalidDocument: one of them is no TOML.
+
+    """
+    document = parse(text, path)
+    read = []
+    for name, content in sorted(drop_ins):
+        document = merged(document, parse(content, name))
+        read.append(name)
+    return KataSettings(path, tuple(read), document)
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """The tables of a file.
+
+    Raises:
+        InvalidDocument: it is no TOML; `source` names it.
+
+    """
+    try:
+        return parse_toml(text)
+    except Malformed as error:
+        message = f"{source}:{line_of(error, text)}: it is no TOML: {error}"
+        raise InvalidDocument(message, "Kata reads it no better: correct that place") from None
+
+
+def require_tables(document: Mapping[str, Any], source: str) -> None:
+    """Make sure that the sections of a file are tables.
+
+    Raises:
+        InvalidDocument: one is none; Kata takes no such file.
+
+    """
+    for section in _SECTIONS:
+        found = document.get(section, {})
+        _require_table(found, section, source)
+        for name, keys in found.items() if section in _NAMED else ():
+            _require_table(keys, f"{section}.{name}", source)
+
+
+def _require_table(found: object, place: str, source: str) -> None:
+    if not isinstance(found, dict):
+        message = f"{source}: {place} is {found!r}, where Kata wants a table"
+        raise InvalidDocument(message, f"write [{place}], and its keys below it")
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with others over them: a value replaces another one whole."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+    return result

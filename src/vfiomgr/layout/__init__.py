@@ -1,0 +1,1 @@
+"""A host as a document: planned, applied, asserted, exported and reverted."""

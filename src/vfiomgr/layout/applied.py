@@ -1,0 +1,93 @@
+"""The runs that brought a host to a layout, as the journals tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.engine.journal import read_journal
+from vfiomgr.engine.journal_files import names
+from vfiomgr.engine.unfinished import read_unfinished
+from vfiomgr.errors import Refusal
+from vfiomgr.layout.requests import ApplyLayout, RevertLayout
+from vfiomgr.layout.revert import of_several
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.host.tree import HostTree
+
+_APPLY, _REVERT = (
+    str(kind.__dataclass_fields__["kind"].default) for kind in (ApplyLayout, RevertLayout)
+)
+_DONE = frozenset({"done", "superseded"})
+"""What was cut off counts where a later run finished it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that came to its end."""
+
+    name: str
+    intent: dict[str, Any]
+    boot_id: str | None
+    locks: frozenset[str]
+
+    @property
+    def layout(self) -> tuple[object, object]:
+        """What it brought the host to."""
+        return self.intent["name"], self.intent["layout"]
+
+
+def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Allowance]) -> RevertLayout:
+    """What takes back the layout that was applied last, with all later corrections of it.
+
+    Raises:
+        Refusal: none was applied since the host was started, or it is taken back already.
+
+    """
+    runs = _last_application(tree, boot_id)
+    if not runs:
+        message = "no layout was applied since this host was started, or it is reverted already"
+        remedy = "vfiomgr unbind, sriov set and vgpu remove take back what else was done"
+        raise Refusal(message, remedy)
+    steps = of_several(_taken(tree, run) for run in runs)
+    name = str(runs[0].intent["name"])
+    locks = sorted({lock for run in runs for lock in run.locks})
+    return RevertLayout(name, steps, tuple(run.name for run in runs), allow, tuple(locks))
+
+
+def _taken(tree: HostTree, run: _Run) -> Iterator[Step]:
+    """The steps that a run took, which are not all where another one finished it."""
+    told = read_unfinished(tree, run.name)
+    return (told.steps[number] for number in told.begun)
+
+
+def _last_application(tree: HostTree, boot_id: str | None) -> list[_Run]:
+    """The newest runs of one layout that are not reverted, the oldest first."""
+    reverted: set[str] = set()
+    found: list[_Run] = []
+    for run in _ended(tree):
+        if run.intent["kind"] == _REVERT:
+            reverted.update(run.intent["runs"])
+        elif run.boot_id != boot_id or (found and run.layout != found[0].layout):
+            break
+        elif run.name not in reverted:
+            found.append(run)
+    return found[::-1]
+
+
+def _ended(tree: HostTree) -> Iterator[_Run]:
+    """All runs about layouts that did what they were to do, the newest first."""
+    for name in reversed(names(tree)):
+        records = read_journal(tree, name)
+        if not records:
+            continue
+        intent = records[0]["intent"]
+        last = records[-1]
+        is_done = last.get("event") == "end" and last.get("outcome") in _DONE
+        if intent.get("kind") in {_APPLY, _REVERT} and is_done:
+            locks = frozenset(lock for record in records for lock in record.get("locks", ()))
+            yield _Run(name, intent, records[0]["boot_id"], locks)

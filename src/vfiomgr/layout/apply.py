@@ -1,0 +1,63 @@
+"""Brings a host to a layout part by part: one that fails keeps no other from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.transaction import apply
+from vfiomgr.errors import Refusal, StillDiffers, VfiomgrError
+from vfiomgr.layout.compare import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.engine.run import Outcome
+    from vfiomgr.engine.transaction import Work
+    from vfiomgr.layout.compare import Comparison
+    from vfiomgr.layout.requests import ApplyLayout
+
+    Result = Outcome | VfiomgrError
+
+
+def apply_parts(intent: ApplyLayout, work: Work) -> tuple[tuple[str, Result], ...]:
+    """Each device that differs, with what came of it; one that is missing has no name.
+
+    What a guest can have only together, an IOMMU group of several rules, is changed together.
+    """
+    results: dict[str, Result] = {}
+    while True:
+        compared = compare(work.scan(intent), intent)
+        due = [names for names in compared.bundles if _is_due(names, intent, results)]
+        if not due:
+            break
+        for names in due:  # and functions that one of them makes are there the next time
+            results |= dict.fromkeys(names, _result(replace(intent, only=names), work))
+    missing = (("", Refusal(o.reason, o.remedy)) for o in compared.objections)
+    return (*missing, *((name, _judged(name, results[name], compared)) for name in results))
+
+
+def _is_due(names: tuple[str, ...], intent: ApplyLayout, tried: Iterable[str]) -> bool:
+    """Whether something of what is changed together is asked for, and was not tried yet."""
+    wanted = (name for name in names if not intent.only or name in intent.only)
+    return any(name not in tried for name in wanted)
+
+
+def _judged(name: str, result: Result, compared: Comparison) -> Result:
+    """What came of a device, by what is there in the end: done is only what is as wanted."""
+    left = compared.left_of(name)
+    if not left or isinstance(result, VfiomgrError):
+        return result
+    message = f"it was changed, and is not as wanted: {'; '.join(left)}"
+    return StillDiffers(
+        message, "find out who moves it: vfiomgr show, journalctl and dmesg may tell"
+    )
+
+
+def _result(intent: ApplyLayout, work: Work) -> Result:
+    try:
+        return apply(intent, work)
+    except VfiomgrError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return error

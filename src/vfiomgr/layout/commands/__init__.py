@@ -1,0 +1,1 @@
+"""`vfiomgr layout`, `plan`, `apply`, `revert` and `watch`."""

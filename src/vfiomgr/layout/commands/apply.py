@@ -1,0 +1,477 @@
+"""Layout files as users name them: a path, or - for what is piped in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.apply import (
+    not_checked,
+    options_of,
+    plan_body,
+    print_outcome,
+    print_plan,
+    tell_step,
+)
+from vfiomgr.cli.output import note, print_document, print_text, say
+from vfiomgr.cli.printable import printable
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.diagnostic import ALLOWANCES, REVERSIBLE
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
+from vfiomgr.engine.transaction import slots_with_serials
+from vfiomgr.engine.undo import refuse_other_steps
+from vfiomgr.errors import (
+    HostError,
+    InvalidDocument,
+    RollbackIncomplete,
+    StillDiffers,
+    UsageError,
+    VfiomgrError,
+)
+from vfiomgr.host.rewrite import rewrite
+from vfiomgr.layout.applied import reversion
+from vfiomgr.layout.saved_plan import KIND, is_plan, read_plan
+from vfiomgr.paths import BOOT_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.progress import Progress
+
+    from vfiomgr.api import Options
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.layout.compare import Comparison
+    from vfiomgr.layout.model import LayoutFile
+    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.layout.saved_plan import ReviewedPlan
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+STANDARD_INPUT = "-"
+_MOST_BYTES = 16 << 20
+"""No layout, plan, pod or specification has as many."""
+
+
+def read_layout_file(path: str) -> LayoutFile:
+    """Read the layouts of a file.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it holds no layouts, and why.
+
+    """
+    from vfiomgr.layout.document import read_layouts  # noqa: PLC0415 - brings pydantic
+
+    return read_layouts(text_of(path, "a layout file"), source_of(path))
+
+
+def source_of(path: str) -> str:
+    """What a file is called in errors."""
+    return "<stdin>" if path == STANDARD_INPUT else path
+
+
+def text_of(path: str, what: str) -> str:
+    """The text of a file that a user named.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: the file is not text, or is too long.
+
+    """
+    source = source_of(path)
+    try:
+        data = _read(path)
+        if len(data) > _MOST_BYTES:
+            message = f"cannot read {what} {source}: it is larger than {_MOST_BYTES >> 20} MiB"
+            raise InvalidDocument(message, "check whether it is the right file")
+        return data.decode()
+    except OSError as error:
+        message = f"cannot read {what} {source}: {error.strerror}"
+        raise UsageError(
+            message, "name a file that is there and may be read, or - for a pipe"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        message = f"{source}: no UTF-8 text in line {line}"
+        raise InvalidDocument(message, "save it as UTF-8") from None
+
+
+def _read(path: str) -> bytes:
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer.read(_MOST_BYTES + 1)
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES + 1)
+
+
+_BAR_WIDTH = 30
+_COUNT_WIDTH = 7
+"""`999/999`; counts of any length take the same room, so that nothing beside them moves."""
+_UNPLANNED = "reading the host"
+"""What is under way until there is a plan, whose steps can be counted."""
+
+
+@contextmanager
+def followed(session: Session) -> Iterator[Options]:
+    """The options of a change that is told of as long as it is under way."""
+    if not sys.stderr.isatty():
+        yield {**options_of(session), "on_step": tell_step}
+        return
+    from rich.text import Text  # noqa: PLC0415 - slow to import
+
+    with _bar() as progress:
+        task = progress.add_task(_UNPLANNED, total=None, count="".rjust(_COUNT_WIDTH))
+        planned, begun = 0, 0
+
+        def plan_begins(plan: Plan) -> None:
+            nonlocal planned
+            planned += len(plan.steps)
+            count = f"{begun}/{planned}".rjust(_COUNT_WIDTH)
+            progress.update(task, total=planned or None, count=count if planned else "")
+
+        def step_begins(step: Step) -> None:
+            nonlocal begun
+            text = printable(step.describe())
+            print_above(f"  {text}")
+            count = f"{begun}/{planned}".rjust(_COUNT_WIDTH)
+            progress.update(task, completed=begun, count=count, description=text)
+            begun += 1
+
+        def print_above(text: str) -> None:
+            progress.console.print(Text(printable(text)), soft_wrap=True)
+
+        yield {
+            **options_of(session),
+            "on_plan": plan_begins,
+            "on_step": step_begins,
+            "on_note": print_above,
+        }
+
+
+def _bar() -> Progress:
+    """Columns of fixed widths; the description has what is left of the line, and is cut there."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+    from rich.table import Column  # noqa: PLC0415
+
+    fixed, rest = Column(no_wrap=True, min_width=_COUNT_WIDTH), Column(no_wrap=True, ratio=1)
+    return Progress(
+        SpinnerColumn(),
+        BarColumn(bar_width=_BAR_WIDTH, table_column=Column(min_width=_BAR_WIDTH)),
+        TextColumn("{task.fields[count]}", markup=False, table_column=fixed),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, table_column=rest),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+    )
+
+
+_DRIFT = 3
+"""Exit status of `assert` where something differs."""
+_FAILED, _INCOMPLETE = 1, RollbackIncomplete.exit_code
+
+
+def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The file, which of its layouts, and the guards to override."""
+    for decorate in (
+        click.option(
+            "--allow",
+            multiple=True,
+            type=click.Choice(ALLOWANCES),
+            help="Override a guard; a refusal names the one.",
+        ),
+        click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several."),
+        click.argument("file"),
+    ):
+        function = decorate(function)
+    return function
+
+
+@click.command("plan")
+@of_layout
+@click.option("--out", metavar="PLAN", help="Write the plan to a file that `apply` takes.")
+@session_options()
+@click.pass_obj
+def plan(
+    session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...], out: str | None
+) -> None:
+    """Show what differs from the layout in FILE, and the steps that would end it.
+
+    \b
+    Examples:
+      vfiomgr plan host.yaml
+      vfiomgr plan fleet.yaml --layout kata-node --out today.json
+      vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
+    """
+    from vfiomgr.layout.compare import compare, plan_of  # noqa: PLC0415 - brings pydantic
+
+    session.tell_of_cut_off_runs()
+    intent = _intent(session, file, name, allow)
+    host = host_for(session, intent)
+    compared = compare(host, intent)
+    if session.format == "table":
+        _print_differences(compared)
+    made = plan_of(host, intent, compared)
+    body = _planned(intent, compared, made)
+    if out is not None:
+        _write_plan(out, body)
+        note(f"written to {out}; apply it with: vfiomgr apply {shlex.quote(str(out))}")
+    if session.format != "table":
+        print_document(KIND, {**body, "not_checked": not_checked(host, intent)}, session.format)
+        return
+    print_plan(session, made, not_checked(host, intent))
+
+
+@click.command("apply")
+@of_layout
+@click.option("--keep-going", is_flag=True, help="Do what can be done, whatever else fails.")
+@session_options()
+@click.pass_obj
+def apply(
+    session: Session,
+    *,
+    file: str,
+    name: str | None,
+    allow: tuple[Allowance, ...],
+    keep_going: bool,
+) -> int:
+    """Bring the host to the layout in FILE, or carry out a plan that was written with --out.
+
+    What is so already is not touched, whoever uses it. All of it is done, or nothing: a layout that
+    cannot be is refused before anything is, and a failure rolls all back.
+
+    \b
+    Examples:
+      vfiomgr apply host.yaml
+      vfiomgr apply fleet.yaml --layout kata-node --dry-run
+      vfiomgr apply today.json
+      vfiomgr export | vfiomgr apply -
+    """
+    text = text_of(file, "a layout file")
+    reviewed = _reviewed(text, source_of(file))
+    if reviewed is not None and (name is not None or keep_going or allow):
+        option = "--layout" if name else "--keep-going" if keep_going else "--allow"
+        forbid_together("a plan", option, "a plan was made for all that it says, and no more")
+    if reviewed is None:
+        intent = intent_of(session, text, source_of(file), name, frozenset(allow))
+    else:
+        intent = reviewed.intent
+    if session.dry_run:
+        host = host_for(session, intent)
+        made = api.plan(host, intent)
+        if reviewed is not None:
+            refuse_other_steps(made.steps, reviewed.steps)
+        print_plan(session, made, not_checked(host, intent))
+        return 0
+    session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
+    if keep_going:
+        return _apply_each(session, intent)
+    with followed(session) as options:
+        steps = reviewed.steps if reviewed else None
+        outcome = api.apply(intent, tree=session.tree, reviewed=steps, **options)
+    done = [f"the host is as the layout {intent.name} wants it"] if outcome.is_changed else []
+    print_outcome(session, outcome, done, layout=intent.name)
+    if outcome.is_changed and session.format == "table":
+        note("undo with: vfiomgr revert")
+    return 0
+
+
+@click.command("assert")
+@of_layout
+@session_options()
+@click.pass_obj
+def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...]) -> int:
+    """Exit with 3 where the host differs from the layout in FILE, and say in what.
+
+    \b
+    Examples:
+      vfiomgr assert host.yaml
+      vfiomgr assert fleet.yaml --layout kata-node --format json
+    """
+    from vfiomgr.layout.compare import compare  # noqa: PLC0415 - brings pydantic
+
+    intent = _intent(session, file, name, allow)
+    compared = compare(host_for(session, intent), intent)
+    differences = compared.differences
+    if session.format != "table":
+        body = {
+            "layout": intent.name,
+            "is_met": not differences,
+            "differences": to_jsonable(differences),
+        }
+        print_document("LayoutAssertion", body, session.format)
+    elif differences:
+        _print_differences(compared)
+    else:
+        say(f"the host is as the layout {intent.name} wants it")
+    return _DRIFT if differences else 0
+
+
+@click.command("export")
+@click.option("--name", default="exported", help="What to call the layout.  [default: exported]")
+@session_options()
+@click.pass_obj
+def export(session: Session, *, name: str) -> None:
+    """Print a layout that says what the host is now: applied here, it changes nothing.
+
+    \b
+    Examples:
+      vfiomgr export > host.yaml
+      vfiomgr --snapshot host.json export --name web-07
+    """
+    from vfiomgr.layout.document import render_layouts  # noqa: PLC0415
+    from vfiomgr.layout.export import export as exported  # noqa: PLC0415
+    from vfiomgr.layout.model import LayoutFile  # noqa: PLC0415 - brings pydantic
+
+    host = session.host(with_gpu_modes=True)
+    file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
+    if session.format == "json":
+        print_text(json.dumps(to_jsonable(file), indent=2) + "\n")
+    else:
+        print_text(render_layouts(file))
+    if not file.layouts[name].devices:
+        note("nothing of this host is given to guests or divided for them: the layout is empty")
+
+
+@click.command("revert")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(REVERSIBLE),
+    help="Override a guard; a refusal names the one.",
+)
+@session_options()
+@click.pass_obj
+def revert(session: Session, *, allow: tuple[Allowance, ...]) -> None:
+    """Undo the layout that was applied last, with all later corrections of it.
+
+    The host is again as it was before that layout. Another `revert` undoes the one before.
+
+    \b
+    Examples:
+      vfiomgr revert --dry-run
+      vfiomgr revert
+    """
+    session.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
+    if session.dry_run:
+        try:
+            intent = reversion(session.tree, session.tree.read(BOOT_ID), frozenset(allow))
+        except PermissionError:
+            message = "the journal can be read by root alone"
+            raise HostError(message, "run it as root, e.g. with sudo") from None
+        host = session.host(with_users=True)
+        print_plan(session, api.plan(host, intent), not_checked(host, intent))
+        return
+    with followed(session) as options:
+        outcome = api.revert(tree=session.tree, allow=frozenset(allow), **options)
+    print_outcome(session, outcome, ["the host is as it was before the layout"])
+
+
+# ---- what they share
+
+
+def _intent(
+    session: Session, file: str, name: str | None, allow: tuple[Allowance, ...]
+) -> ApplyLayout:
+    text = text_of(file, "a layout file")
+    return intent_of(session, text, source_of(file), name, frozenset(allow))
+
+
+def intent_of(
+    session: Session, text: str, source: str, name: str | None, allow: frozenset[Allowance]
+) -> ApplyLayout:
+    """The wish for a layout of a text, with what of this host it takes."""
+    from vfiomgr.layout.document import choose_layout, read_layouts  # noqa: PLC0415
+
+    chosen, layout = choose_layout(read_layouts(text, source), name)
+    tree = None if session.snapshot is not None else session.tree
+    return api.layout_intent(tree, chosen, layout, allow=allow)
+
+
+def host_for(session: Session, intent: ApplyLayout) -> HostSnapshot:
+    """The host with all that a layout is compared to."""
+    slots: frozenset[tuple[int, int, int]] = frozenset()
+    if session.snapshot is None:
+        slots = slots_with_serials(session.tree, intent)
+    return session.host(with_users=True, with_resets=True, with_gpu_modes=True, serials_of=slots)
+
+
+def _reviewed(text: str, source: str) -> ReviewedPlan | None:
+    """The plan that a text is, where it is one."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        document = parse_json(text)
+    except ValueError:
+        return None  # and the reader of layouts tells what is wrong with it
+    return read_plan(document, source) if is_plan(document) else None
+
+
+def _planned(intent: ApplyLayout, compared: Comparison, made: Plan) -> dict[str, object]:
+    return {
+        "layout": intent.name,
+        "differences": to_jsonable(compared.differences),
+        **plan_body(made),
+        "later": made.later,
+        "intent": to_jsonable(intent),
+    }
+
+
+def _write_plan(out: str, body: dict[str, object]) -> None:
+    document = to_jsonable({"api_version": API_VERSION, "kind": KIND, **body})
+    rewrite(out, None, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def _print_differences(compared: Comparison) -> None:
+    for difference in compared.differences:
+        say(f"  {difference}")
+
+
+def _is_changed(result: api.Outcome | VfiomgrError) -> bool:
+    if isinstance(result, VfiomgrError):
+        return isinstance(result, StillDiffers)
+    return result.is_changed
+
+
+def _apply_each(session: Session, intent: ApplyLayout) -> int:
+    with followed(session) as options:
+        results = api.apply_each(intent, tree=session.tree, **options)
+    failed = [error for _, error in results if isinstance(error, VfiomgrError)]
+    if session.format != "table":
+        items = [
+            {
+                "device": name,
+                "changed": _is_changed(result),
+                "error": result.message if isinstance(result, VfiomgrError) else None,
+                "remedy": result.hint if isinstance(result, VfiomgrError) else None,
+            }
+            for name, result in results
+        ]
+        print_document("LayoutResults", {"layout": intent.name, "items": items}, session.format)
+    else:
+        for name, result in results:
+            if isinstance(result, VfiomgrError):
+                say(f"{name or 'missing'}: failed: {result.message}; {result.hint}")
+            else:
+                say(f"{name}: done")
+        if not results:
+            say("nothing to do")
+    if any(isinstance(error, RollbackIncomplete) for error in failed):
+        return _INCOMPLETE
+    return _FAILED if failed else 0

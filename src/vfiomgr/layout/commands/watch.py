@@ -1,0 +1,167 @@
+"""`vfiomgr watch`: whether a host stays as a layout wants it."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.output import note, print_text, print_yaml, say
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
+from vfiomgr.engine.transaction import once
+from vfiomgr.errors import RolledBack, UsageError
+from vfiomgr.host.udev import DeviceChanges
+from vfiomgr.layout.commands.apply import STANDARD_INPUT, intent_of, source_of, text_of
+from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.layout.watch import WatchEvent
+
+_Stamp = tuple[int, int, int]
+
+
+@click.command("watch")
+@click.argument("file", required=False)
+@click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several.")
+@click.option("--enforce", is_flag=True, help="Put right what differs.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(ALLOWANCES),
+    help="Override a guard; what is told of a failure names the one.",
+)
+@session_options()
+@click.pass_obj
+def watch(
+    session: Session,
+    *,
+    file: str | None,
+    name: str | None,
+    enforce: bool,
+    allow: tuple[Allowance, ...],
+) -> None:
+    """Tell what differs from a layout as it comes and goes; runs until it is ended.
+
+    Without FILE, the layout that is installed. A line, or with --format json a document, for each
+    of: drift, resolved (by somebody else), corrected (here, with --enforce), failed. What a guest
+    holds is never taken from it. Without --enforce it needs no root. (`vfiomgr persist watch` is
+    the service of `bind --persist`.)
+
+    \b
+    Examples:
+      vfiomgr watch
+      vfiomgr watch fleet.yaml --layout kata-node --format json
+      vfiomgr watch --enforce
+    """
+    if session.snapshot is not None or session.tree.root != session.machine.root:
+        message = "only this machine tells of what happens to its devices"
+        raise UsageError(message, "leave out --root and --snapshot")
+    wish = _FollowedLayout(session, file, name, frozenset(allow))
+    try:
+        changes = DeviceChanges(session.tree)  # before the first look, so that nothing is missed
+        note(f"watching for differences from the layout {wish.read().name}")
+        api.watch_layout(
+            wish,
+            changes,
+            tree=session.tree,
+            tell=_teller(session, wish),
+            enforce=enforce and not session.dry_run,
+            machine=session.machine,
+            on_note=once(note),
+            deadline=session.deadline,
+        )
+    except KeyboardInterrupt:
+        return
+    except RolledBack as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        note(error.message)  # ended in the middle of a correction, of which nothing is left
+
+
+class _FollowedLayout:
+    """The layout in a file, which may be written anew meanwhile."""
+
+    def __init__(
+        self, session: Session, file: str | None, name: str | None, allow: frozenset[Allowance]
+    ) -> None:
+        self._session = session
+        self._file = session.tree.locate(FILE) if file is None else file
+        self._is_installed = file is None
+        self._name = name
+        self._allow = allow
+        self._stamp: _Stamp | None = None
+        self.chosen = ""
+        """The name of the layout that was read last."""
+        self._piped = text_of(file, "a layout file") if file == STANDARD_INPUT else None
+
+    def read(self) -> ApplyLayout:
+        """The layout as it is now.
+
+        Raises:
+            UsageError: it is not there.
+            InvalidDocument: what is there is no layout.
+
+        """
+        self._stamp = self._stamp_now()
+        if self._is_installed and self._stamp is None:
+            message = f"no layout is installed: there is no {FILE}"
+            raise UsageError(message, "name a file, or run: vfiomgr layout install FILE")
+        text = self._piped
+        if text is None:
+            text = text_of(self._file, "a layout file")
+        name = self._name or self._installed_name()
+        intent = intent_of(self._session, text, source_of(self._file), name, self._allow)
+        self.chosen = intent.name
+        return intent
+
+    def is_stale(self) -> bool:
+        """Whether the file is another one than was read."""
+        return self._piped is None and self._stamp_now() != self._stamp
+
+    def _installed_name(self) -> str | None:
+        """Which layout of the installed file it is."""
+        if not self._is_installed:
+            return None
+        installed = parse_record(self._session.tree.read_text(RECORD))
+        return None if installed is None else installed.name
+
+    def _stamp_now(self) -> _Stamp | None:
+        try:
+            found = os.stat(self._file)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _teller(session: Session, wish: _FollowedLayout) -> Callable[[WatchEvent], None]:
+    """What prints an event, at once, for people or for programs."""
+
+    def tell(event: WatchEvent) -> None:
+        now = datetime.now(UTC)
+        if session.format == "table":
+            say(f"{now.astimezone().isoformat(timespec='seconds')} {event}")
+            return
+        document = {
+            "api_version": API_VERSION,
+            "kind": "LayoutEvent",
+            "time": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "layout": wish.chosen,
+            **to_jsonable(event),
+        }
+        if session.format == "json":
+            print_text(json.dumps(document) + "\n")
+        else:
+            say("---")
+            print_yaml(document)
+
+    return tell

@@ -1,0 +1,239 @@
+"""A layout against a host: what differs, and the plan that ends the difference.
+
+Each rule's devices are looked at in parts that can be changed by themselves: the functions of one
+slot or IOMMU group, a physical function with its virtual ones, the GPUs that share a rule's vGPUs.
+A part that is as wanted has no steps, whoever uses it. What concerns functions that do not exist
+yet is planned once they do; the parts' `later` tells of it beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, assert_never
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.plan import Plan
+from vfiomgr.layout import functions, groups, sriov, vgpus
+from vfiomgr.layout.groups import in_lanes
+from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
+from vfiomgr.layout.parts import Case, Difference, Part, counted
+from vfiomgr.layout.requests import FunctionBefore
+from vfiomgr.layout.select import Claim, moving_together, select
+from vfiomgr.layout.terms import in_terms_of
+from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.sriov.steps import SetAutoprobe
+from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.passthrough.requests import Bind
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A layout and a host: all parts, and what speaks against the layout as a whole."""
+
+    parts: tuple[Part, ...]
+    objections: tuple[Objection, ...]
+    later: tuple[str, ...] = ()
+    """What rules say of virtual functions that are yet to be made."""
+    bundles: tuple[tuple[str, ...], ...] = ()
+    """The names of parts that differ; those together that are to be changed together."""
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What is not as wanted; a device that is missing is one as well."""
+        missing = (Difference("", "", "missing", o.reason) for o in self.objections)
+        return (*missing, *(d for part in self.parts for d in _told(part)))
+
+    def left_of(self, name: str) -> tuple[str, ...]:
+        """What differs, in words, of all that stands under a device."""
+        return tuple(str(d) for part in self.parts if part.name == name for d in _told(part))
+
+
+def _told(part: Part) -> Iterator[Difference]:
+    """What differs in a part; what is refused differs, whatever else is known of it."""
+    yield from part.differences
+    if not part.differences:
+        for objection in part.objections:
+            yield Difference(part.name, "", objection.reason, "as the layout says")
+
+
+def plan_layout(host: HostSnapshot, intent: ApplyLayout) -> Plan:
+    """The steps to a layout, refused whole where a part of it cannot be.
+
+    Raises:
+        Refusal: all that speaks against it, of all parts.
+
+    """
+    return plan_of(host, intent, compare(host, intent))
+
+
+def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Plan:
+    """The same, where the two have been compared already.
+
+    Raises:
+        Refusal: all that speaks against it, of all parts.
+
+    """
+    parts = [part for part in compared.parts if not intent.only or part.name in intent.only]
+    if not intent.only:
+        refuse_if_any(compared.objections, frozenset())
+    refused = [objection for part in parts for objection in part.objections]
+    refuse_if_any(refused, frozenset())
+    steps, lanes = in_lanes(parts)
+    leftovers = [*_leftovers(host, intent, steps)]
+    right = sum(part.is_met for part in parts)
+    return Plan(
+        summary=f"apply the layout {intent.name}{_to_these(intent)}",
+        steps=(*steps, *leftovers),
+        locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
+        notes=_distinct(note for part in parts for note in part.plan.notes),
+        already=(_already(right, len(parts)),) if right else (),
+        settles=_distinct(name for part in parts for name in part.plan.settles),
+        later=(
+            *(text for part in parts for text in part.later),
+            *(() if intent.only else compared.later),
+        ),
+        lanes=(*lanes, *(max(lanes, default=0) + 1 for _ in leftovers)),
+    )
+
+
+def _to_these(intent: ApplyLayout) -> str:
+    return f" to {', '.join(intent.only)}" if intent.only else ""
+
+
+def compare(host: HostSnapshot, intent: ApplyLayout) -> Comparison:
+    """Look at all that a layout is about; nothing is refused here."""
+    selection = select(host, intent.layout)
+    claims = selection.claims
+    held = groups.holders(host, claims)
+    found = [
+        in_terms_of(case.claim.rule, part)
+        for case in _cases(host, intent, claims, held)
+        for part in _parts(case)
+    ]
+    clashes = groups.clashes(host, intent, claims, held)
+    parts = groups.judged(host, found, clashes)
+    coming = sriov.numbers(parts)
+    waiting = [c for c in claims if sriov.is_awaited(host, c, coming)]
+    objections = [*selection.objections]
+    objections += [short for short in selection.shortages if short[0] not in waiting]
+    for claim in waiting:
+        shortage = sriov.shortage(claim, claims, coming)
+        objections += [(claim, shortage)] if shortage is not None else []
+    parts = tuple(part for part in parts if _divider(host, part) not in coming)
+    return Comparison(
+        parts,
+        tuple(objection for _, objection in sorted(objections, key=lambda one: one[0].number)),
+        tuple(f"{claim.label}: {claim.rule.state}" for claim in waiting),
+        groups.bundles(host, parts),
+    )
+
+
+def _cases(
+    host: HostSnapshot,
+    intent: ApplyLayout,
+    claims: Sequence[Claim],
+    held: Mapping[PciAddress, Claim],
+) -> Iterator[Case]:
+    """Each rule with what it has to know of the others."""
+    going = groups.going(host, claims)
+    for claim in claims:
+        others = frozenset(a for a, holder in held.items() if holder is not claim)
+        yield Case(host, intent, claim, others, going)
+
+
+def _divider(host: HostSnapshot, part: Part) -> str | None:
+    device = host.device_named(part.name)
+    return None if device is None or not device.physical_function else str(device.physical_function)
+
+
+def settled(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
+    """The intent with what only the host before it can tell, so that it can be finished."""
+    known = {before.address for before in intent.before}
+    found = [
+        FunctionBefore(
+            device.address,
+            device.sriov_drivers_autoprobe,
+            _mixes(host, device),
+            mig_plan.places(host, device),
+        )
+        for claim in select(host, intent.layout).claims
+        if not intent.only or not {str(d.address) for d in claim.devices}.isdisjoint(intent.only)
+        for device in claim.devices
+        if device.sriov_totalvfs and device.address not in known
+    ]
+    return replace(intent, before=(*intent.before, *found))
+
+
+def _mixes(host: HostSnapshot, device: PciDevice) -> bool | None:
+    mode = host.gpu_mode(device)
+    return None if mode is None else mode.heterogeneous
+
+
+def _already(right: int, parts: int) -> str:
+    if right == parts:
+        return f"all of it is so already ({counted(parts, 'part')})"
+    return f"{right} of {counted(parts, 'part')} {'is' if right == 1 else 'are'} so already"
+
+
+def _parts(case: Case) -> Iterator[Part]:
+    match case.claim.rule:
+        case PassthroughRule() as rule:
+            for batch in moving_together(case.claim.devices):
+                yield functions.to_guests(case, functions.bind_of(case, rule, batch))
+        case HostRule():
+            for batch in moving_together(case.claim.devices):
+                yield functions.to_host(case, batch)
+        case SriovRule() as rule:
+            for device in case.claim.devices:
+                yield from sriov.parts(case, rule, device)
+        case VgpuRule() as rule:
+            if case.claim.devices or case.claim.parents:
+                yield from vgpus.parts(case, rule)
+        case _ as never:
+            assert_never(never)
+
+
+def binds(host: HostSnapshot, intent: ApplyLayout) -> Iterator[tuple[Bind, frozenset[PciAddress]]]:
+    """What a layout gives to guests whole, as wishes of their own, and what is not theirs."""
+    claims = select(host, intent.layout).claims
+    for case in _cases(host, intent, claims, groups.holders(host, claims)):
+        if isinstance(case.claim.rule, PassthroughRule):
+            for batch in moving_together(case.claim.devices):
+                yield functions.bind_of(case, case.claim.rule, batch), case.others
+
+
+# ---- what a run that was cut off left
+
+
+def _leftovers(
+    host: HostSnapshot, intent: ApplyLayout, steps: Sequence[object]
+) -> Iterator[ReplaceFile | SetAutoprobe]:
+    """Marks and settings that nothing else in the plan puts right."""
+    written = {step.path for step in steps if isinstance(step, ReplaceFile)}
+    there = {vgpu.name: vgpu for vgpu in host.vgpus}
+    marks = {mark.path: mark.text for mark in host.vgpu_marks}
+    for name in intent.begun:
+        vgpu, file = there.get(name), MARKS / name
+        before, after = marks.get(file), None if vgpu is None else mark_of(vgpu)
+        if file not in written and before != after:
+            yield ReplaceFile(file if vgpu is None else mark_file(vgpu), before, after)
+    settings = {step.device.address for step in steps if isinstance(step, SetAutoprobe)}
+    for found in intent.before:
+        device = host.device_named(str(found.address))
+        if device is None or found.autoprobe is None or found.address in settings:
+            continue
+        now = device.sriov_drivers_autoprobe
+        if now is not None and now is not found.autoprobe:
+            yield SetAutoprobe(device.identity, before=now, after=found.autoprobe)
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))

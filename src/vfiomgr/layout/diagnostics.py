@@ -1,0 +1,392 @@
+"""Rules of a layout that never have a device, because rules before them have it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.documents.located import Flaw
+from vfiomgr.layout.model import (
+    UNKNOWABLE,
+    VERSION,
+    HostRule,
+    Layout,
+    LayoutFile,
+    PassthroughRule,
+    Selector,
+    SriovRule,
+    VgpuRule,
+    VgpuWish,
+)
+from vfiomgr.layout.values import CLASS_NAMES
+from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
+from vfiomgr.pci.reset_capabilities import RESET_METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pydantic import BaseModel
+
+    from vfiomgr.documents.located import Located
+    from vfiomgr.layout.model import Rule
+
+
+_WILD = frozenset("*?[")
+
+
+def idle_rules(
+    where: str, rules: Sequence[Rule | None], selects: Mapping[int, Located]
+) -> Iterator[Flaw]:
+    """Addresses that are named twice, and rules of whose devices none is left; None is unread."""
+    named: dict[PciAddress, int] = {}
+    seen = _Seen()
+    for number, rule in enumerate(rules):
+        if rule is None:
+            continue
+        place = f"{where}, rule {number + 1}"
+        twice = list(_repeated(rule.select, named, number))
+        for address, first in twice:
+            yield _named_twice(place, selects[number], address, first, number)
+        if not twice:
+            yield from _covered(place, selects[number], seen.before(rule.select), rule)
+        seen.add(number, rule.select)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The selectors of earlier rules; those with addresses by address, for there may be many."""
+
+    others: list[tuple[int, Selector]] = field(default_factory=list)
+    by_address: dict[PciAddress, list[tuple[int, Selector]]] = field(default_factory=dict)
+
+    def add(self, number: int, select: Selector) -> None:
+        """A rule that was looked at."""
+        if not select.address:
+            self.others.append((number, select))
+        for address in select.address:
+            self.by_address.setdefault(address, []).append((number, select))
+
+    def before(self, select: Selector) -> list[tuple[int, Selector]]:
+        """Those that might cover a selector."""
+        return self.by_address.get(select.address[0], []) if select.address else self.others
+
+
+def _covered(
+    where: str, select: Located, before: Iterable[tuple[int, Selector]], rule: Rule
+) -> Iterator[Flaw]:
+    for number, earlier in before:
+        if covers(earlier, rule.select):
+            what = f"this rule never applies: rule {number + 1} ({earlier}) has all that it selects"
+            remedy = "put the narrower rule first, or take one of the two out"
+            yield Flaw(select.place, where, what, remedy)
+            return
+
+
+def _repeated(
+    select: Selector, named: dict[PciAddress, int], number: int
+) -> Iterator[tuple[PciAddress, int]]:
+    """Addresses that stand alone and were named before; what narrows them may tell them apart."""
+    for address in select.address if select.criteria == ("address",) else ():
+        if address in named:
+            yield address, named[address]
+        else:
+            named[address] = number
+
+
+def _named_twice(where: str, select: Located, address: PciAddress, first: int, number: int) -> Flaw:
+    written = [part for part in select.descendants() if _is_address(part, address)]
+    place = written[-1].place if written else select.place
+    if first == number:
+        return Flaw(place, where, f"{address} stands here twice", "take one out")
+    what = f"rule {first + 1} has {address} already, so that this one never has it"
+    return Flaw(place, where, what, "keep the address in one of the two rules")
+
+
+def _is_address(part: Located, address: PciAddress) -> bool:
+    text = part.text.strip()
+    return ":" in text and "." in text and PciAddress.parse(text) == address
+
+
+def repeated_uuids(where: str, layout: Located) -> Iterator[Flaw]:
+    """UUIDs that two vGPUs of a layout are to have."""
+    seen: dict[str, int] = {}
+    devices = layout.child("devices")
+    for number, rule in enumerate(() if devices is None else devices.items or ()):
+        wishes = rule.child("vgpus")
+        for wish in () if wishes is None else wishes.items or ():
+            uuids = wish.child("uuids")
+            for part in () if uuids is None else uuids.items or ():
+                key = part.text.lower()
+                if key in seen:
+                    what = f"a second vGPU with the UUID {part.text}"
+                    remedy = f"the one in line {seen[key]} has it: give each its own"
+                    yield Flaw(part.place, f"{where}, rule {number + 1}", what, remedy)
+                seen.setdefault(key, part.place.line)
+
+
+def covers(earlier: Selector, later: Selector) -> bool:
+    """Whether each device that `later` selects is one that `earlier` selects, on any host.
+
+    The console's display is selected by its address alone, so that no other criterion covers one.
+    """
+    if bool(earlier.address) is not bool(later.address):
+        return False
+    if bool(earlier.physical_function) is not bool(later.physical_function):
+        return False  # virtual functions are selected only so
+    return all(_is_implied(name, earlier, later) for name in earlier.criteria)
+
+
+def _is_implied(name: str, earlier: Selector, later: Selector) -> bool:
+    match name:
+        case "all":
+            return later.all is True or _within(
+                later.class_prefixes, (CLASS_DISPLAY, CLASS_ACCELERATOR)
+            )
+        case "classes":
+            return _within(later.class_prefixes, earlier.class_prefixes)
+        case "id":
+            return _all(later.id, lambda one: one in earlier.id or f"{one[:5]}*" in earlier.id)
+        case "name":
+            return _all(later.name, lambda one: _is_named(one.lower(), earlier.name))
+    wanted, given = getattr(later, name), getattr(earlier, name)
+    return bool(wanted) and set(wanted) <= set(given)
+
+
+def _is_named(pattern: str, others: Iterable[str]) -> bool:
+    """Whether another pattern is the same, or means a name that has no wildcards itself."""
+    is_plain = not _WILD & set(pattern)
+    lowered = [other.lower() for other in others]
+    return any(o in (pattern, "*") or (is_plain and fnmatchcase(pattern, o)) for o in lowered)
+
+
+def _within(prefixes: Iterable[str], wider: tuple[str, ...]) -> bool:
+    return _all(prefixes, lambda one: one.startswith(wider))
+
+
+def _all(values: Iterable[str], test: Callable[[str], bool]) -> bool:
+    """Whether there are some, and each passes."""
+    listed = list(values)
+    return bool(listed) and all(map(test, listed))
+
+
+RULES: dict[str, type[BaseModel]] = {
+    "host": HostRule,
+    "passthrough": PassthroughRule,
+    "sriov": SriovRule,
+    "vgpu": VgpuRule,
+}
+"""The kinds of rules by their state."""
+_STATES = "host, passthrough, sriov or vgpu"
+_NUMBER = "write a whole number"
+_TRUTH = "write true or false"
+_ADDRESS = "write PCI addresses as domain:bus:device.function, e.g. 0000:41:00.0"
+_REMEDIES = {
+    "version": f"write version: {VERSION}",
+    "layouts": "write layouts by name, e.g. layouts: {gpus: {devices: […]}}",
+    "description": "write a text, in quotes where it looks like something else",
+    "devices": "write a list of rules, e.g. devices: [{select: all, state: passthrough}]",
+    "select": 'write all, or criteria, e.g. select: {class: "0302"}',
+    "state": f"write {_STATES}",
+    "at_least": "write a whole number from 0, e.g. at_least: 8",
+    "allow": f"write some of {', '.join(a for a in ALLOWANCES if a not in UNKNOWABLE)}",
+    "address": _ADDRESS,
+    "physical_function": _ADDRESS,
+    "id": "write vendor:device with four hexadecimal digits each, e.g. 10de:2235 or 10de:*",
+    "class": f'write its first digits in quotes, e.g. "0302", or one of {", ".join(CLASS_NAMES)}',
+    "name": 'write a model in quotes, with * and ?, e.g. "*A40*"',
+    "numa_node": "write the number of a node, e.g. numa_node: 0",
+    "serial": 'write a serial number in quotes, e.g. "1322621053171"',
+    "parent": "write the name of a device, e.g. parent: mtty",
+    "all": "write all: true, or leave it out",
+    "driver": "write the name of a VFIO driver, e.g. driver: vfio-pci",
+    "reset_method": f"write one of {', '.join(RESET_METHODS)}",
+    "d3cold": "write d3cold: false, or leave it out",
+    "owner": "write USER or USER:GROUP, by name or number in quotes, e.g. libvirt-qemu:kvm",
+    "only": _TRUTH,
+    "with_group": _TRUTH,
+    "heterogeneous": _TRUTH,
+    "mig": _TRUTH,
+    "vgpus": "write a list, e.g. vgpus: [{type: A40-4Q, per_gpu: 4}]",
+    "strategy": "write pack or spread",
+    "type": 'write a name or an identifier, numbers in quotes, e.g. A40-4Q, nvidia-558 or "1148"',
+    "framebuffer": "write a size, e.g. 512M, 6G or a number of MiB",
+    "series": "write A, B, C or Q",
+    "heads": f"{_NUMBER} from 1",
+    "per_gpu": f"{_NUMBER} from 1, e.g. per_gpu: 4",
+    "uuids": "write a list of UUIDs, e.g. f715f63c-0d00-4007-9c5a-b07b0c6c05de",
+    "parameters": "write names and values, e.g. parameters: {frame_rate_limiter: 0}",
+    "a layout": "write e.g. {devices: [{select: all, state: passthrough}]}",
+    "a rule": "write e.g. {select: all, state: passthrough}",
+    "an entry of vgpus": "write e.g. {type: A40-4Q, per_gpu: 4}",
+}
+_NEEDED = frozenset({"version", "layouts", "devices", "select", "state"})
+_OF_STATE = {
+    ("sriov", "count"): "write a whole number from 0, or max, e.g. count: 4",
+    ("sriov", "functions"): "write any, passthrough or host",
+    ("vgpu", "count"): f"{_NUMBER} from 1, e.g. count: 4",
+    ("vgpu", "functions"): f"{_NUMBER} from 1, e.g. functions: 16",
+}
+"""Keys that mean something else in each state."""
+_CHOICES = {
+    "state": tuple(RULES),
+    "allow": ALLOWANCES,
+    "strategy": ("pack", "spread"),
+    "reset_method": RESET_METHODS,
+    "functions": ("any", "passthrough", "host"),
+    "class": tuple(CLASS_NAMES),
+    "version": (VERSION,),
+    "select": ("all",),
+    "count": ("max",),
+}
+_MOST_SHOWN = 40
+_OFTEN_MEANT = {
+    "drivers": "driver",
+    "vendor": "id",
+    "model": "name",
+    "pci": "address",
+    "addresses": "address",
+    "classes": "class",
+    "numa": "numa_node",
+    "user": "owner",
+    "mode": "state",
+    "min": "at_least",
+}
+
+
+def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The keys of a part of the document, as they are written."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+ANY_RULE = tuple(dict.fromkeys(key for rule in RULES.values() for key in keys_of(rule)))
+"""The keys of a rule whose state is not known."""
+
+
+def remedy_for(key: str, state: str | None) -> str:
+    """What belongs after a key."""
+    return _OF_STATE.get((state or "", key)) or _REMEDIES.get(key, "write a text")
+
+
+def shown(value: Located) -> str:
+    """A value as a person recognises it."""
+    if value.items is not None:
+        return "a list" if value.items else "an empty list"
+    if value.members is not None:
+        return "a mapping" if value.members else "an empty mapping"
+    text = json.dumps(value.scalar, ensure_ascii=False, default=str)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def unknown_key(key: str, model: type[BaseModel] | None, known: tuple[str, ...]) -> tuple[str, str]:
+    """What is wrong with a key that a part does not have; a key of another part is sent there.
+
+    Without a model it is of a rule whose state nobody knows.
+    """
+    what = f"unknown key {key!r}"
+    near = _nearest(key, known)
+    if near is None and (home := _home(key, model)) is not None:
+        return f"{what} here", home
+    if near is not None:
+        return what, f"did you mean {near}?"
+    return what, f"there are {', '.join(known)}"
+
+
+def _home(key: str, model: type[BaseModel] | None) -> str | None:
+    """Where a key belongs that is known elsewhere."""
+    states = [state for state, rule in RULES.items() if key in keys_of(rule)]
+    own = next((state for state, rule in RULES.items() if rule is model), None)
+    if own is not None and states:
+        return f"{key} belongs to state: {' or '.join(states)}, and this is {own}"
+    for other, place in (
+        (Selector, "write it in select"),
+        (VgpuWish, "write it in an entry of vgpus"),
+        (Layout, "write it beside devices"),
+        (LayoutFile, "write it at the top of the file"),
+    ):
+        if other is not model and key in keys_of(other):
+            return place
+    if states:
+        return "write it in a rule, beside select"
+    return None
+
+
+def _nearest(text: str, known: Iterable[str]) -> str | None:
+    """The known word that was most likely meant."""
+    words = tuple(known)
+    lowered = text.lower().replace("-", "_")
+    if lowered in words:
+        return lowered
+    if _OFTEN_MEANT.get(lowered) in words:
+        return _OFTEN_MEANT[lowered]
+    return next(iter(difflib.get_close_matches(lowered, words, 1, 0.7)), None)
+
+
+def missing_key(key: str, state: str | None) -> tuple[str, str]:
+    """What is wrong where a key has to be."""
+    return f"{key} is missing", remedy_for(key, state)
+
+
+def no_value(key: str, state: str | None) -> tuple[str, str]:
+    """What is wrong with a key after which nothing stands."""
+    remedy = remedy_for(key, state)
+    return f"{key} has no value", remedy if key in _NEEDED else f"{remedy}, or take it out"
+
+
+def wrong_value(
+    key: str, value: Located, state: str | None, error: dict[str, Any]
+) -> tuple[str, str]:
+    """What is wrong with a value, by pydantic's kind of error."""
+    kind, remedy = str(error["type"]), remedy_for(key, state)
+    if isinstance(value.scalar, str):
+        choice = _nearest_choice(key, value.scalar)
+        if choice is not None and choice != value.scalar:
+            return f"{key} is {shown(value)}", f"did you mean {choice}? {remedy}"
+    if kind == "value_error":
+        return _own_words(str(error["ctx"]["error"]), key, value, remedy)
+    if kind == "string_type" and value.scalar is not None:
+        written = json.dumps(value.text, ensure_ascii=False)
+        what = f"{key} is {value.text}, which is read as {_kind(value.scalar)}"
+        return what, f"quote it: {key}: {written}"
+    if kind in ("int_type", "int_parsing", "bool_type", "bool_parsing") and value.text:
+        kinds = "a whole number" if kind.startswith("int") else "true or false"
+        return f"{key} is {shown(value)}, which is not {kinds}", remedy
+    return f"{key} cannot be {shown(value)}", remedy
+
+
+def _kind(scalar: object) -> str:
+    return (
+        f"the truth value {str(scalar).lower()}"
+        if isinstance(scalar, bool)
+        else (f"the number {scalar}")
+    )
+
+
+def _nearest_choice(key: str, text: str) -> str | None:
+    words = {word.replace("-", "_"): word for word in _CHOICES.get(key, ())}
+    return words.get(_nearest(text, words) or "")
+
+
+_OWN_REMEDIES = (
+    ("parent stands alone", "take parent out, or all others"),
+    ("say either type", "write e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"),
+    ("say how many", "write e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together"),
+    ("uuids need a count", "write that count, or as many uuids"),
+    ("is about functions that go to guests", "add functions: passthrough, or take the key out"),
+    ("a file cannot know", "take it out, and say so when applying: --allow in-use"),
+)
+"""What helps where the model itself refuses, by a part of its message."""
+
+
+def _own_words(said: str, key: str, value: Located, remedy: str) -> tuple[str, str]:
+    """A message of the model, and what helps; some tell that themselves, after a colon."""
+    if said.startswith("write "):
+        return f"{key} cannot be {shown(value)}", said
+    for part, helps in _OWN_REMEDIES:
+        if part in said:
+            return said, helps
+    what, colon, helps = said.partition(": ")
+    return (what, helps) if colon else (said, remedy)

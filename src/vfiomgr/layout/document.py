@@ -1,0 +1,393 @@
+"""Layouts as YAML that reads back as the same value."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import re
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.resolver import Resolver
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from vfiomgr.documents.located import Flaw, Located, Path, Place, Unreadable, read_located
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.layout.diagnostics import (
+    ANY_RULE,
+    RULES,
+    idle_rules,
+    keys_of,
+    missing_key,
+    no_value,
+    remedy_for,
+    repeated_uuids,
+    shown,
+    unknown_key,
+    wrong_value,
+)
+from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuWish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_FIRST = ("select", "state", "at_least")
+_LAST = "vgpus"
+"""What a rule says first, and last; all else is between, in the order of the model."""
+_LISTS = frozenset({"devices", "vgpus", "uuids"})
+"""Keys whose values are lists even with one entry."""
+_BASE_60 = re.compile(r"[0-9a-f]+(:[0-9a-f]{1,2})+(\.[0-9]*)?")
+"""Addresses, some of which YAML 1.1 takes for numbers of base 60."""
+_TEXT = "tag:yaml.org,2002:str"
+_WIDTH = 100
+
+
+def render_layouts(file: LayoutFile) -> str:
+    """The file as YAML, without what is said by saying nothing."""
+    yaml = YAML()
+    yaml.width = _WIDTH
+    yaml.allow_unicode = False  # like JSON: nothing reaches a terminal as it is
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    out = StringIO()
+    yaml.dump(document_of(file), out)
+    return out.getvalue()
+
+
+def document_of(file: LayoutFile) -> dict[str, Any]:
+    """The file as JSON has it, its keys in the order of people."""
+    layouts = {_quoted(name): _layout(layout) for name, layout in file.layouts.items()}
+    return {"version": file.version, "layouts": layouts}
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    document = _plain(layout)
+    return {**document, "devices": [_rule(rule) for rule in layout.devices]}
+
+
+def _rule(rule: BaseModel) -> dict[str, Any]:
+    document = _plain(rule)
+    document["select"] = _select(document["select"])
+    ordered = (*_FIRST, *(key for key in document if key not in (*_FIRST, _LAST)), _LAST)
+    return {key: document[key] for key in ordered if key in document}
+
+
+def _select(document: dict[str, Any]) -> str | dict[str, Any]:
+    return "all" if list(document) == ["all"] else document
+
+
+def _plain(part: BaseModel) -> dict[str, Any]:
+    """The keys of a part that were not left at their defaults; one value stands for a list."""
+    found: dict[str, Any] = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if field.is_required() or value != field.get_default():
+            found[field.alias or name] = _value(name, value)
+    return found
+
+
+def _value(name: str, value: object) -> object:
+    if isinstance(value, tuple):
+        items = [_plain(item) if isinstance(item, VgpuWish) else _scalar(item) for item in value]
+        return items[0] if len(items) == 1 and name not in _LISTS else items
+    if isinstance(value, dict):
+        return {_quoted(key): _scalar(text) for key, text in value.items()}
+    return _scalar(value)
+
+
+def _scalar(value: object) -> object:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, BaseModel):
+        return _plain(value)
+    return _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    """In quotes where YAML, also of version 1.1, would read something else than a text."""
+    kind = str(Resolver().resolve(ScalarNode, text, (True, False)))
+    if kind == _TEXT and text and not _BASE_60.fullmatch(text):
+        return text
+    quoted: str = DoubleQuotedScalarString(text)
+    return quoted
+
+
+__all__ = ["choose_layout", "find_flaws", "read_layouts", "render_layouts"]
+
+_HINT = "docs/layout.md explains the format, and vfiomgr layout schema gives it to editors"
+_TOLD_ELSEWHERE = ("uuids are the same", "are to have the UUID")
+"""What the model says of UUIDs; `repeated_uuids` tells which, and where."""
+_OTHER_KINDS = {
+    "HostSnapshot": "pass it with --snapshot FILE",
+    "LayoutPlan": "vfiomgr apply FILE carries it out",
+}
+"""Documents of vfiomgr that are no layouts, and what they are for."""
+_MOST_LINES = 40
+"""Of flaws that are told at once."""
+_DEVICES = 4
+"""So long is the path of a rule: layouts, a name, devices, a number."""
+
+
+def read_layouts(text: str, source: str) -> LayoutFile:
+    """Read a file of layouts, YAML 1.2 or JSON; `source` names it in errors.
+
+    Raises:
+        InvalidDocument: all that is wrong, each with its line and column, and what would be right.
+
+    """
+    read, flaws = find_flaws(text)
+    if read is not None:
+        return read
+    lines = [f"{source}:{flaw}" for flaw in flaws[:_MOST_LINES]]
+    if len(lines) == 1:
+        raise InvalidDocument(lines[0], _HINT)
+    if len(flaws) > _MOST_LINES:
+        lines.append(f"and {len(flaws) - _MOST_LINES} more")
+    message = f"{source}: {len(flaws)} things are wrong"
+    raise InvalidDocument(message, _HINT, tuple(lines))
+
+
+def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
+    """The layout of a name; the only one needs none.
+
+    Raises:
+        UsageError: there is none of that name, or none was named of several.
+
+    """
+    names = ", ".join(file.layouts)
+    if name is None:
+        if len(file.layouts) > 1:
+            message = f"which layout? The file has {names}"
+            raise UsageError(message, f"name one, e.g. --layout {next(iter(file.layouts))}")
+        return next(iter(file.layouts.items()))
+    if name not in file.layouts:
+        near = difflib.get_close_matches(name, file.layouts, 1)
+        guess = f"did you mean {near[0]}?" if near else f"name one of {names}"
+        message = f"the file has no layout {name!r}, it has {names}"
+        raise UsageError(message, guess)
+    return name, file.layouts[name]
+
+
+def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Flaw, ...]]:
+    """What a text says, and all that is wrong with it; the one or the other."""
+    try:
+        document, flaws = read_located(text, _where)
+    except Unreadable as error:
+        return None, (error.flaw,)
+    if document.is_empty:
+        return None, (Flaw(Place(), "", "the file is empty", f"begin with version: {VERSION}"),)
+    if document.members is None:
+        remedy = f"begin with version: {VERSION}, and layouts by name below layouts"
+        what = f"a layout file is a mapping, and this is {shown(document)}"
+        return None, (Flaw(document.place, "", what, remedy),)
+    kind = document.members.get("kind")
+    if kind is not None and "layouts" not in document.members:
+        remedy = _OTHER_KINDS.get(kind.text, f"a layout begins with version: {VERSION}")
+        return None, (Flaw(kind.place, "", f"this is a {kind.text}, and no layout", remedy),)
+    checker = _Checker(document)
+    found = tuple(sorted({*flaws, *checker.flaws()}))
+    return (None, found) if found else (checker.read, ())
+
+
+@dataclass(slots=True)
+class _Checker:
+    """Looks for flaws of meaning in a document that is well-formed."""
+
+    document: Located
+    read: LayoutFile | None = None
+
+    def flaws(self) -> Iterator[Flaw]:
+        """All of them; `read` is there where there are none."""
+        by_hand = list(self._by_hand())
+        yield from (flaw for _, flaw in by_hand)
+        told = [path for path, _ in by_hand]
+        seen = {path[:-1] for path in told if _key(path[:-1]) == "select"}
+        for path, error in self._errors():
+            if path not in seen and not any(path[: len(begin)] == begin for begin in told):
+                seen.add(path)
+                yield self._flaw(path, error)
+        for name, layout in self._layouts():
+            where = f"layout {name}"
+            rules = self._rules(layout)
+            selects = {n: self._select(layout, n) for n in range(len(rules))}
+            yield from idle_rules(where, rules, selects)
+            yield from repeated_uuids(where, layout)
+
+    def _errors(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Where pydantic finds something wrong, each place once."""
+        try:
+            text = json.dumps(self.document.value, default=str)
+            self.read = LayoutFile.model_validate_json(text, strict=True)
+        except ValidationError as errors:
+            for error in errors.errors(include_url=False):
+                if not any(words in error["msg"] for words in _TOLD_ELSEWHERE):
+                    yield self._path(error["loc"], error["type"]), dict(error)
+
+    def _path(self, location: Path, kind: str) -> Path:
+        """The keys and numbers that lead to a place, without pydantic's own labels."""
+        path: list[str | int] = []
+        here: Located | None = self.document
+        last = len(location) - 1
+        for index, part in enumerate(location):
+            is_key = index == last and kind in ("missing", "extra_forbidden")
+            if index == _DEVICES and part in RULES and location[0] == "layouts":
+                continue
+            child = None if here is None else here.child(part)
+            if child is not None:
+                path.append(part)
+                here = child
+            elif is_key:
+                path.append(part)
+        return tuple(path)
+
+    def _flaw(self, path: Path, error: dict[str, Any]) -> Flaw:
+        kind, state = error["type"], self._state(path)
+        where = _where(path)
+        if kind == "missing":
+            what, remedy = missing_key(str(path[-1]), state)
+            return Flaw(self._place_of(path[:-1]), where, what, remedy)
+        here = self._at(path)
+        if kind == "union_tag_not_found" and here is not None and "state" in (here.members or {}):
+            path, here = (*path, "state"), (here.members or {})["state"]
+        elif kind == "union_tag_not_found":
+            what, remedy = missing_key("state", None)
+            return Flaw(self._place_of(path), where, what, remedy)
+        elif kind == "union_tag_invalid":
+            path, here = (*path, "state"), (here and here.child("state"))
+        assert here is not None  # noqa: S101 - pydantic names parts of what it was given
+        what, remedy = wrong_value(_key(path), here, state, error)
+        if kind == "string_too_short" and path == ("layouts", ""):
+            what, remedy = "a layout without a name", "write a name before the colon"
+        return Flaw(here.place, _where(path), what, remedy)
+
+    def _by_hand(self) -> Iterator[tuple[Path, Flaw]]:
+        """What pydantic would tell in other words, or not at all."""
+        for path, part in _parts(self.document):
+            state = self._state(path)
+            if part.is_empty:
+                place = self._place_of(path) if isinstance(path[-1], str) else part.place
+                yield path, Flaw(place, _where(path), *no_value(_key(path), state))
+            elif part.items == () and _key(path[:-1]) == "select":
+                what = f"{path[-1]} is an empty list, which selects nothing"
+                yield path, Flaw(part.place, _where(path), what, remedy_for(str(path[-1]), state))
+            elif part.members is not None:
+                yield from self._keys(path, part, _model(path, state))
+
+    @staticmethod
+    def _keys(
+        path: Path, part: Located, model: type[BaseModel] | None
+    ) -> Iterator[tuple[Path, Flaw]]:
+        """Keys that a part does not have; what a rule without a state has is looked for too."""
+        is_stateless = model is None and _key(path) == "a rule"
+        known = keys_of(model) if model is not None else ANY_RULE if is_stateless else part.keys
+        for key in part.keys:
+            if key not in known:
+                what, remedy = unknown_key(key, model, tuple(known))
+                yield (*path, key), Flaw(part.keys[key], _where(path), what, remedy)
+        if is_stateless and "select" not in part.keys:
+            what, remedy = missing_key("select", None)
+            yield (*path, "select"), Flaw(part.place, _where(path), what, remedy)
+
+    def _layouts(self) -> Iterator[tuple[str, Located]]:
+        layouts = self.document.child("layouts")
+        yield from () if layouts is None else (layouts.members or {}).items()
+
+    @staticmethod
+    def _rules(layout: Located) -> list[Rule | None]:
+        """The rules that are right in themselves, each at its place."""
+        devices = layout.child("devices")
+        found: list[Rule | None] = []
+        for item in () if devices is None else devices.items or ():
+            try:
+                found.append(_rule_adapter().validate_json(json.dumps(item.value, default=str)))
+            except ValidationError:
+                found.append(None)
+        return found
+
+    @staticmethod
+    def _select(layout: Located, number: int) -> Located:
+        devices = layout.child("devices")
+        rule = devices and devices.child(number)
+        return (rule and rule.child("select")) or layout
+
+    def _state(self, path: Path) -> str | None:
+        """The state of the rule that a path leads into."""
+        if len(path) < _DEVICES or path[0] != "layouts" or path[2] != "devices":
+            return None
+        rule = self._at(path[:_DEVICES])
+        state = rule and rule.child("state")
+        return str(state.scalar) if state is not None and state.scalar in RULES else None
+
+    def _at(self, path: Path) -> Located | None:
+        here: Located | None = self.document
+        for part in path:
+            here = None if here is None else here.child(part)
+        return here
+
+    def _place_of(self, path: Path) -> Place:
+        """Where the key of a member is, or an item begins."""
+        parent, here = self._at(path[:-1]), self._at(path)
+        if parent is not None and path and path[-1] in parent.keys:
+            return parent.keys[str(path[-1])]
+        return Place() if here is None else here.place
+
+
+@functools.cache
+def _rule_adapter() -> TypeAdapter[Rule]:
+    return TypeAdapter(Rule)
+
+
+def _parts(part: Located, path: Path = ()) -> Iterator[tuple[Path, Located]]:
+    """All parts of a document with the paths to them."""
+    yield path, part
+    for number, item in enumerate(part.items or ()):
+        yield from _parts(item, (*path, number))
+    for key, member in (part.members or {}).items():
+        yield from _parts(member, (*path, key))
+
+
+def _model(path: Path, state: str | None) -> type[BaseModel] | None:
+    """What a part of the document has to be, where its keys are known."""
+    match path:
+        case ():
+            return LayoutFile
+        case ("layouts", str()):
+            return Layout
+        case ("layouts", str(), "devices", int()):
+            return None if state is None else RULES[state]
+        case ("layouts", str(), "devices", int(), "select"):
+            return Selector
+        case ("layouts", str(), "devices", int(), "vgpus", int()):
+            return VgpuWish
+    return None
+
+
+def _where(path: Path) -> str:
+    """`layout gpus, rule 2, vGPU 1`."""
+    match path:
+        case ("layouts", str(name), "devices", int(rule), "vgpus", int(wish), *_):
+            return f"layout {name}, rule {rule + 1}, entry {wish + 1} of vgpus"
+        case ("layouts", str(name), "devices", int(rule), *_):
+            return f"layout {name}, rule {rule + 1}"
+        case ("layouts", str(name), *_):
+            return f"layout {name}" if name else ""
+    return ""
+
+
+def _key(path: Path) -> str:
+    """The last key on a path, or what a part is called that has keys of its own."""
+    match path:
+        case ("layouts", str()):
+            return "a layout"
+        case ("layouts", str(), "devices", int()):
+            return "a rule"
+        case (*_, "vgpus", int()):
+            return "an entry of vgpus"
+        case (*_, "parameters", str()):
+            return "parameters"
+    return next((part for part in reversed(path) if isinstance(part, str)), "")

@@ -1,0 +1,149 @@
+"""A layout that says what a host is now, so that applying it changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.host.accounts import ROOT_ONLY
+from vfiomgr.layout.model import Layout
+from vfiomgr.paths import vfio_group_node
+from vfiomgr.pci.reset_capabilities import RESET_METHODS
+from vfiomgr.pci.vfio_drivers import PLAIN
+from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.capacity import gpus
+from vfiomgr.vgpu.model import types_called
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.capacity import Gpu
+    from vfiomgr.vgpu.model import Vgpu, VgpuType
+
+    _Rule = dict[str, Any]
+
+
+def export(host: HostSnapshot) -> Layout:
+    """What guests have of a host, and what is divided for them; the rest is the host's own."""
+    carrying = [gpu for gpu in gpus(host) if gpu.instances]
+    divided = {gpu.name for gpu in carrying}
+    rules = [
+        *(rule for device in host.devices for rule in _functions(host, device, divided)),
+        *_passthrough(host),
+        *(_vgpus(host, gpu) for gpu in carrying),
+    ]
+    return Layout.model_validate({"description": "as the host was found", "devices": rules})
+
+
+def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iterator[_Rule]:
+    """Physical functions with virtual ones; those that are vGPUs are told of by their GPU."""
+    if not device.sriov_numvfs:
+        return
+    if str(device.address) in divided:
+        for vf in (host.device(address) for address in device.virtual_functions):
+            if vf.is_on_vfio:
+                yield _one(host, vf)
+        return
+    rule: _Rule = {
+        "select": {"address": str(device.address)},
+        "state": "sriov",
+        "count": device.sriov_numvfs,
+    }
+    virtual = [host.device(address) for address in device.virtual_functions]
+    of_guests = [vf for vf in virtual if vf.is_on_vfio]
+    pins = {tuple(_pins(host, vf).items()) for vf in of_guests}
+    if of_guests == virtual and len(pins) == 1 and _fits_functions(dict(*pins)):
+        yield {**rule, "functions": "passthrough", **dict(*pins)}
+        return
+    yield rule
+    yield from (_one(host, vf) for vf in of_guests)
+
+
+def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
+    """A virtual function that a guest may have."""
+    return {
+        "select": {"address": str(function.address)},
+        "state": "passthrough",
+        **_pins(host, function),
+    }
+
+
+def _fits_functions(pins: _Rule) -> bool:
+    return pins.keys() <= {"driver", "owner"}
+
+
+def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
+    """Whole slots where all of one is with guests in one way; else each function by itself."""
+    of_guests = [d for d in host.devices if d.is_on_vfio and d.physical_function is None]
+    told: set[PciDevice] = set()
+    for device in of_guests:
+        if device in told:
+            continue
+        slot = host.slot(device)
+        rule: _Rule = {"state": "passthrough", **_pins(host, device)}
+        is_whole = all(
+            other.is_on_vfio and _pins(host, other) == _pins(host, device) for other in slot
+        )
+        if is_whole:
+            told.update(slot)
+        else:
+            rule["only"] = True
+        names = [str(other.address) for other in (slot if is_whole else (device,))]
+        yield {"select": {"address": names}, **rule}
+
+
+def _pins(host: HostSnapshot, device: PciDevice) -> _Rule:
+    """What of a function is not as `bind` would have it by itself."""
+    found: _Rule = {}
+    if device.driver != PLAIN:
+        found["driver"] = device.driver
+    group = device.iommu_group
+    access = None if group is None else host.access(vfio_group_node(group))
+    if access not in (None, ROOT_ONLY):
+        found["owner"] = f"{access.uid}:{access.gid}" if access.gid else str(access.uid)
+    origin = host.origin(device)
+    if origin is not None:
+        methods = " ".join(device.reset_method)
+        if methods in RESET_METHODS and methods != origin.state.reset_method:
+            found["reset_method"] = methods
+        if origin.state.d3cold_allowed and device.d3cold_allowed is False:
+            found["d3cold"] = False
+    return found
+
+
+def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
+    """All instances of a GPU, by type and parameters."""
+    key = "parent" if gpu.device is None else "address"
+    rule: _Rule = {"select": {key: gpu.name}, "state": "vgpu"}
+    if gpu.device is not None and gpu.device.sriov_numvfs:
+        rule["functions"] = gpu.device.sriov_numvfs
+    if gpu.mode is not None and gpu.mode.heterogeneous:
+        rule["heterogeneous"] = True
+    if gpu.mode is not None and gpu.mode.mig:
+        rule["mig"] = True
+    batches: dict[tuple[str, str], list[Vgpu]] = {}
+    for vgpu in gpu.instances:
+        kind = gpu.type_of(vgpu)
+        name = _called(gpu, kind) if kind else vgpu.type
+        parameters = dict(host.defined.attributes_of(vgpu.name)).get(PARAMETERS, "").strip()
+        batches.setdefault((name, parameters), []).append(vgpu)
+    rule["vgpus"] = [_wish(*batch, vgpus) for batch, vgpus in batches.items()]
+    return rule
+
+
+def _called(gpu: Gpu, kind: VgpuType) -> str:
+    """The short name of a type, where no other type of the GPU has it."""
+    name = kind.short_name
+    return name if name and types_called(gpu.types, name) == [kind] else kind.id
+
+
+def _wish(kind: str, parameters: str, vgpus: Sequence[Vgpu]) -> _Rule:
+    wish: _Rule = {"type": kind, "count": len(vgpus)}
+    names = [vgpu.uuid for vgpu in vgpus if vgpu.uuid is not None]
+    if names:
+        wish["uuids"] = names
+    pairs = [pair.partition("=") for pair in parameters.replace(" ", "").split(",") if "=" in pair]
+    if pairs:
+        wish["parameters"] = {key: value for key, _, value in pairs}
+    return wish

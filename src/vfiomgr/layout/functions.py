@@ -1,0 +1,220 @@
+"""Functions that a rule gives to guests or to the host, whole; and what of them differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.gpu import switch
+from vfiomgr.gpu.requests import SwitchGpu
+from vfiomgr.host.accounts import ROOT_ONLY
+from vfiomgr.layout.parts import Case, Difference, Part, attempt, use_of
+from vfiomgr.passthrough import plan as passthrough_plan
+from vfiomgr.passthrough import reset
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.persistence import plan as persistence_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.host.accounts import NodeAccess
+    from vfiomgr.layout.model import PassthroughRule
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def bind_of(case: Case, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind:
+    """A rule's wish for functions that move together, as an intent of its own."""
+    return Bind(
+        tuple(device.address for device in batch),
+        driver=rule.driver,
+        only=rule.only,
+        with_group=rule.with_group,
+        allow=case.allow,
+        reset_method=rule.reset_method,
+        no_d3cold=rule.d3cold is False,
+        owner=case.owner(rule.owner),
+    )
+
+
+def to_guests(case: Case, bind: Bind) -> Part:
+    """Functions for guests; a GPU that is divided is made whole first."""
+    host = case.host
+    devices = [host.device(address) for address in bind.addresses]
+
+    def planned() -> Plan:
+        plans: list[Plan] = []
+        before = host
+        for device in devices:
+            if _is_divided(host, device):
+                whole = SwitchGpu(
+                    device.address,
+                    "passthrough",
+                    allow=bind.allow,
+                    autoprobe_after=case.autoprobe(device.address),
+                    only=case.is_shared(device),
+                )
+                part, before = switch.brought(before, whole, replace(bind, addresses=()))
+                plans.append(part)
+        bound = passthrough_plan.plan_bind(before, bind, case.going, case.others)
+        return joined(
+            "", [*plans, replace(bound, notes=(*bound.notes, *_unpinned(host, bind, along)))]
+        )
+
+    along = passthrough_plan.moved_by(host, bind, case.others)
+    part = attempt(str(devices[0].address), planned, _passing(case, bind))
+    return replace(part, groups=_groups(along), is_for_guests=True)
+
+
+def to_host(case: Case, batch: Sequence[PciDevice]) -> Part:
+    """Functions for the host; a GPU that is divided is made whole."""
+
+    def planned() -> Plan:
+        plans: list[Plan] = []
+        before = case.host
+        ours = {*batch, *case.claim.rest}
+        for device in batch:
+            is_whole = ours.issuperset(case.host.slot(device))
+            if not _has_to_be_made_whole(case.host, device):
+                back = Unbind((device.address,), only=not is_whole, allow=case.allow)
+                plans.append(passthrough_plan.plan_unbind(before, back))
+            else:
+                whole = SwitchGpu(
+                    device.address,
+                    "host",
+                    allow=case.allow,
+                    autoprobe_after=case.autoprobe(device.address),
+                    only=not is_whole,
+                )
+                part, before = switch.brought(before, whole)
+                plans.append(part)
+        return joined("", plans)
+
+    part = attempt(str(batch[0].address), planned, differences(case.host, batch, "host"))
+    return replace(part, groups=_groups([*batch, *case.claim.rest]))
+
+
+def virtual_to_guests(case: Case, name: str, bind: Bind) -> Part:
+    """Virtual functions that move together, under the name of their physical one."""
+
+    def planned() -> Plan:
+        return passthrough_plan.plan_bind(case.host, bind, case.going, case.others)
+
+    part = attempt(name, planned, _passing(case, bind))
+    devices = map(case.host.device, bind.addresses)
+    return replace(part, groups=_groups(devices), is_for_guests=True)
+
+
+def virtual_to_host(case: Case, name: str, batch: Sequence[PciDevice]) -> Part:
+    """The same, for the host's drivers."""
+    back = Unbind(tuple(function.address for function in batch), allow=case.allow)
+
+    def planned() -> Plan:
+        return passthrough_plan.plan_unbind(case.host, back)
+
+    part = attempt(name, planned, differences(case.host, batch, "host"))
+    return replace(part, groups=_groups(batch))
+
+
+def _is_divided(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether it has virtual functions or vGPUs, or is kept by what made these."""
+    if device.physical_function is not None or device.is_bridge or device.is_on_vfio:
+        return False
+    is_kept = host.in_persistence_mode(device.address) is True
+    return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address))) or is_kept
+
+
+def _has_to_be_made_whole(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether it is divided; GPU instances of a GPU that the host has are the host's own."""
+    if device.physical_function is not None or device.is_bridge:
+        return False
+    return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address)))
+
+
+def _unpinned(host: HostSnapshot, bind: Bind, devices: Iterable[PciDevice]) -> Iterator[str]:
+    """Functions that guests can have already, and that nothing can be pinned of."""
+    for device in devices:
+        if device.is_on_vfio and host.origin(device) is None and reset.repin(device, bind):
+            yield f"{device} is on {device.driver} already{reset.unpinned(device, bind)}"
+
+
+def _groups(devices: Iterable[PciDevice]) -> frozenset[int]:
+    return frozenset(d.iommu_group for d in devices if d.iommu_group is not None)
+
+
+# ---- what differs
+
+
+def differences(
+    host: HostSnapshot, devices: Iterable[PciDevice], wanted: str
+) -> tuple[Difference, ...]:
+    """What is to be said of functions, if anything of them differs."""
+    return tuple(Difference(str(d.address), d.name, use_of(host, d), wanted) for d in devices)
+
+
+def _passing(case: Case, bind: Bind) -> tuple[Difference, ...]:
+    """What differs of functions for guests, each in what differs alone.
+
+    A function of the same slot comes along without a word; one that differs by itself, and any
+    other member of the group, is told.
+    """
+    host = case.host
+    wanted = passthrough_plan.drivers_for(host, bind, case.others)
+    named = [host.device(address) for address in bind.addresses]
+    found = [difference for d in named for difference in _of_guest(host, bind, d, wanted)]
+    told = {d.address.slot for d in named if any(f.device == str(d.address) for f in found)}
+    along = [host.device(a) for a in wanted if a not in bind.addresses and a.slot not in told]
+    found += [difference for d in along for difference in _of_guest(host, bind, d, wanted)]
+    return tuple(found)
+
+
+def _of_guest(
+    host: HostSnapshot, bind: Bind, device: PciDevice, wanted: passthrough_plan.Drivers
+) -> Iterator[Difference]:
+    is_named = device.address in bind.addresses
+    goal = f"passthrough ({bind.driver or 'VFIO'}{_listed(_goals(bind, is_named=is_named))})"
+    if not is_named:
+        goal += f", along with {host.device(bind.addresses[0]).address}"
+    if not device.is_on_vfio:
+        yield Difference(str(device.address), device.name, use_of(host, device), goal)
+        return
+    otherwise = [*_owner(host, bind, device), *_pins(bind, device)]
+    if otherwise or device.driver != wanted[device.address].driver:
+        now = f"passthrough ({device.driver}{_listed(otherwise)})"
+        yield Difference(str(device.address), device.name, now, goal)
+
+
+def _goals(bind: Bind, *, is_named: bool) -> Iterator[str]:
+    """What is wanted of a function besides its driver."""
+    if bind.owner:
+        yield f"owner {bind.owner.name}"
+    if bind.reset_method and is_named:
+        yield f"reset_method {bind.reset_method}"
+    if bind.no_d3cold:
+        yield "never in D3cold"
+
+
+def _owner(host: HostSnapshot, bind: Bind, device: PciDevice) -> Iterator[str]:
+    """Who may open its nodes, where that is somebody else."""
+    if bind.owner is not None:
+        wanted = bind.owner.access
+        others = [a for a in persistence_plan.accesses(host, device) if a != wanted]
+        yield from (f"owner {_named(access)}" for access in others[:1])
+
+
+def _named(access: NodeAccess) -> str:
+    return "root" if access == ROOT_ONLY else str(access)
+
+
+def _pins(bind: Bind, device: PciDevice) -> Iterator[str]:
+    """What would be pinned of it otherwise than it is."""
+    step = reset.repin(device, bind)
+    if step is not None and step.before.reset_method != step.after.reset_method:
+        yield f"reset_method {step.before.reset_method or 'none'}"
+    if step is not None and step.before.d3cold_allowed != step.after.d3cold_allowed:
+        yield "may enter D3cold"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    return "".join(f", {part}" for part in parts)

@@ -1,0 +1,265 @@
+"""IOMMU groups that rules of a layout share: a guest has all of a group, under one owner."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection
+from vfiomgr.engine.load_module import LoadModule
+from vfiomgr.engine.plan import FIRST, Plan
+from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
+from vfiomgr.layout.select import Claim
+from vfiomgr.passthrough.plan import components
+from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.model import PciDevice
+from vfiomgr.vgpu.mig.steps import (
+    RunSriovManage,
+    SetGpuInstances,
+    SetHeterogeneous,
+    SetMig,
+    SetPersistence,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.host.accounts import NodeAccess
+    from vfiomgr.layout.parts import Part
+    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.model import HostSnapshot
+
+    Holders = Mapping[PciAddress, Claim]
+
+
+_REMEDY = (
+    "all of a group goes to one guest: give its functions one state, or move a device to a slot "
+    "that has a group of its own"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a rule wants of one function."""
+
+    claim: Claim
+    device: PciDevice
+    is_for_guests: bool
+
+    @property
+    def owner(self) -> str | None:
+        """Who is to open its node besides root."""
+        return getattr(self.claim.rule, "owner", None) if self.is_for_guests else None
+
+    @property
+    def takes_group(self) -> bool:
+        """Whether all of the group comes along."""
+        rule = self.claim.rule
+        return isinstance(rule, PassthroughRule) and rule.with_group
+
+
+def holders(host: HostSnapshot, claims: Iterable[Claim]) -> dict[PciAddress, Claim]:
+    """Which rule has each function: the one that selects it, else the first that takes it along."""
+    claims = tuple(claims)
+    found = {device.address: claim for claim in claims for device in claim.devices}
+    for claim in claims:
+        for device in _along(host, claim):
+            found.setdefault(device.address, claim)
+    return found
+
+
+def going(host: HostSnapshot, claims: Iterable[Claim]) -> frozenset[PciAddress]:
+    """All functions that rules give to guests, with those that come along."""
+    found: set[PciAddress] = set()
+    for claim in claims:
+        match claim.rule:
+            case PassthroughRule():
+                found.update(device.address for device in (*claim.devices, *_along(host, claim)))
+            case SriovRule(functions="passthrough"):
+                found.update(address for d in claim.devices for address in d.virtual_functions)
+    return frozenset(found)
+
+
+def _along(host: HostSnapshot, claim: Claim) -> Iterator[PciDevice]:
+    """What goes to guests with a rule's devices: the rest of their slots, of their groups."""
+    rule = claim.rule
+    if not isinstance(rule, PassthroughRule):
+        return
+    whole = claim.devices
+    if not rule.only:
+        whole = tuple(other for device in claim.devices for other in host.slot(device))
+        yield from whole
+    if rule.with_group:
+        for number in dict.fromkeys(device.iommu_group for device in whole):
+            yield from (d for d in host.group_members(number) if not d.is_bridge)
+
+
+def clashes(
+    host: HostSnapshot, intent: ApplyLayout, claims: Sequence[Claim], held: Holders
+) -> dict[int, Objection]:
+    """By group, that two rules want it otherwise, so that neither could stay as it is wanted."""
+    by_group: dict[int, list[_Wish]] = {}
+    for wish in _wishes(host, claims, held) if len(claims) > 1 else ():
+        if wish.device.iommu_group is not None and not wish.device.is_bridge:
+            by_group.setdefault(wish.device.iommu_group, []).append(wish)
+    access = {owner.name: owner.access for owner in intent.owners}
+    found: dict[int, Objection] = {}
+    for number, wishes in by_group.items():
+        pairs = itertools.combinations(wishes, 2)
+        against = (_against(host, number, pair, access) for pair in pairs)
+        first = next((objection for objection in against if objection is not None), None)
+        if first is not None:
+            found[number] = first
+    return found
+
+
+def _against(
+    host: HostSnapshot, number: int, pair: tuple[_Wish, _Wish], access: Mapping[str, NodeAccess]
+) -> Objection | None:
+    one, other = pair
+    if one.claim is other.claim:
+        return None
+    return _in_two_states(host, number, one, other) or _of_two_owners(number, one, other, access)
+
+
+def _wishes(host: HostSnapshot, claims: Iterable[Claim], held: Holders) -> Iterator[_Wish]:
+    for claim in claims:
+        match claim.rule:
+            case PassthroughRule():
+                gone = dict.fromkeys((*claim.devices, *_along(host, claim)))
+                own = (device for device in gone if held[device.address] is claim)
+                yield from (_Wish(claim, device, is_for_guests=True) for device in own)
+            case HostRule():
+                kept = (*claim.devices, *claim.rest)
+                yield from (_Wish(claim, device, is_for_guests=False) for device in kept)
+            case VgpuRule() | SriovRule() as rule:
+                yield from (_Wish(claim, device, is_for_guests=False) for device in claim.devices)
+                if isinstance(rule, SriovRule) and rule.functions != "any":
+                    goes = rule.functions == "passthrough"
+                    for device in _virtual(host, claim, held):
+                        yield _Wish(claim, device, is_for_guests=goes)
+
+
+def _virtual(host: HostSnapshot, claim: Claim, held: Holders) -> Iterator[PciDevice]:
+    for physical in claim.devices:
+        for address in physical.virtual_functions:
+            device = host.device_named(str(address))
+            if device is not None and held.get(address, claim) is claim:
+                yield device
+
+
+def _in_two_states(host: HostSnapshot, number: int, one: _Wish, other: _Wish) -> Objection | None:
+    if one.is_for_guests is other.is_for_guests:
+        return None
+    guest, kept = (one, other) if one.is_for_guests else (other, one)
+    is_to_be = f"{kept.device} is to be {kept.claim.rule.state} by {kept.claim.label}"
+    if guest.takes_group:
+        along = f"would go along with IOMMU group {number} by {guest.claim.label}"
+        return Objection(f"{is_to_be}, and {along}, which says with_group", _REMEDY)
+    if _will_block(host, kept.device):
+        goes = f"{guest.device} of the same IOMMU group {number} is to be passthrough"
+        return Objection(f"{is_to_be}, and {goes} by {guest.claim.label}", _REMEDY)
+    return None
+
+
+def _will_block(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether a function that the host has keeps guests from its group; without a driver, none."""
+    if not device.is_on_vfio:
+        return bool(blockers([device]))
+    origin = host.origin(device)
+    return origin is None or origin.state.driver is not None
+
+
+def _of_two_owners(
+    number: int, one: _Wish, other: _Wish, access: Mapping[str, NodeAccess]
+) -> Objection | None:
+    """One node of a group has one owner; the other rule would take it back at its next turn."""
+    if one.owner is None or other.owner is None:
+        return None
+    if access.get(one.owner, one.owner) == access.get(other.owner, other.owner):
+        return None
+    told = [f"{w.claim.label} gives it to {w.owner} (for {w.device.address})" for w in (one, other)]
+    return Objection(
+        f"IOMMU group {number} has one node: {', and '.join(told)}",
+        "give all functions of the group one owner, or say it in one of the rules alone",
+    )
+
+
+def judged(
+    host: HostSnapshot, parts: Sequence[Part], clashing: Mapping[int, Objection]
+) -> tuple[Part, ...]:
+    """The parts, refused where rules clash, or where a guest could not have a group after all."""
+    found = [_refused(part, _of_groups(part, clashing)) for part in parts]
+    incomplete = {
+        number: part
+        for part in found
+        if part.is_for_guests and part.objections
+        for number in part.groups
+        if not host.is_viable(number)
+    }
+    return tuple(_waiting(part, incomplete) for part in found)
+
+
+def _of_groups(part: Part, clashing: Mapping[int, Objection]) -> Iterator[Objection]:
+    return (clashing[number] for number in sorted(part.groups & clashing.keys()))
+
+
+def _refused(part: Part, objections: Iterable[Objection]) -> Part:
+    new = tuple(objections)
+    if not new:
+        return part
+    return replace(part, plan=Plan("", ()), objections=(*part.objections, *new), later=())
+
+
+def _waiting(part: Part, incomplete: Mapping[int, Part]) -> Part:
+    """A part that gives a group to guests of which another part, which is refused, has the rest."""
+    if not part.is_for_guests or part.objections or not part.differences:
+        return part
+    against = [
+        Objection(
+            f"IOMMU group {number} goes to a guest whole, and {incomplete[number].name} of it "
+            "is refused",
+            incomplete[number].objections[0].remedy,
+        )
+        for number in sorted(part.groups & incomplete.keys())
+    ]
+    return _refused(part, against)
+
+
+def bundles(host: HostSnapshot, parts: Iterable[Part]) -> tuple[tuple[str, ...], ...]:
+    """The names of parts that are changed in one run: what a guest can have only together."""
+
+    def bonds(part: Part) -> Iterator[Hashable]:
+        yield part.name
+        if part.is_for_guests:
+            yield from (number for number in part.groups if not host.is_viable(number))
+
+    found = components((part for part in parts if not part.is_met), bonds)
+    return tuple(tuple(dict.fromkeys(part.name for part in batch)) for batch in found)
+
+
+_PROGRAMS = "NVIDIA's programs"
+"""They are run one after the other: they share state of the driver."""
+
+
+def in_lanes(parts: Iterable[Part]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """All steps with a lane for each; a module is loaded once, before all else."""
+    moving = [part for part in parts if part.plan.steps]
+    all_steps = [step for part in moving for step in part.plan.steps]
+    steps: list[Step] = list(dict.fromkeys(s for s in all_steps if isinstance(s, LoadModule)))
+    lanes = [FIRST] * len(steps)
+    for lane, together in enumerate(components(moving, _bonds), start=1):
+        rest = [s for part in together for s in part.plan.steps if not isinstance(s, LoadModule)]
+        steps += rest
+        lanes += [lane] * len(rest)
+    return tuple(steps), tuple(lanes)
+
+
+def _bonds(part: Part) -> frozenset[str]:
+    """Its locks, and one that all have who run programs of NVIDIA's."""
+    programs = RunSriovManage | SetGpuInstances | SetHeterogeneous | SetMig | SetPersistence
+    has_programs = any(isinstance(step, programs) for step in part.plan.steps)
+    return frozenset({*part.plan.locks, *({_PROGRAMS} if has_programs else ())})

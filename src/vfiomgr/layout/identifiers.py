@@ -1,0 +1,329 @@
+"""Rules of layouts from the identifiers that vfio-pci is told to take (`ids=`).
+
+An identifier means all boards of a model. Where vfio-pci has some of them and host drivers have
+others, which of them are meant for guests is a question that only the administrator can answer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.errors import UsageError
+from vfiomgr.layout.model import PassthroughRule, Selector
+from vfiomgr.pci.iommu import is_blocking
+from vfiomgr.pci.model import PciAddress, PciDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Sequence
+
+    from vfiomgr.snapshot.model import HostSnapshot
+
+Boards = frozenset[PciAddress] | Literal["all"]
+"""Which of the boards that share an ID go to guests: a function of each."""
+
+SOURCE = "vfio-pci.ids"
+_COMMAND_LINE_IDS = re.compile(r"\bvfio[-_]pci\.ids=(\S+)")
+_IDS = re.compile(r"\bids=(\S+)")
+_HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,8}")
+_ANY = 0xFFFFFFFF
+_PARTS = 2
+"""Vendor and device; vfio-pci reads four more."""
+_MOST_PARTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """vendor:device[:subvendor[:subdevice[:class[:class_mask]]]], as vfio_pci_fill_ids reads it."""
+
+    source: str
+    text: str
+    vendor: int
+    device: int
+    subvendor: int = _ANY
+    subdevice: int = _ANY
+    class_code: int = 0
+    class_mask: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a layout can say all of it by `id`."""
+        return self.subvendor == self.subdevice == _ANY and not self.class_mask
+
+    @property
+    def identifier(self) -> str:
+        """vendor:device as layouts write it."""
+        return f"{self.vendor:04x}:{'*' if self.device == _ANY else f'{self.device:04x}'}"
+
+    def means(self, device: PciDevice) -> bool:
+        """Whether vfio-pci would take a function (pci_match_one_device in drivers/pci/pci.h)."""
+        wanted = (self.vendor, self.device, self.subvendor, self.subdevice)
+        found = (device.vendor_id, device.device_id, *device.subsystem_id.split(":"))
+        pairs = zip(wanted, found, strict=False)
+        is_same = all(number == _ANY or f"{number:04x}" == text for number, text in pairs)
+        return is_same and (not self.class_mask or self._is_of_class(device.class_code))
+
+    def _is_of_class(self, code: str) -> bool:
+        if not _HEXADECIMAL.fullmatch(code):
+            return False
+        return not (int(code, 16) ^ self.class_code) & self.class_mask
+
+
+def identifier_rules(
+    host: HostSnapshot, taken: dict[PciAddress, str], left: list[str], boards: Boards
+) -> tuple[PassthroughRule, ...]:
+    """The rules, whose functions are added to `taken`; what is not carried over to `left`.
+
+    Raises:
+        Refusal: boards share an ID, and nobody said which of them go to guests.
+        UsageError: a board is none of those.
+
+    """
+    entries = [e for where, text in _listed(host, left) if (e := _entry(where, text, left))]
+    found = _Identified(host, taken, left, tuple(dict.fromkeys(entries)))
+    chosen = found.chosen(boards)
+    return tuple(found.rules(chosen))
+
+
+class _Identified:
+    """What the identifiers of a host mean."""
+
+    def __init__(
+        self,
+        host: HostSnapshot,
+        taken: dict[PciAddress, str],
+        left: list[str],
+        entries: tuple[_Entry, ...],
+    ) -> None:
+        self._host = host
+        self._taken = taken
+        self._left = left
+        self._entries = entries
+
+    def _meant(self, entry: _Entry) -> list[PciDevice]:
+        """Functions that a rule can select: the console's display only goes by its address."""
+        return [
+            d
+            for d in self._host.devices
+            if entry.means(d)
+            and not (d.is_bridge or d.is_boot_display or d.physical_function)
+            and d.address not in self._taken
+        ]
+
+    def chosen(self, boards: Boards) -> list[PciDevice] | None:
+        """The functions that go to guests; None for all that the identifiers mean."""
+        meant = {entry: self._meant(entry) for entry in self._entries}
+        shared = {entry: found for entry, found in meant.items() if len(_slots(found)) > 1}
+        if boards == "all":
+            return None
+        self._refuse_others(boards, shared)
+        if not boards:
+            refuse_if_any(self._questions(shared), frozenset())
+            return None
+        unnamed = {s for found in shared.values() for s in _slots(found)}
+        unnamed.difference_update(address.slot for address in boards)
+        functions = {d.address: d for found in meant.values() for d in found}
+        staying = [d for d in functions.values() if d.address.slot in unnamed]
+        self._left += [
+            f"{SOURCE}: {d} is left out, since --board does not name it" for d in staying
+        ]
+        return [d for d in functions.values() if d not in staying]
+
+    def _refuse_others(
+        self, boards: frozenset[PciAddress], shared: dict[_Entry, list[PciDevice]]
+    ) -> None:
+        known = {d.address.slot: d.address for meant in shared.values() for d in reversed(meant)}
+        for address in boards:
+            if address.slot not in known:
+                message = f"{address} is none of the boards that share an ID of vfio-pci"
+                names = ", ".join(map(str, sorted(known.values())))
+                raise UsageError(message, f"these are: {names or 'none'}")
+
+    def _questions(self, shared: dict[_Entry, list[PciDevice]]) -> Iterator[Objection]:
+        """One for each ID of which vfio-pci does not have all boards."""
+        open_ones = {e: m for e, m in shared.items() if not all(d.is_on_vfio for d in m)}
+        slots = {d.address.slot: d.address for m in open_ones.values() for d in reversed(m)}
+        options = " ".join(f"--board {address}" for address in sorted(slots.values()))
+        for entry, meant in open_ones.items():
+            names = "; ".join(map(_told, meant))
+            yield Objection(
+                f"{entry.source}: vfio-pci.ids={entry.text} means {len(_slots(meant))} boards: "
+                f"{names}",
+                f"name the boards for guests: vfiomgr layout import {options}; or take all of "
+                "them: vfiomgr layout import --board all",
+            )
+
+    def rules(self, chosen: list[PciDevice] | None) -> Iterator[PassthroughRule]:
+        """By `id` where that says what is meant, and by address otherwise."""
+        by_id = [e for e in self._entries if e.is_plain and chosen is None]
+        for entry in self._entries:
+            self._tell_of(entry)
+        meant = {d.address: d for entry in by_id for d in self._meant(entry)}
+        narrow = {
+            d.address: d
+            for entry in self._entries
+            if entry not in by_id
+            for d in self._meant(entry)
+            if d.address not in meant and (chosen is None or d in chosen)
+        }
+        both = [*meant.values(), *narrow.values()]
+        only = _alone(self._host, both, self._taken, SOURCE, self._left)
+        self._taken |= {d.address: SOURCE for d in both}
+        if narrow:
+            yield from _by_address(list(narrow.values()), only)
+        if not by_id:
+            return
+        kinds = {only(device) for device in meant.values()}
+        if len(kinds) > 1:
+            yield from _by_address(list(meant.values()), only)
+            return
+        ids = tuple(dict.fromkeys(entry.identifier for entry in by_id))
+        if not meant:
+            why = f"no other device has {' or '.join(ids)} now, so the rule says at_least: 0"
+            self._left.append(f"{SOURCE}: {why}")
+        yield PassthroughRule(
+            select=Selector(id=ids),
+            state="passthrough",
+            driver="vfio-pci",
+            only=kinds == {True},
+            at_least=1 if meant else 0,
+        )
+
+    def _tell_of(self, entry: _Entry) -> None:
+        for device in self._host.devices:
+            if not entry.means(device) or device.is_bridge:
+                continue
+            if device.is_boot_display:
+                self._left.append(
+                    f"{SOURCE}: {device} is the console's display, which no identifier "
+                    "selects: add a rule with its address, and allow: boot-display"
+                )
+            elif device.physical_function is not None:
+                self._left.append(
+                    f"{SOURCE}: {device} is a virtual function: select those with "
+                    f"physical_function: {device.physical_function}"
+                )
+        if not entry.is_plain and not self._meant(entry):
+            self._left.append(f"{entry.source}: vfio-pci.ids={entry.text}: no device is meant now")
+
+
+def _slots(devices: Sequence[PciDevice]) -> set[tuple[int, int, int]]:
+    return {device.address.slot for device in devices}
+
+
+def _by_address(
+    devices: Sequence[PciDevice], only: Callable[[PciDevice], bool]
+) -> Iterator[PassthroughRule]:
+    ordered = sorted(devices, key=lambda d: (only(d), d.address))
+    for is_only, alike in groupby(ordered, key=only):
+        yield PassthroughRule(
+            select=Selector(address=tuple(d.address for d in alike)),
+            state="passthrough",
+            driver="vfio-pci",
+            only=is_only,
+        )
+
+
+def _told(device: PciDevice) -> str:
+    driver = f"on {device.driver}" if device.driver else "on no driver"
+    return f"{device}, subsystem {device.subsystem_id}, {driver}"
+
+
+# ---- how much of a slot a rule takes
+
+
+def _alone(
+    host: HostSnapshot,
+    devices: Sequence[PciDevice],
+    taken: dict[PciAddress, str],
+    source: str,
+    left: list[str],
+) -> Callable[[PciDevice], bool]:
+    """Which functions go without the rest of their slots.
+
+    Where a slot has no rest, both are the same, and what others need is said for it too.
+    """
+    ordered = sorted(devices, key=lambda d: d.address)
+    slots = groupby(ordered, key=lambda d: d.address.slot)
+    functions = {slot: list(there) for slot, there in slots}
+    alone = {
+        slot: is_alone(host, there, taken, source, left)
+        for slot, there in functions.items()
+        if _staying(host, there, taken)
+    }
+    otherwise = set(alone.values()) == {True}
+    return lambda device: alone.get(device.address.slot, otherwise)
+
+
+def _staying(
+    host: HostSnapshot, devices: Sequence[PciDevice], taken: Container[PciAddress]
+) -> list[PciDevice]:
+    """The other functions of slots, of which nothing is said."""
+    own = {device.address for device in devices}
+    rest = {o.address: o for d in devices for o in host.slot(d) if o.address not in own}
+    return [device for address, device in sorted(rest.items()) if address not in taken]
+
+
+def is_alone(
+    host: HostSnapshot,
+    devices: Sequence[PciDevice],
+    taken: dict[PciAddress, str],
+    source: str,
+    left: list[str],
+) -> bool:
+    """Whether functions go without the rest of their slot.
+
+    The tool that is imported leaves the others where they are. Where these keep the IOMMU group
+    from going to any guest, such a layout could not be applied, and the entire slot goes.
+    """
+    staying = _staying(host, devices, taken)
+    if not staying:
+        return False
+    text = ", ".join(str(d.address) for d in staying)
+    groups = {d.iommu_group for d in devices}
+    in_the_way = [d for d in staying if is_blocking(d) and d.iommu_group in groups]
+    if in_the_way:
+        held = ", ".join(f"{d.address} is on {d.driver}" for d in in_the_way)
+        left.append(
+            f"{source}: the guest also gets {text} of the same slot: while {held}, no guest can "
+            f"have IOMMU group {in_the_way[0].iommu_group}"
+        )
+        return False
+    left.append(
+        f"{source}: {text} of the same slot stays with the host, by `only: true`; without it, "
+        "the whole slot goes to the guest"
+    )
+    return True
+
+
+# ---- reading
+
+
+def _listed(host: HostSnapshot, left: list[str]) -> Iterator[tuple[str, str]]:
+    """Where an entry stands, and the entry."""
+    for ids in _COMMAND_LINE_IDS.findall(host.kernel_command_line or ""):
+        yield from (("the kernel command line", entry) for entry in ids.split(",") if entry)
+    readiness = host.readiness
+    if readiness is None:
+        left.append("modprobe.d: the snapshot does not hold it")
+        return
+    for setting in readiness.settings("options", "vfio_pci"):
+        for ids in _IDS.findall(setting.arguments):
+            entries = ids.strip('"').split(",")
+            yield from ((setting.source, entry) for entry in entries if entry)
+
+
+def _entry(source: str, text: str, left: list[str]) -> _Entry | None:
+    parts = text.lower().split(":")[:_MOST_PARTS]
+    what = f"{source}: vfio-pci.ids={text}"
+    if len(parts) < _PARTS or not all(map(_HEXADECIMAL.fullmatch, parts)):
+        left.append(f"{what}: this is no vendor:device, and vfio-pci does not read it")
+        return None
+    numbers = [int(part, 16) for part in parts]
+    if numbers[0] == _ANY:
+        left.append(f"{what}: it means every vendor: select the devices by class")
+        return None
+    return _Entry(source, text, *numbers)

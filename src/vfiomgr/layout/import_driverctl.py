@@ -1,0 +1,226 @@
+"""Layouts from what other tools keep, and what of it no layout can say.
+
+driverctl and `vfio-pci.ids=` move single functions, and so do the rules made of them: `only` where
+a slot has others. mdevctl names the device that makes a vGPU; a rule names its GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection
+from vfiomgr.errors import UsageError
+from vfiomgr.layout.compare import compare
+from vfiomgr.layout.identifiers import identifier_rules, is_alone
+from vfiomgr.layout.model import (
+    VERSION,
+    Layout,
+    LayoutFile,
+    PassthroughRule,
+    Selector,
+    VgpuRule,
+    VgpuWish,
+)
+from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.layout.vgpu_device_manager import layouts_of
+from vfiomgr.pci.model import PciAddress, is_vfio_driver
+from vfiomgr.persistence.model import DRIVERCTL
+from vfiomgr.vgpu.attributes import PARAMETERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.layout.identifiers import Boards
+    from vfiomgr.layout.model import Rule
+    from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_NAME = "imported"
+_SECOND_NAME = "imported-host"
+"""Where a vgpu-config has the first one."""
+
+
+@dataclass(slots=True)
+class Import:
+    """What is carried over, and for each item that is not, why."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    objections: tuple[Objection, ...] = ()
+    """What would keep the host's own layout from being applied as the host is now."""
+
+    @property
+    def file(self) -> LayoutFile | None:
+        """The layouts as one file; None where there is nothing."""
+        if not self.layouts:
+            return None
+        return LayoutFile(version=VERSION, layouts=self.layouts)
+
+
+def import_layouts(
+    host: HostSnapshot | None, configs: VgpuConfigs | None, boards: Boards = frozenset()
+) -> Import:
+    """A layout for each vgpu-config, and one for what the host itself is told to be.
+
+    Without a host there are vgpu-configs alone.
+
+    Raises:
+        Refusal: boards share an ID of vfio-pci, and `boards` does not say which go to guests.
+        UsageError: a board is none of those.
+
+    """
+    found = Import()
+    if configs is not None:
+        found.layouts |= layouts_of(configs, host, found.left)
+    if host is not None:
+        rules = tuple(_HostRules(host, found.left, boards).rules())
+        if rules:
+            name = _SECOND_NAME if _NAME in found.layouts else _NAME
+            found.layouts[name] = Layout(devices=rules)
+            found.objections = _objections(host, ApplyLayout(name, found.layouts[name]))
+    return found
+
+
+def _objections(host: HostSnapshot, intent: ApplyLayout) -> tuple[Objection, ...]:
+    compared = compare(host, intent)
+    objections = [*compared.objections, *(o for part in compared.parts for o in part.objections)]
+    return tuple(dict.fromkeys(objections))
+
+
+class _HostRules:
+    """Rules of what driverctl, the identifiers of vfio-pci, and mdevctl say on a host."""
+
+    def __init__(self, host: HostSnapshot, left: list[str], boards: Boards) -> None:
+        self._host = host
+        self._left = left
+        self._boards = boards
+        self._taken: dict[PciAddress, str] = {}
+
+    def rules(self) -> Iterator[Rule]:
+        """Those of addresses first: they are narrower."""
+        yield from self._of_driverctl()
+        of_identifiers = identifier_rules(self._host, self._taken, self._left, self._boards)
+        yield from self._of_mdevctl()
+        yield from of_identifiers
+
+    def _of_driverctl(self) -> Iterator[Rule]:
+        kept: dict[tuple[str, tuple[int, int, int]], list[PciAddress]] = {}
+        for entry in self._host.driverctl_overrides:
+            where = f"driverctl, {entry.file.path}"
+            if not is_vfio_driver(entry.driver):
+                why = "layouts choose drivers for guests; state: host gives a device the one it had"
+                self._left.append(f"{where}: {entry.driver} is no VFIO driver: {why}")
+            elif entry.address not in self._taken:
+                self._taken[entry.address] = "driverctl"
+                kept.setdefault((entry.driver, entry.address.slot), []).append(entry.address)
+        read = {entry.file.path for entry in self._host.driverctl_overrides}
+        for file in self._host.files:
+            if file.path.startswith(f"{DRIVERCTL}/") and file.path not in read:
+                self._left.append(f"driverctl, {file.path}: it names no PCI function and driver")
+        for (driver, _), addresses in kept.items():
+            yield self._of_functions(driver, addresses)
+
+    def _of_functions(self, driver: str, addresses: list[PciAddress]) -> Rule:
+        present = [d for d in self._host.devices if d.address in addresses]
+        if not present:
+            text = ", ".join(map(str, addresses))
+            self._left.append(f"driverctl: {text} is not there now, so its rule says at_least: 0")
+        return PassthroughRule(
+            select=Selector(address=tuple(addresses)),
+            state="passthrough",
+            driver=driver,
+            only=is_alone(self._host, present, self._taken, "driverctl", self._left),
+            at_least=1 if present else 0,
+        )
+
+    def _of_mdevctl(self) -> Iterator[Rule]:
+        for problem in self._host.vgpu_definition_problems:
+            self._left.append(f"mdevctl, {problem.path}: {problem.reason}")
+        defined = [d for d in self._host.vgpu_definitions if self._starts_by_itself(d)]
+        once: dict[str, VgpuDefinition] = {}
+        for definition in defined:
+            if definition.uuid in once:
+                other = once[definition.uuid].parent
+                why = f"{other} makes this UUID already, and a layout names each once"
+                self._left.append(f"mdevctl, {definition.path}: {why}")
+            once.setdefault(definition.uuid, definition)
+        ordered = sorted(once.values(), key=lambda d: (_order(self._gpu(d.parent)), d.uuid))
+        for gpu, group in groupby(ordered, key=lambda d: self._gpu(d.parent)):
+            definitions = list(group)
+            if isinstance(gpu, PciAddress) and gpu in self._taken:
+                holder = self._taken[gpu]
+                for definition in definitions:
+                    why = f"{holder} gives {gpu} to guests whole, so that it makes no vGPUs"
+                    self._left.append(f"mdevctl, {definition.path}: {why}")
+                continue
+            yield self._of_gpu(gpu, definitions)
+
+    def _starts_by_itself(self, definition: VgpuDefinition) -> bool:
+        if not definition.autostart:
+            why = "it starts by hand (start: manual), and what a layout names is always there"
+            self._left.append(f"mdevctl, {definition.path}: {why}")
+        return definition.autostart
+
+    def _gpu(self, parent: str) -> PciAddress | str:
+        """The GPU of a parent: itself, or the physical function; a name where it is no function."""
+        try:
+            address = PciAddress.parse(parent)
+        except UsageError:
+            return parent
+        device = self._host.device_named(str(address))
+        return (device and device.physical_function) or address
+
+    def _of_gpu(self, gpu: PciAddress | str, definitions: list[VgpuDefinition]) -> Rule:
+        kinds: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+        for definition in definitions:
+            key = (definition.type_id, tuple(self._parameters(definition)))
+            kinds.setdefault(key, []).append(definition.uuid)
+            if isinstance(gpu, PciAddress) and definition.parent != str(gpu):
+                why = f"the place on {gpu} is chosen anew, perhaps not {definition.parent}"
+                self._left.append(f"mdevctl, {definition.path}: {why}")
+        is_there = isinstance(gpu, str) or self._host.device_named(str(gpu)) is not None
+        if not is_there:
+            self._left.append(f"mdevctl: {gpu} is not there now, so its rule says at_least: 0")
+        return VgpuRule(
+            select=Selector(address=(gpu,)) if isinstance(gpu, PciAddress) else _named(gpu),
+            state="vgpu",
+            at_least=1 if is_there else 0,
+            vgpus=tuple(
+                VgpuWish(
+                    type=type_id,
+                    count=len(uuids),
+                    uuids=tuple(uuids),
+                    parameters=dict(parameters) or None,
+                )
+                for (type_id, parameters), uuids in kinds.items()
+            ),
+        )
+
+    def _parameters(self, definition: VgpuDefinition) -> Iterator[tuple[str, str]]:
+        """What is in the last `vgpu_params`; other attributes are told."""
+        given = dict(definition.attributes)
+        for name in given:
+            if name != PARAMETERS:
+                why = "layouts set vgpu_params alone"
+                self._left.append(f"mdevctl, {definition.path}: the attribute {name}: {why}")
+        for pair in given.get(PARAMETERS, "").split(","):
+            name, equals, value = (part.strip() for part in pair.partition("="))
+            if name and equals:
+                yield name, value
+            elif pair.strip():
+                why = "it is no name=value"
+                self._left.append(f"mdevctl, {definition.path}: {pair.strip()!r}: {why}")
+
+
+def _named(parent: str) -> Selector:
+    return Selector(parent=(parent,))
+
+
+def _order(gpu: PciAddress | str) -> tuple[int, PciAddress, str]:
+    """Functions by number, then others by name."""
+    if isinstance(gpu, PciAddress):
+        return 0, gpu, ""
+    return 1, PciAddress(0, 0, 0, 0), gpu

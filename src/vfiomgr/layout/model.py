@@ -1,0 +1,304 @@
+"""Layout: the wanted state of a host, as a document.
+
+A file holds several layouts by name; a layout holds rules; a rule selects devices and says what
+they are to be. The first rule that selects a device has it; devices that no rule selects are left
+alone.
+Attribute docstrings are the descriptions of the JSON schema.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from vfiomgr.diagnostic import Allowance
+from vfiomgr.layout.values import (
+    CLASS_NAMES,
+    ONE_OR_MANY,
+    Addresses,
+    Classes,
+    Ids,
+    Mebibytes,
+    Names,
+    Numbers,
+    Owner,
+    Parameter,
+    Text,
+    Uuid,
+    is_hex,
+)
+from vfiomgr.pci.reset_capabilities import ResetMethod
+from vfiomgr.vgpu.requests import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+VERSION: Literal["vfiomgr/v1"] = "vfiomgr/v1"
+
+UNKNOWABLE: frozenset[Allowance] = frozenset({"in-use"})
+"""Guards that depend on the moment: the command line overrides them, and no file."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Selector(_Document):
+    """Which devices are meant: those that meet all criteria; of several values, one of them."""
+
+    address: Addresses = ()
+    """PCI addresses, e.g. 0000:41:00.0. Only so is the console's display selected."""
+    id: Ids = ()
+    """vendor:device in hexadecimal, e.g. 10de:2235, or 10de:* for all of a vendor."""
+    classes: Classes = Field(default=(), alias="class")
+    """The class: its first digits as a string, e.g. "0302", or a name, e.g. display."""
+    name: Names = ()
+    """The model, with * and ?, whatever the case: "*A40*"."""
+    numa_node: Numbers = ()
+    """The NUMA node that the device is at."""
+    serial: Names = ()
+    """The serial number in the vital product data."""
+    physical_function: Addresses = ()
+    """Virtual functions of these physical ones."""
+    parent: Names = ()
+    """Devices that make vGPUs and are no PCI functions, e.g. mtty."""
+    all: Literal[True] | None = None
+    """All GPUs and accelerators."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - as pydantic has it
+        return {"all": True} if value == "all" else value
+
+    @field_validator("classes", mode="after")
+    @classmethod
+    def _known_class(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if not value[0].isdecimal() and value not in CLASS_NAMES and not is_hex(value):
+                names = ", ".join(sorted(CLASS_NAMES))
+                message = f"{value!r} is no class: write its digits, e.g. '0302', or one of {names}"
+                raise ValueError(message)
+        return values
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Selector:
+        if not self.criteria:
+            message = "a selector needs a criterion, e.g. address, id, class, or all"
+            raise ValueError(message)
+        if self.parent and len(self.criteria) > 1:
+            message = "parent stands alone: what it names has no PCI address, class or model"
+            raise ValueError(message)
+        return self
+
+    @property
+    def criteria(self) -> tuple[str, ...]:
+        """The names of those that are given."""
+        return tuple(name for name in type(self).model_fields if getattr(self, name))
+
+    @property
+    def class_prefixes(self) -> tuple[str, ...]:
+        """What the codes of the classes begin with."""
+        return tuple(CLASS_NAMES.get(value, value) for value in self.classes)
+
+    def fits_name(self, name: str) -> bool:
+        """Whether a model's name is meant."""
+        return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in self.name)
+
+    def __str__(self) -> str:
+        """`class 0302, numa_node 0`."""
+        return ", ".join(_criterion(name, getattr(self, name)) for name in self.criteria)
+
+
+def _criterion(name: str, value: object) -> str:
+    if not isinstance(value, tuple):
+        return "all GPUs and accelerators"
+    label = name.removesuffix("es") if name == "classes" else name
+    return f"{label} {' or '.join(map(str, value))}"
+
+
+class _Rule(_Document):
+    """Devices and what they are to be."""
+
+    select: Selector
+    """Which devices."""
+    at_least: Annotated[int, Field(ge=0)] = 1
+    """So many devices must be there, or nothing is done. 0 where there may be none."""
+    allow: Annotated[tuple[Allowance, ...], ONE_OR_MANY] = ()
+    """Guards to override for these devices."""
+
+    @field_validator("allow")
+    @classmethod
+    def _not_in_use(cls, values: tuple[Allowance, ...]) -> tuple[Allowance, ...]:
+        for value in UNKNOWABLE.intersection(values):
+            message = f"a file cannot know that a device in use may be taken: apply --allow {value}"
+            raise ValueError(message)
+        return values
+
+
+class HostRule(_Rule):
+    """Whole devices for the host: on the drivers that they had, without virtual functions."""
+
+    state: Literal["host"]
+
+
+class PassthroughRule(_Rule):
+    """Whole devices for guests, each with the other functions of its slot."""
+
+    state: Literal["passthrough"]
+    driver: Text | None = None
+    """A VFIO driver; else the variant of VFIO that fits the device best."""
+    reset_method: ResetMethod | None = None
+    """Reset the devices by this method alone."""
+    d3cold: Literal[False] | None = None
+    """false keeps the devices out of D3cold."""
+    owner: Owner | None = None
+    """USER or USER:GROUP that may open their nodes besides root."""
+    only: bool = False
+    """Leave the other functions of the slot where they are."""
+    with_group: bool = False
+    """Take foreign members of the IOMMU groups too."""
+
+
+class SriovRule(_Rule):
+    """Physical functions with virtual ones."""
+
+    state: Literal["sriov"]
+    count: Annotated[int, Field(ge=0)] | Literal["max"]
+    """How many virtual functions each has."""
+    functions: Literal["any", "passthrough", "host"] = "any"
+    """Who has the virtual functions; with any, that is left to others."""
+    driver: Text | None = None
+    """With passthrough: a VFIO driver for the virtual functions."""
+    owner: Owner | None = None
+    """With passthrough: USER or USER:GROUP that may open their nodes besides root."""
+
+    @model_validator(mode="after")
+    def _belongs(self) -> SriovRule:
+        given = [name for name in ("driver", "owner") if getattr(self, name) is not None]
+        if given and self.functions != "passthrough":
+            message = f"{given[0]} is about functions that go to guests: functions: passthrough"
+            raise ValueError(message)
+        return self
+
+
+class VgpuWish(_Document):
+    """vGPUs of one kind: by their type, or by what is needed."""
+
+    type: Text | None = None
+    """By name (A40-4Q, NVIDIA A40-4Q) or identifier (nvidia-558, 1148)."""
+    framebuffer: Mebibytes | None = None
+    """So much memory or more: 6G, 512M."""
+    series: Annotated[str, StringConstraints(pattern="^[ABCQ]$")] | None = None
+    """NVIDIA's letter: A, B, C or Q."""
+    heads: Annotated[int, Field(ge=1)] | None = None
+    """So many displays or more."""
+    count: Annotated[int, Field(ge=1)] | None = None
+    """So many on all devices of the rule together, placed by its strategy."""
+    per_gpu: Annotated[int, Field(ge=1)] | None = None
+    """So many on each device of the rule."""
+    uuids: tuple[Uuid, ...] = ()
+    """Names for mediated devices; else names that stay the same on this host."""
+    parameters: dict[Text, Parameter] | None = None
+    """The driver's parameters (vgpu_params), all of them; else as the driver sets them."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> VgpuWish:
+        need = (self.framebuffer, self.series, self.heads)
+        if (self.type is None) is all(part is None for part in need):
+            message = "say either type, or what is needed: framebuffer, series, heads"
+            raise ValueError(message)
+        if (self.count is None) is (self.per_gpu is None):
+            message = "say how many: either count (in all) or per_gpu (on each)"
+            raise ValueError(message)
+        if self.uuids and self.count != len(self.uuids):
+            message = f"{len(self.uuids)} uuids need a count of {len(self.uuids)}"
+            raise ValueError(message)
+        if len(set(self.uuids)) < len(self.uuids):
+            message = "two uuids are the same"
+            raise ValueError(message)
+        return self
+
+    def __str__(self) -> str:
+        """`A40-4Q`, or `6144 MiB or more, series Q`."""
+        if self.type is not None:
+            return self.type
+        parts = [f"{self.framebuffer} MiB or more"] if self.framebuffer is not None else []
+        parts += [f"series {self.series}"] if self.series is not None else []
+        parts += [f"{self.heads} heads or more"] if self.heads is not None else []
+        return ", ".join(parts)
+
+
+class VgpuRule(_Rule):
+    """GPUs that are divided into vGPUs, and which."""
+
+    state: Literal["vgpu"]
+    vgpus: tuple[VgpuWish, ...] = ()
+    """The vGPUs; others that vfiomgr made there are removed."""
+    strategy: Strategy = "pack"
+    """Fill one GPU after the other, or give each the same number."""
+    heterogeneous: bool | None = None
+    """Whether vGPUs of different sizes share a GPU; else as it is."""
+    mig: bool | None = None
+    """Whether the GPUs are divided into GPU instances (MIG); else as it is."""
+    functions: Annotated[int, Field(ge=1)] | None = None
+    """So many virtual functions; else all that a GPU makes, or as many as it has."""
+
+
+Rule = Annotated[HostRule | PassthroughRule | SriovRule | VgpuRule, Field(discriminator="state")]
+
+
+class Layout(_Document):
+    """What a host is to be."""
+
+    description: str | None = None
+    """For people."""
+    devices: tuple[Rule, ...]
+    """The rules; the first that selects a device has it."""
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """All that are to have nodes of devices."""
+        named = (getattr(rule, "owner", None) for rule in self.devices)
+        return tuple(dict.fromkeys(owner for owner in named if owner is not None))
+
+    @property
+    def selects_by_serial(self) -> bool:
+        """Whether serial numbers have to be read, which takes a while."""
+        return any(rule.select.serial for rule in self.devices)
+
+    @model_validator(mode="after")
+    def _uuids_once(self) -> Layout:
+        seen: set[str] = set()
+        for uuid in self._uuids():
+            if uuid in seen:
+                message = f"two vGPUs are to have the UUID {uuid}"
+                raise ValueError(message)
+            seen.add(uuid)
+        return self
+
+    def _uuids(self) -> Iterator[str]:
+        for rule in self.devices:
+            if isinstance(rule, VgpuRule):
+                for wish in rule.vgpus:
+                    yield from wish.uuids
+
+
+class LayoutFile(_Document):
+    """Layouts by name."""
+
+    version: Literal["vfiomgr/v1"]
+    """The version of this format."""
+    layouts: Annotated[dict[Text, Layout], Field(min_length=1)]
+    """Layouts by name; one of them is applied at a time."""

@@ -1,0 +1,150 @@
+"""A part of a layout that can be changed by itself: what differs, and what would end that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection
+from vfiomgr.engine.plan import Plan
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.gpu.mode import vgpus_on
+from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.layout.select import Claim
+from vfiomgr.passthrough.steps import ForgetOrigin, RememberOrigin
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.model import HostSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.host.accounts import NodeOwner
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.vgpu.mig.model import InstancePlace
+
+_EMPTY = Plan("", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not as a layout wants it."""
+
+    device: str
+    """An address, or the name of what makes vGPUs; empty where a device is missing."""
+    name: str
+    """Its model."""
+    found: str
+    wanted: str
+
+    def __str__(self) -> str:
+        """`0000:41:00.0 (NVIDIA A40): host (nvidia) -> passthrough (VFIO)`."""
+        if not self.device:
+            return self.wanted
+        name = f" ({self.name})" if self.name else ""
+        return f"{self.device}{name}: {self.found} -> {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What belongs together of a layout, on a host as it is."""
+
+    name: str
+    """The device that it stands under; several parts may stand under one."""
+    plan: Plan = _EMPTY
+    """What is to be done first; empty where all is as wanted, or the part is refused."""
+    differences: tuple[Difference, ...] = ()
+    objections: tuple[Objection, ...] = ()
+    later: tuple[str, ...] = ()
+    """What is planned once that is done."""
+    groups: frozenset[int] = frozenset()
+    """The IOMMU groups of the functions that it is about."""
+    is_for_guests: bool = False
+    """Whether it gives these functions to guests."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is as wanted, and nothing speaks against that."""
+        return not self.differences and not self.objections
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A rule with its devices, on a host."""
+
+    host: HostSnapshot
+    intent: ApplyLayout
+    claim: Claim
+    others: frozenset[PciAddress] = frozenset()
+    """The functions that other rules select, or have with those."""
+    going: frozenset[PciAddress] = frozenset()
+    """All functions that some rule gives to guests: none of them keeps a group from another."""
+
+    def is_shared(self, device: PciDevice) -> bool:
+        """Whether another rule has a function of the same slot."""
+        return any(other.address in self.others for other in self.host.slot(device))
+
+    @property
+    def allow(self) -> frozenset[Allowance]:
+        """What its user, and its rule, override."""
+        return self.intent.allow | frozenset(self.claim.rule.allow)
+
+    def autoprobe(self, address: PciAddress) -> bool | None:
+        """What a run that is to be finished had found; None where this is none."""
+        return next((b.autoprobe for b in self.intent.before if b.address == address), None)
+
+    def heterogeneous(self, address: PciAddress) -> bool | None:
+        """The same, of what sizes went together."""
+        return next((b.heterogeneous for b in self.intent.before if b.address == address), None)
+
+    def instances(self, address: PciAddress) -> tuple[InstancePlace, ...] | None:
+        """The GPU instances to go back to, where that run has put some of them away."""
+        before = next((b.instances for b in self.intent.before if b.address == address), ())
+        partition = self.host.partition(str(address))
+        if partition is None or set(partition.places) == set(before):
+            return None
+        there = {place.specifier for place in partition.places}
+        return before if there.issubset(place.specifier for place in before) else None
+
+    def owner(self, name: str | None) -> NodeOwner | None:
+        """Who is meant by a name of the layout.
+
+        Raises:
+            UsageError: nobody looked it up.
+
+        """
+        if name is None:
+            return None
+        for owner in self.intent.owners:
+            if owner.name == name:
+                return owner
+        message = f"nobody looked up who {name!r} is"
+        raise UsageError(message, "api.layout_intent does that")
+
+
+def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Difference, ...]) -> Part:
+    """A part by its plan: one with steps, or one that is refused, tells the differences."""
+    try:
+        plan = planned()
+    except Refusal as refusal:
+        objections = tuple(Objection(reason, remedy) for reason, remedy in refusal.objections)
+        return Part(name, _EMPTY, differences, objections)
+    except UsageError as error:
+        return Part(name, _EMPTY, differences, (Objection(error.message, error.hint),))
+    is_record = all(isinstance(step, RememberOrigin | ForgetOrigin) for step in plan.steps)
+    return Part(name, plan, () if is_record else differences)
+
+
+def use_of(host: HostSnapshot, device: PciDevice) -> str:
+    """Who has a function now: `host (nvidia, 4 virtual functions)`."""
+    parts = [device.driver or "no driver"]
+    functions = len(device.virtual_functions)
+    parts += [counted(functions, "virtual function")] if functions else []
+    vgpus = len(vgpus_on(host, device))
+    parts += [counted(vgpus, "vGPU")] if vgpus else []
+    return f"{'passthrough' if device.is_on_vfio else 'host'} ({', '.join(parts)})"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 part`, `2 parts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

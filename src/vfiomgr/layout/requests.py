@@ -1,0 +1,88 @@
+"""Requests about layouts: apply, revert, install, uninstall."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.diagnostic import Allowance
+from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.mig.model import InstancePlace
+
+if TYPE_CHECKING:
+    from vfiomgr.engine.steps import Step  # noqa: TC004
+    from vfiomgr.layout.model import Layout  # noqa: TC004
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionBefore:
+    """What a run that was cut off had found of a function that makes virtual ones."""
+
+    address: PciAddress
+    autoprobe: bool | None
+    heterogeneous: bool | None
+    instances: tuple[InstancePlace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyLayout:
+    """Bring the host to a layout; what is so already is not touched."""
+
+    name: str
+    layout: Layout
+    owners: tuple[NodeOwner, ...] = ()
+    """Who those are that the layout gives nodes to."""
+    seed: str = ""
+    """What the names of vGPUs that the layout does not name are made from."""
+    allow: frozenset[Allowance] = frozenset()
+    only: tuple[str, ...] = ()
+    """These parts alone, by the device that they stand under."""
+    begun: tuple[str, ...] = ()
+    """The vGPUs that a run which was cut off had made, or removed."""
+    before: tuple[FunctionBefore, ...] = ()
+    kind: Literal["apply-layout"] = "apply-layout"
+
+
+@dataclass(frozen=True, slots=True)
+class RevertLayout:
+    """Take back what applying a layout did."""
+
+    name: str
+    steps: tuple[Step, ...]
+    """What was done, in its order."""
+    runs: tuple[str, ...]
+    """The journals that tell of it."""
+    allow: frozenset[Allowance] = frozenset()
+    locks: tuple[str, ...] = ()
+    """What those runs held."""
+    kind: Literal["revert-layout"] = "revert-layout"
+
+    def is_same_as(self, other: RevertLayout) -> bool:
+        """Whether both take the same runs back."""
+        return self.runs == other.runs
+
+
+@dataclass(frozen=True, slots=True)
+class InstallLayout:
+    """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
+
+    wish: ApplyLayout
+    text: str
+    """The file that it stands in, whole."""
+    enforce: bool = False
+    """Have it kept after the boot, too."""
+    update_initramfs: bool = False
+    program: str | None = None
+    """Where vfiomgr itself is, for the services."""
+    kind: Literal["install-layout"] = "install-layout"
+
+
+@dataclass(frozen=True, slots=True)
+class UninstallLayout:
+    """Take back what installing a layout wrote; nothing moves now."""
+
+    update_initramfs: bool = False
+    program: str | None = None
+    """Where vfiomgr itself is, for the service of rules that are there again."""
+    kind: Literal["uninstall-layout"] = "uninstall-layout"

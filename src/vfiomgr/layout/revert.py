@@ -1,0 +1,90 @@
+"""Taking back what applying a layout did: its steps undone in reverse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine import undo
+from vfiomgr.engine.locks import device_lock
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.steps import subject
+from vfiomgr.engine.topics import topic
+from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
+from vfiomgr.sriov.steps import SetVfCount
+from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
+from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.layout.requests import RevertLayout
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
+    """Undo all steps of a layout's runs, the last first.
+
+    Raises:
+        Refusal: somebody holds what would be moved.
+
+    """
+    numbers = range(len(intent.steps))
+    undoing = undo.plan_undo(host, intent.steps, numbers, intent.allow, is_of_this_boot=True)
+    kept = [intent.steps[number] for number in sorted(undoing.steps, reverse=True)]
+    back = [step for done in kept if (step := done.inverse()) is not None]
+    names = tuple(dict.fromkeys(filter(None, map(subject, intent.steps))))
+    return Plan(
+        summary=f"revert the layout {intent.name}",
+        steps=tuple(_letting_go(host, back)),
+        locks=tuple(sorted({*intent.locks, *_locks(host, names)})),
+        notes=undoing.notes,
+        settles=names,
+    )
+
+
+def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
+    """The steps of runs, the oldest first, that undone in reverse lead to before all of them.
+
+    What an earlier run changed leads back to before that one; how a later run found it, perhaps
+    half-way, is of no interest.
+    """
+    found: list[Step] = []
+    changed: set[tuple[object, ...]] = set()
+    makers: set[str | None] = set()
+    for run in map(tuple, runs):
+        not_ours = _ways_to_guests(run, makers)
+        new = [step for step in run if topic(step) not in changed and step not in not_ours]
+        changed.update(topic(step) for step in new if step.inverse() is not None)
+        makers.update(subject(s) for s in new if isinstance(s, RunSriovManage | SetVfCount))
+        found += new
+    return tuple(found)
+
+
+def _letting_go(host: HostSnapshot, steps: Sequence[Step]) -> Iterator[Step]:
+    """Persistence mode, which may have come since by other means, ends before it would matter."""
+    held = list(kept_from_leaving(host, steps))
+    for step in steps:
+        if step in held:
+            yield SetPersistence(held.pop(held.index(step)).device, before=True, after=False)
+        yield step
+
+
+def _ways_to_guests(run: Sequence[Step], makers: set[str | None]) -> list[Step]:
+    """How a run took functions back from guests that had made virtual ones before.
+
+    Only a host driver makes those, so the function had one then, and has it again. Somebody took
+    it to a guest between the two runs, and undoing the second one would lead there.
+    """
+    back = {subject(step) for step in run if isinstance(step, ForgetOrigin)} & makers
+    moves = ForgetOrigin | ChangeDriver
+    return [step for step in run if isinstance(step, moves) and subject(step) in back]
+
+
+def _locks(host: HostSnapshot, names: Iterable[str]) -> Iterable[str]:
+    for name in names:
+        device = host.device_named(name)
+        if device is not None:
+            yield device_lock(device)
+        else:
+            yield f"device-{name}" if ":" in name else f"vgpu-{name}"

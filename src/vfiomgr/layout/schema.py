@@ -1,0 +1,86 @@
+"""The JSON schema of layouts, for editors and for those who write layouts by program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
+
+ID = "urn:vfiomgr:layout:v1"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NEEDS = ("framebuffer", "series", "heads")
+_NULL = {"type": "null"}
+
+
+def layout_schema() -> dict[str, Any]:
+    """What a layout file may be; the reader refuses some of it that no schema can know."""
+    schema = LayoutFile.model_json_schema()
+    parts = schema["$defs"]
+    parts["VgpuWish"] |= _wish_rules()
+    parts["SriovRule"] |= _sriov_rules()
+    parts["Selector"] = _selector(parts["Selector"])
+    for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):
+        parts[rule]["properties"]["allow"] = _allow(parts[rule]["properties"]["allow"])
+    return {
+        "$schema": _DIALECT,
+        "$id": ID,
+        **_without_null(schema),
+        "title": "Layouts of vfiomgr",
+    }
+
+
+def _without_null(part: Any) -> Any:  # noqa: ANN401 - as JSON has it
+    """The same without null, which no key takes, and without what says so only in other words."""
+    if isinstance(part, list):
+        return [_without_null(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    found = {key: _without_null(value) for key, value in part.items()}
+    if found.get("default", ...) is None:
+        del found["default"]
+    choices = found.get("anyOf")
+    if isinstance(choices, list) and _NULL in choices:
+        rest = [choice for choice in choices if choice != _NULL]
+        del found["anyOf"]
+        found |= rest[0] if len(rest) == 1 else {"anyOf": rest}
+    return found
+
+
+def _allow(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without the guards that a file cannot override."""
+    one = {"enum": [allowance for allowance in ALLOWANCES if allowance not in UNKNOWABLE]}
+    return {**schema, "anyOf": [one, {"type": "array", "items": one}]}
+
+
+def _wish_rules() -> dict[str, Any]:
+    needs = [{"required": [key]} for key in _NEEDS]
+    named = {"properties": {"uuids": {"minItems": 1}}, "required": ["uuids"]}
+    return {
+        "allOf": [
+            {"oneOf": [{"required": ["type"]}, {"anyOf": needs}]},
+            {"oneOf": [{"required": ["count"]}, {"required": ["per_gpu"]}]},
+            {"if": named, "then": {"required": ["count"]}},
+        ]
+    }
+
+
+def _sriov_rules() -> dict[str, Any]:
+    is_guests = {"properties": {"functions": {"const": "passthrough"}}, "required": ["functions"]}
+    given = {"anyOf": [{"required": ["driver"]}, {"required": ["owner"]}]}
+    return {"if": given, "then": is_guests}
+
+
+def _selector(schema: dict[str, Any]) -> dict[str, Any]:
+    """`all`, or criteria; lists of them are not empty."""
+    for criterion in schema["properties"].values():
+        for choice in criterion.get("anyOf", ()):
+            if choice.get("type") == "array":
+                choice["minItems"] = 1
+    alone = {"if": {"required": ["parent"]}, "then": {"maxProperties": 1}}
+    title, description = schema.pop("title"), schema.pop("description")
+    return {
+        "title": title,
+        "description": description,
+        "anyOf": [{"const": "all"}, {**schema, "minProperties": 1, **alone}],
+    }

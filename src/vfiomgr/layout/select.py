@@ -1,0 +1,209 @@
+"""Which devices the rules of a layout are about: the first rule that selects a device has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection
+from vfiomgr.layout.model import HostRule, PassthroughRule, Rule, SriovRule, VgpuRule
+from vfiomgr.passthrough.plan import components
+from vfiomgr.pci.model import PciDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.layout.model import Layout, Selector
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A rule, and what it has."""
+
+    number: int
+    """Its place in the layout, from 1."""
+    rule: Rule
+    devices: tuple[PciDevice, ...]
+    parents: tuple[str, ...] = ()
+    """Those that make vGPUs and are no PCI functions."""
+    rest: tuple[PciDevice, ...] = ()
+    """Other functions of the slots, which go back to the host with them."""
+
+    @property
+    def label(self) -> str:
+        """`rule 2 (class 0302)`."""
+        return f"rule {self.number} ({self.rule.select})"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What all rules have, and what speaks against the layout as a whole."""
+
+    claims: tuple[Claim, ...]
+    objections: tuple[tuple[Claim, Objection], ...]
+    shortages: tuple[tuple[Claim, Objection], ...]
+    """Rules with fewer devices than they want, of those that are there now."""
+
+
+def select(host: HostSnapshot, layout: Layout) -> Selection:
+    """Give each device to the first rule that selects it, with the rest of its slot."""
+    taken: dict[PciAddress, Claim] = {}
+    taken_parents: set[str] = set()
+    claims: list[Claim] = []
+    objections: list[tuple[Claim, Objection]] = []
+    shortages: list[tuple[Claim, Objection]] = []
+    for number, rule in enumerate(layout.devices, start=1):
+        matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
+        parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
+        taken_parents.update(parents)
+        claim = Claim(number, rule, matching, parents)
+        companions = _companions(host, claim)
+        against = (*_unfit(claim), *_conflicts(claim, companions, taken))
+        objections += [(claim, objection) for objection in against]
+        shortages += [(claim, objection) for objection in _too_few(host, claim, taken)]
+        taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
+        taken |= dict.fromkeys(_disposed_of(claim), claim)
+        claims.append(claim)
+    given_back = (_with_rest(host, claim, taken) for claim in claims)
+    return Selection(tuple(given_back), tuple(objections), tuple(shortages))
+
+
+def _disposed_of(claim: Claim) -> Iterator[PciAddress]:
+    """The virtual functions of which a rule about their physical ones says who has them."""
+    if isinstance(claim.rule, SriovRule) and claim.rule.functions != "any":
+        for device in claim.devices:
+            yield from device.virtual_functions
+
+
+def _with_rest(host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim]) -> Claim:
+    """A claim of the host with the rest of its slots, as far as no rule at all is about it."""
+    if not isinstance(claim.rule, HostRule):
+        return claim
+    rest = (d for d in _slots(host, claim) if d not in claim.devices and d.address not in taken)
+    return replace(claim, rest=tuple(rest))
+
+
+def _slots(host: HostSnapshot, claim: Claim) -> list[PciDevice]:
+    """All functions of the slots of a claim's devices."""
+    found = {other.address: other for device in claim.devices for other in host.slot(device)}
+    return list(found.values())
+
+
+def _matching(host: HostSnapshot, selector: Selector) -> Iterator[PciDevice]:
+    return (device for device in host.devices if _is_selected(device, selector))
+
+
+def _is_selected(device: PciDevice, selector: Selector) -> bool:
+    """All criteria hold; what no address names is no bridge, no display and no virtual function."""
+    if selector.parent:
+        return False
+    if not selector.address:
+        if device.is_bridge or device.is_boot_display:
+            return False
+        if device.physical_function is not None and not selector.physical_function:
+            return False
+    identifiers = (f"{device.vendor_id}:{device.device_id}", f"{device.vendor_id}:*")
+    return (
+        (not selector.address or device.address in selector.address)
+        and (not selector.id or any(one in selector.id for one in identifiers))
+        and (not selector.classes or device.class_code.startswith(selector.class_prefixes))
+        and (not selector.name or selector.fits_name(device.name))
+        and (not selector.numa_node or device.numa_node in selector.numa_node)
+        and (not selector.serial or device.serial in selector.serial)
+        and (
+            not selector.physical_function or device.physical_function in selector.physical_function
+        )
+        and (not selector.all or device.is_graphics_or_accelerator)
+    )
+
+
+def _parents(host: HostSnapshot, selector: Selector) -> Iterator[str]:
+    """Devices that make vGPUs, by name: the kernel's own samples, for one."""
+    names = (parent.name for parent in host.vgpu_parents if host.device_named(parent.name) is None)
+    return (name for name in dict.fromkeys(names) if name in selector.parent)
+
+
+def _companions(host: HostSnapshot, claim: Claim) -> list[PciDevice]:
+    """The other functions of slots that go to guests whole."""
+    rule = claim.rule
+    if not isinstance(rule, PassthroughRule) or rule.only:
+        return []
+    return [other for other in _slots(host, claim) if other not in claim.devices]
+
+
+def _conflicts(
+    claim: Claim, companions: Iterable[PciDevice], taken: dict[PciAddress, Claim]
+) -> Iterator[Objection]:
+    """Functions of one slot that two rules want in different states."""
+    for device in companions:
+        other = taken.get(device.address)
+        if other is not None and other.rule.state != claim.rule.state:
+            yield Objection(
+                f"{device} is to be {other.rule.state} by {other.label}, and would go along with "
+                f"its slot by {claim.label}, which is {claim.rule.state}",
+                "give the functions of one slot one state, or say only: true",
+            )
+
+
+def _too_few(
+    host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim]
+) -> Iterator[Objection]:
+    found = len(claim.devices) + len(claim.parents)
+    wanted = claim.rule.at_least
+    if found >= wanted:
+        return
+    names = [*map(str, claim.devices), *claim.parents]
+    there = f": {', '.join(names)}" if names else ""
+    yield Objection(
+        f"{claim.label} wants at least {wanted} {'device' if wanted == 1 else 'devices'}, and this "
+        f"host has {found or 'none'}{there}",
+        _remedy_for_few(host, claim.rule.select, taken),
+    )
+
+
+def _remedy_for_few(host: HostSnapshot, selector: Selector, taken: dict[PciAddress, Claim]) -> str:
+    lost = [
+        f"{d.address} is what {taken[d.address].label} has"
+        for d in _matching(host, selector)
+        if d.address in taken
+    ]
+    if lost:
+        return f"{'; '.join(lost)}: the first rule that selects a device has it, with its slot"
+    hidden = [
+        str(d)
+        for d in host.devices
+        if not selector.address and d.is_boot_display and _is_selected_otherwise(d, selector)
+    ]
+    if hidden:
+        return f"{', '.join(hidden)} is the console's display: only address selects that"
+    return "look for what is missing with vfiomgr list --all, or say at_least: 0 if it may be"
+
+
+def _is_selected_otherwise(device: PciDevice, selector: Selector) -> bool:
+    """Whether a display would be selected, were the console not on it."""
+    named = selector.model_copy(update={"address": (device.address,)})
+    return _is_selected(device, named)
+
+
+def _unfit(claim: Claim) -> Iterator[Objection]:
+    """Rules about parents that are no PCI functions, and are about something else than vGPUs."""
+    if claim.rule.select.parent and not isinstance(claim.rule, VgpuRule):
+        yield Objection(
+            f"{claim.label} selects {' and '.join(claim.rule.select.parent)} by parent, which are "
+            f"no PCI functions, and cannot be {claim.rule.state}",
+            "select PCI functions by address, id or class; parent goes with state: vgpu",
+        )
+
+
+def moving_together(devices: Iterable[PciDevice]) -> list[list[PciDevice]]:
+    """Functions in batches: those of one slot, and those of one IOMMU group, move together."""
+    return components(devices, _bonds)
+
+
+def _bonds(device: PciDevice) -> Iterator[tuple[str, object]]:
+    if device.iommu_group is not None:
+        yield "group", device.iommu_group
+    if device.physical_function is None:
+        yield "slot", device.address.slot

@@ -1,0 +1,167 @@
+"""Virtual functions that a layout is yet to make, and the rules that are about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.gpu import switch
+from vfiomgr.gpu.requests import SwitchGpu
+from vfiomgr.layout.functions import differences, virtual_to_guests, virtual_to_host
+from vfiomgr.layout.model import SriovRule
+from vfiomgr.layout.parts import Case, Part, attempt, counted
+from vfiomgr.layout.select import moving_together
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.sriov import plan as sriov_plan
+from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVfCount
+from vfiomgr.vgpu.mig.steps import RunSriovManage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.layout.model import Rule
+    from vfiomgr.layout.select import Claim
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+_FIRST_RULE = "put this rule first, since the first rule that selects a device has it"
+Coming = dict[str, int]
+"""How many virtual functions each physical one will have, of those that are to get others."""
+
+
+def numbers(parts: Iterable[Part]) -> Coming:
+    """What plans make of physical functions; of the new virtual ones nothing is known yet."""
+    return {
+        str(step.device.address): step.after
+        for part in parts
+        for step in part.plan.steps
+        if isinstance(step, SetVfCount | RunSriovManage)
+    }
+
+
+def is_awaited(host: HostSnapshot, claim: Claim, coming: Coming) -> bool:
+    """Whether a rule may be about virtual functions that are yet to be made."""
+    select = claim.rule.select
+    if not coming.keys().isdisjoint(map(str, select.physical_function)):
+        return True
+    return bool(coming) and any(host.device_named(str(a)) is None for a in select.address)
+
+
+def shortage(claim: Claim, claims: Sequence[Claim], coming: Coming) -> Objection | None:
+    """That a rule's physical functions will have fewer virtual ones than it wants.
+
+    Which addresses, classes and models these will have is not known; only how many there may be.
+    """
+    select, wanted = claim.rule.select, claim.rule.at_least
+    if not select.physical_function:
+        return None
+    earlier = claims[: claim.number - 1]
+    owners = {a: _owner_of_all(a, earlier) for a in select.physical_function}
+    counts = {a: 0 if owners[a] else _count(claim, a, coming) for a in owners}
+    most = sum(counts.values())
+    if most >= wanted:
+        return None
+    told = [_told(a, owners[a], _maker(a, claims), counts[a], coming) for a in counts]
+    remedy = "have more made there" if any(a is None for a in owners.values()) else _FIRST_RULE
+    return Objection(
+        f"{claim.label} wants at least {counted(wanted, 'device')}, and {', '.join(told)}",
+        f"{remedy}, or say at_least: {most}",
+    )
+
+
+def _owner_of_all(physical: PciAddress, earlier: Iterable[Claim]) -> Claim | None:
+    """The rule that has all virtual functions of a physical one, whatever they are."""
+    for claim in earlier:
+        select = claim.rule.select
+        is_all = select.criteria == ("physical_function",) and physical in select.physical_function
+        if is_all or (_says_who_has_them(claim.rule) and _is_of(physical, claim)):
+            return claim
+    return None
+
+
+def _says_who_has_them(rule: Rule) -> bool:
+    return isinstance(rule, SriovRule) and rule.functions != "any"
+
+
+def _is_of(physical: PciAddress, claim: Claim) -> bool:
+    return any(device.address == physical for device in claim.devices)
+
+
+def _count(claim: Claim, physical: PciAddress, coming: Coming) -> int:
+    there = sum(device.physical_function == physical for device in claim.devices)
+    return coming.get(str(physical), there)
+
+
+def _maker(physical: PciAddress, claims: Iterable[Claim]) -> str:
+    """By which rule a physical function gets others."""
+    makers = (claim.label for claim in claims if _is_of(physical, claim))
+    return next((f" by {label}" for label in makers), "")
+
+
+def _told(physical: PciAddress, owner: Claim | None, maker: str, count: int, coming: Coming) -> str:
+    if owner is not None:
+        return f"those of {physical} are what {owner.label} has"
+    if str(physical) in coming:
+        return f"{physical} is to have {counted(count, 'virtual function')}{maker}"
+    return f"{physical} has {counted(count, 'virtual function')}"
+
+
+def parts(case: Case, rule: SriovRule, device: PciDevice) -> Iterator[Part]:
+    """A physical function with its number, and then what is to become of the virtual ones."""
+    count = device.sriov_totalvfs or 1 if rule.count == "max" else rule.count
+    wanted = counted(count, "virtual function")
+    name = str(device.address)
+
+    def numbered() -> Plan:
+        after = case.autoprobe(device.address)
+        instances = case.instances(device.address) if count else None
+        if not device.is_on_vfio and device.sriov_numvfs == count:
+            same = SetVirtualFunctions(
+                device.address, count, autoprobe_after=after, instances_after=instances
+            )
+            return sriov_plan.plan_set(case.host, same)
+        refuse_if_any(sriov_plan.impossible(case.host, device, count), frozenset())
+        goal = SwitchGpu(
+            device.address,
+            "vgpu",
+            functions=count,
+            allow=case.allow,
+            autoprobe_after=after,
+            instances_after=instances,
+            only=case.is_shared(device),
+            autoprobe=rule.functions == "host",
+        )
+        return switch.brought(case.host, goal)[0]
+
+    functions = attempt(name, numbered, differences(case.host, [device], wanted))
+    if device.iommu_group is not None:
+        functions = replace(functions, groups=frozenset({device.iommu_group}))
+    if rule.functions == "any" or not count:
+        yield functions
+    elif functions.differences:
+        goes_to = "guests" if rule.functions == "passthrough" else "the host's drivers"
+        yield replace(functions, later=(f"{name}: its {wanted} to {goes_to}",))
+    else:
+        yield functions
+        yield from _virtual(case, rule, device)
+
+
+def _virtual(case: Case, rule: SriovRule, physical: PciDevice) -> Iterator[Part]:
+    """The virtual functions, but for those that another rule has."""
+    name = str(physical.address)
+    present = (case.host.device(a) for a in physical.virtual_functions if a not in case.others)
+    for batch in moving_together(present):
+        if rule.functions == "host":
+            yield virtual_to_host(case, name, batch)
+            continue
+        bind = Bind(
+            tuple(function.address for function in batch),
+            driver=rule.driver,
+            allow=case.allow,
+            owner=case.owner(rule.owner),
+        )
+        yield virtual_to_guests(case, name, bind)

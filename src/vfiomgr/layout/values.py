@@ -1,0 +1,151 @@
+"""What the fields of a layout take: each way of writing a value, and what it is read as."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic_core import core_schema
+
+from vfiomgr.pci.model import PciAddress
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+CLASS_NAMES = {
+    "display": "03",
+    "vga": "0300",
+    "3d": "0302",
+    "network": "02",
+    "ethernet": "0200",
+    "nvme": "0108",
+    "storage": "01",
+    "audio": "0403",
+    "usb": "0c03",
+    "accelerator": "12",
+    "infiniband": "0207",
+}
+"""Names of classes, by the digits that their codes begin with (pci.ids)."""
+_MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
+_UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
+_SIZE = re.compile(r"([0-9]+)([MGT])(?:I?B)?")
+
+
+def is_hex(text: str) -> bool:
+    """Whether all are digits as sysfs writes them."""
+    return all(digit in "0123456789abcdef" for digit in text)
+
+
+def _as_list(value: object) -> object:
+    """One value stands for a list of one."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return (value,)
+
+
+def _as_mebibytes(value: object) -> object:
+    """`6G`, `512M`, or a number of MiB."""
+    if not isinstance(value, str):
+        return value
+    size = _SIZE.fullmatch(value.strip().upper())
+    if size:
+        return int(size[1]) * _MEBIBYTES[size[2]]
+    message = "write a size as 512M, 6G or a number of MiB"
+    raise ValueError(message)
+
+
+def _as_text(value: object) -> object:
+    """Numbers and truth values in parameters are what their text is."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _as_lower(value: object) -> object:
+    """Hexadecimal digits may be written large."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def _as_class(value: object) -> object:
+    """As the above, and names stay as they are."""
+    return value.lower() if isinstance(value, str) and is_hex(value.lower()) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _OneOrMany:
+    """A list, or one value that stands for a list of one."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_as_list, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        many = handler(schema)
+        return {"anyOf": [many["items"], many]}
+
+
+ONE_OR_MANY = _OneOrMany()
+"""Of a field that is a tuple."""
+Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+Names = Annotated[tuple[Text, ...], ONE_OR_MANY]
+_Id = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9a-f]{4}:([0-9a-f]{4}|\*)$"),
+    BeforeValidator(_as_lower),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^[0-9a-fA-F]{4}:([0-9a-fA-F]{4}|\*)$"}, mode="validation"
+    ),
+]
+Ids = Annotated[tuple[_Id, ...], ONE_OR_MANY]
+_Class = Annotated[
+    str,
+    StringConstraints(pattern=r"^([0-9a-f]{2}){1,3}$|^[a-z]+$|^3d$"),
+    BeforeValidator(_as_class),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": sorted(CLASS_NAMES)},
+                {"type": "string", "pattern": "^([0-9a-fA-F]{2}){1,3}$"},
+            ]
+        },
+        mode="validation",
+    ),
+]
+Classes = Annotated[tuple[_Class, ...], ONE_OR_MANY]
+Addresses = Annotated[tuple[PciAddress, ...], ONE_OR_MANY]
+Numbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], ONE_OR_MANY]
+Mebibytes = Annotated[
+    int,
+    BeforeValidator(_as_mebibytes),
+    Field(gt=0),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"},
+            ]
+        },
+        mode="validation",
+    ),
+]
+Parameter = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    WithJsonSchema({"type": ["string", "number", "boolean"]}, mode="validation"),
+]
+Uuid = Annotated[
+    str,
+    StringConstraints(pattern=_UUID.format(digit="[0-9a-f]")),
+    BeforeValidator(_as_lower),
+    WithJsonSchema(
+        {"type": "string", "pattern": _UUID.format(digit="[0-9a-fA-F]")}, mode="validation"
+    ),
+]
+Owner = Annotated[str, StringConstraints(pattern=r"^[^:\s]+(:[^:\s]+)?$", strip_whitespace=True)]

@@ -1,0 +1,292 @@
+"""The drivers' parameters of vGPUs, as the wishes of a layout have them."""
+
+from __future__ import annotations
+
+import itertools
+import uuid as uuids
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.plan import Plan
+from vfiomgr.layout.model import VgpuWish
+from vfiomgr.layout.parts import Difference
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
+from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.capacity import Gpu
+from vfiomgr.vgpu.model import Vgpu
+from vfiomgr.vgpu.placement import serving
+from vfiomgr.vgpu.requests import CreateVgpu
+from vfiomgr.vgpu.steps import SetVgpuAttribute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.layout.model import VgpuRule
+    from vfiomgr.layout.parts import Case
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import VgpuType
+
+    Kept = Iterable[tuple[VgpuWish, Vgpu]]
+
+
+def found_on(host: HostSnapshot, one: Vgpu) -> str | None:
+    """What a vGPU has; None where its driver takes none."""
+    return dict(host.defined.attributes_of(one.name)).get(PARAMETERS)
+
+
+def are_others(found: str, wish: VgpuWish) -> bool:
+    """Whether a vGPU has others than it is to have, whatever their order and white space."""
+    return _pairs(found) != _pairs(_text(wish))
+
+
+def setting(name: str, before: str | None, wish: VgpuWish) -> SetVgpuAttribute:
+    """The step that gives a vGPU what a wish says."""
+    directory = (PCI_DEVICES if ":" in name else MDEV_DEVICES) / name
+    return SetVgpuAttribute(name, directory, PARAMETERS, before, _text(wish))
+
+
+def plan_kept(case: Case, kept: Kept) -> Plan:
+    """Parameters of those that stay; a guest sees new ones when it starts.
+
+    Raises:
+        Refusal: a driver takes none, or a guest has the vGPU.
+
+    """
+    steps: list[SetVgpuAttribute] = []
+    objections: list[Objection] = []
+    for wish, one in kept:
+        if wish.parameters is None:
+            continue
+        found = found_on(case.host, one)
+        if found is None:
+            objections.append(
+                Objection(
+                    f"the driver of {one} takes no parameters: it has no {PARAMETERS}",
+                    "leave parameters out, or load the vendor's vGPU driver",
+                )
+            )
+        elif are_others(found, wish):
+            objections += guards.held_by_guest(case.host, one)
+            steps.append(setting(one.name, found, wish))
+    refuse_if_any(objections, case.allow)
+    locks = [f"vgpu-{step.vgpu}" for step in steps]
+    return Plan("", tuple(steps), locks=tuple(locks), settles=tuple(s.vgpu for s in steps))
+
+
+def differences(host: HostSnapshot, kept: Kept) -> Iterator[Difference]:
+    """What those that stay have otherwise."""
+    for wish, one in kept:
+        if wish.parameters is None:
+            continue
+        found = found_on(host, one)
+        if found is None or are_others(found, wish):
+            told = "no parameters" if found is None else found.strip() or "no parameters"
+            yield Difference(one.name, "", told, _text(wish) or "no parameters")
+
+
+def _text(wish: VgpuWish) -> str:
+    return ",".join(f"{key}={value}" for key, value in (wish.parameters or {}).items())
+
+
+def _pairs(text: str) -> frozenset[str]:
+    return frozenset("".join(text.split()).split(",")) - {""}
+
+
+_NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
+"""The name space of the names that layouts give."""
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """A wish that is not met, the GPUs that may serve it, and how many of it are there."""
+
+    wish: VgpuWish
+    scope: tuple[Gpu, ...]
+    there: int
+
+
+@dataclass
+class Shares:
+    """What is there, and what is to be."""
+
+    kept: list[tuple[VgpuWish, Vgpu]] = field(default_factory=list)
+    missing: list[tuple[Lacking, tuple[str, ...]]] = field(default_factory=list)
+    """What is not met, with the names of the vGPUs that are to be made for it."""
+    surplus: list[Vgpu] = field(default_factory=list)
+
+
+def shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
+    """Who stays: those that are named first, then those that guests have, then vfiomgr's own."""
+    shares = Shares()
+    left = {gpu.name: _by_worth(case.host, gpu) for gpu in known}
+    named = {uuid for wish in rule.vgpus for uuid in wish.uuids}
+    for wish in sorted(rule.vgpus, key=_by_choice):
+        for scope in [tuple(known)] if wish.count else [(gpu,) for gpu in known]:
+            count = wish.count or wish.per_gpu or 0
+            mine = frozenset(wish.uuids) or None
+            kinds = {gpu.name: serving(gpu, creation(wish)) for gpu in scope}
+            kept = [
+                (gpu, one)
+                for gpu in scope
+                for one in left[gpu.name]
+                if gpu.type_of(one) in kinds[gpu.name]
+                and (one.name not in named if mine is None else one.name in mine)
+            ]
+            kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], wish))
+            kept = kept[:count]
+            for gpu, one in kept:
+                left[gpu.name].remove(one)
+                shares.kept.append((wish, one))
+            if len(kept) < count:
+                lacking = Lacking(wish, scope, len(kept))
+                shares.missing.append((lacking, _names(case, lacking, count - len(kept), shares)))
+    shares.surplus = [one for gpu in known for one in left[gpu.name]]
+    return shares
+
+
+def creation(wish: VgpuWish, names: tuple[str, ...] = ()) -> CreateVgpu:
+    """A wish as an intent of its own."""
+    return CreateVgpu(
+        names,
+        type=wish.type,
+        framebuffer=wish.framebuffer,
+        series=wish.series,
+        heads=wish.heads,
+    )
+
+
+def _by_choice(wish: VgpuWish) -> tuple[bool, bool, bool, bool, int]:
+    """Those that few vGPUs can meet come first."""
+    return (
+        not wish.uuids,
+        wish.parameters is None,
+        wish.per_gpu is None,
+        wish.type is None,
+        -(wish.framebuffer or 0),
+    )
+
+
+def _has_other_parameters(host: HostSnapshot, one: Vgpu, wish: VgpuWish) -> bool:
+    return are_others(found_on(host, one) or "", wish)
+
+
+def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
+    def worth(one: Vgpu) -> tuple[bool, bool, str]:
+        return not host.holders(one), not host.is_own(one), one.name
+
+    return sorted(gpu.instances, key=worth)
+
+
+def _names(case: Case, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
+    """Names for new ones: the wish's own, or the first that are free of an endless row of them."""
+    wish = lacking.wish
+    taken = {one.name for one in case.host.vgpus}
+    taken.update(name for _, names in shares.missing for name in names)
+    place = lacking.scope[0].name if wish.per_gpu else ""
+    row = f"{case.intent.seed} {case.intent.name} {place} {wish}"
+    endless = (str(uuids.uuid5(_NAMES, f"{row} {number}")) for number in itertools.count())
+    names = iter(wish.uuids) if wish.uuids else endless
+    return tuple(itertools.islice((name for name in names if name not in taken), count))
+
+
+_ENDLESS = 1 << 20
+
+
+def impossible(
+    case: Case, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
+) -> Iterator[Objection]:
+    """All that speaks against a rule's vGPUs, whatever is there of them."""
+    yield from _foreign(case, shares)
+    for lacking, _ in shares.missing:
+        yield from _unmeetable(case, lacking)
+    yield from _taken_names(case.host, rule, known, shares)
+    for gpu in known:
+        yield from _too_many(rule, gpu)
+
+
+def _serving(gpu: Gpu, wish: VgpuWish) -> list[VgpuType]:
+    """The types of a GPU that would meet a wish."""
+    return serving(gpu, creation(wish))
+
+
+def _unmeetable(case: Case, lacking: Lacking) -> Iterator[Objection]:
+    """A wish for more than its GPUs could ever carry, or for what none of them makes."""
+    wish = lacking.wish
+    kinds = {gpu.name: _serving(gpu, wish) for gpu in lacking.scope}
+    if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
+        names = ", ".join(gpu.name for gpu in lacking.scope)
+        yield Objection(
+            f"{names} makes no {wish}" if len(kinds) == 1 else f"none of {names} makes {wish}",
+            "vfiomgr vgpu types shows what each makes",
+        )
+    most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
+    count = wish.count or wish.per_gpu or 0
+    if 0 < sum(most) < count:
+        yield Objection(
+            f"{case.claim.label} wants {count} x {wish}, and its GPUs carry {sum(most)}",
+            "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+        )
+
+
+def _most(gpu: Gpu, kind: VgpuType) -> int:
+    """How many of a type a GPU carries with nothing else; very many where nothing says."""
+    functions = sum(parent.is_virtual_function for parent in gpu.parents)
+    limits = [functions] if functions else []
+    limits += [kind.max_instances] if kind.max_instances is not None else []
+    if gpu.framebuffer is not None and kind.framebuffer and not (gpu.mode and gpu.mode.mig):
+        limits.append(gpu.framebuffer // kind.framebuffer)
+    return min(limits, default=_ENDLESS)
+
+
+def _foreign(case: Case, shares: Shares) -> Iterator[Objection]:
+    names = [one.name for one in shares.surplus if not case.host.is_own(one)]
+    if names:
+        yield Objection(
+            f"{case.claim.label} wants no such vGPUs, and vfiomgr did not make them: "
+            + ", ".join(names),
+            "put them into the layout, or remove them if nobody needs them: vfiomgr vgpu remove "
+            + " ".join(names),
+        )
+
+
+def _taken_names(
+    host: HostSnapshot, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
+) -> Iterator[Objection]:
+    kept = {one.name for _, one in shares.kept}
+    going = {one.name for one in shares.surplus}
+    for name in (uuid for wish in rule.vgpus for uuid in wish.uuids):
+        there = host.vgpu(name)
+        if there is not None and name not in kept | going:
+            yield Objection(
+                f"{there} is on {there.parent}, and the layout wants it on "
+                + " or ".join(gpu.name for gpu in known),
+                f"choose another UUID, or vfiomgr vgpu remove {name} first",
+            )
+
+
+def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Objection]:
+    """What each GPU is to carry by itself, against what its types say."""
+    wishes = [wish for wish in rule.vgpus if wish.per_gpu is not None]
+    kinds = [(wish.per_gpu or 0, kind) for wish in wishes for kind in _serving(gpu, wish)[:1]]
+    functions = [parent for parent in gpu.parents if parent.is_virtual_function]
+    total = sum(count for count, _ in kinds)
+    if functions and total > len(functions):
+        yield Objection(
+            f"{gpu} has {len(functions)} virtual functions, too few for {total} vGPUs",
+            "ask for fewer, or for more functions in the rule",
+        )
+    memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)
+    if gpu.framebuffer is not None and memory > gpu.framebuffer:
+        yield Objection(
+            f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
+            "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+        )
+    for count, kind in kinds:
+        if kind.max_instances is not None and count > kind.max_instances:
+            yield Objection(
+                f"{gpu} carries at most {kind.max_instances} {kind}, not {count}",
+                "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+            )

@@ -1,0 +1,1 @@
+"""Devices given to domains and taken from them, running or not."""

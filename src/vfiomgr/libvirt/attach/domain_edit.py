@@ -1,0 +1,214 @@
+"""Which devices come into a domain that is there, where they sit, and which go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.attach.claims import disk_objection
+from vfiomgr.libvirt.attach.ports import free_places, refuse_full
+from vfiomgr.libvirt.model.domain import Domain, DomainHostdev, GuestAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.guest_device import HandOver
+
+
+@dataclass(frozen=True, slots=True)
+class NewPort:
+    """A root port that a domain lacks, and the device that it is for."""
+
+    index: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A device of a guest, by the names of its functions, and where the first of them goes."""
+
+    names: tuple[str, ...]
+    guest: GuestAddress | None
+    """None where libvirt is to find a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What comes into a domain."""
+
+    placed: tuple[Placed, ...] = ()
+    ports: tuple[NewPort, ...] = ()
+    already: tuple[str, ...] = ()
+    """Devices that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What goes out of a domain."""
+
+    devices: tuple[DomainHostdev, ...] = ()
+    absent: tuple[str, ...] = ()
+    """Devices that it has not."""
+    orphans: tuple[str, ...] = ()
+    """Functions that stay, and that the guest cannot find without those that go."""
+
+
+def plan_additions(
+    domain: Domain, devices: Iterable[tuple[str, ...]], *, is_unassigned: bool = False
+) -> Additions:
+    """Places for devices, each a tuple of functions that become one device of the guest.
+
+    A function that goes alone gets no address: libvirt finds a port for it, or adds one. None has
+    what the guest is not to have (`is_unassigned`). Several get a bus that nothing else says it is
+    on: that of a free root port, else of a new one.
+
+    Raises:
+        Refusal: a device is there in part, or there is no place.
+
+    """
+    placed: list[Placed] = []
+    already: list[str] = []
+    places = free_places(domain)
+    ports: list[NewPort] = []
+    for names in devices:
+        there = [name for name in names if domain.hostdev(name) is not None]
+        if len(there) == len(names):
+            already += names
+            continue
+        if there:
+            _refuse_part(domain, names, there)
+        if len(names) == 1 or is_unassigned:
+            placed.append(Placed(names, None))
+            continue
+        guest, is_new = next(places, (None, False))
+        if guest is None:
+            refuse_full(domain, names)
+        placed.append(Placed(names, guest))
+        if is_new:
+            ports.append(NewPort(guest.bus, names[0]))
+    return Additions(tuple(placed), tuple(ports), tuple(already))
+
+
+def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HandOver]]) -> None:
+    """Make sure that libvirt takes the domain with devices that come, as they are handed over.
+
+    It rejects an order of booting beside `<boot dev>`, the same order twice, and a second ramfb.
+
+    Raises:
+        Refusal: it would not.
+
+    """
+    orders, objections = set(domain.boot_orders), []
+    has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)
+    for name, hand_over in coming:
+        known = domain.hostdev(name)
+        if known is not None:
+            objections += [disk_objection(domain, known)] if known.element == "disk" else []
+            continue
+        order = hand_over.boot_order
+        if order is not None and domain.has_os_boot:
+            objections.append(
+                Objection(
+                    f"{name} is to have a boot order, and <os> of {domain.name} has <boot dev>",
+                    f"take <boot dev> out of line {domain.line('os/boot')}, and give the disk a "
+                    "<boot order> too; or leave out --boot-order",
+                )
+            )
+        elif order in orders:
+            objections.append(
+                Objection(
+                    f"{name} is to have the boot order {order}, which another device of "
+                    f"{domain.name} has",
+                    f"pass --boot-order {max(orders) + 1}, or give the other one a later order",
+                )
+            )
+        if hand_over.ramfb and has_ramfb is not None:
+            objections.append(
+                Objection(
+                    f"{name} is to have ramfb, which {has_ramfb} of {domain.name} has",
+                    "leave out --ramfb, or take it from the other one: a guest has one of its kind",
+                )
+            )
+        orders |= set() if order is None else {order}
+    refuse_if_any(objections, frozenset())
+
+
+def plan_removals(
+    domain: Domain, names: Iterable[str], host: HostSnapshot | None, *, only: bool
+) -> Removals:
+    """The named devices with the other functions of their slots, unless `only`.
+
+    Which functions belong together the host tells; of one that it does not have, the domain: those
+    of one slot that are in one slot of the guest, too.
+
+    Raises:
+        Refusal: one is the controller of an NVMe disk.
+
+    """
+    gone: dict[DomainHostdev, None] = {}
+    absent = []
+    for name in names:
+        device = domain.hostdev(name)
+        if device is None:
+            absent.append(name)
+            continue
+        gone[device] = None
+        if not only:
+            gone.update(dict.fromkeys(_companions(domain, device, host)))
+    disks = (device for device in gone if device.element == "disk")
+    refuse_if_any([disk_objection(domain, device) for device in disks], frozenset())
+    devices = tuple(device for device in domain.hostdevs if device in gone)
+    return Removals(devices, tuple(absent), tuple(_orphans(domain, devices)))
+
+
+def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> NoReturn:
+    """Functions of one device cannot come one after the other: their place is given at once.
+
+    Raises:
+        Refusal: always.
+
+    """
+    missing = ", ".join(name for name in names if name not in there)
+    message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
+    remedy = f"pass --remove {there[0]} too, to add them as one device, or --only"
+    raise Refusal(message, remedy)
+
+
+def _companions(
+    domain: Domain, device: DomainHostdev, host: HostSnapshot | None
+) -> Iterator[DomainHostdev]:
+    """Those that go to a guest with it, and are in this domain."""
+    address = device.address
+    if address is None:
+        return
+    known = None if host is None else host.device_named(str(address))
+    if known is not None and host is not None:
+        names = [str(function.address) for function in host.slot(known)]
+        yield from (one for name in names if (one := domain.hostdev(name)) is not None)
+        return
+    for other in domain.hostdevs:
+        same = other.address is not None and other.address.slot == address.slot
+        if same and device.guest is not None and _is_in_slot(other, device.guest):
+            yield other
+
+
+def _is_in_slot(device: DomainHostdev, guest: GuestAddress) -> bool:
+    place = device.guest
+    return place is not None and (place.domain, place.bus, place.slot) == (
+        guest.domain,
+        guest.bus,
+        guest.slot,
+    )
+
+
+def _orphans(domain: Domain, gone: Sequence[DomainHostdev]) -> Iterator[str]:
+    """A guest looks for functions of a slot only where there is a function 0 (PCI 3.0, 3.2.2.3)."""
+    for first in gone:
+        if first.guest is None or first.guest.function:
+            continue
+        for other in domain.hostdevs:
+            if other not in gone and _is_in_slot(other, first.guest):
+                yield other.name

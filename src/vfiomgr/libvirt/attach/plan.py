@@ -1,0 +1,418 @@
+"""Giving devices to a domain: what can go to it now, to its definition, and what forbids it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.attach.claims import disk_objection, how_to_read, unread_domains, unread_text
+from vfiomgr.libvirt.attach.ports import Scope, free_places, free_ports, is_express, refuse_full
+from vfiomgr.libvirt.build.address_spaces import space_objections
+from vfiomgr.libvirt.build.hostdevs import hostdevs_of
+from vfiomgr.libvirt.model.features import VENDOR_FUNCTION
+from vfiomgr.passthrough.guards import taking
+from vfiomgr.passthrough.readiness_hints import how_to_bind
+from vfiomgr.paths import SCRIPT
+from vfiomgr.pci.iommu import blockers
+from vfiomgr.vgpu.guest_device import DeviceWish, GuestAddress, HandOver, Unit, units_of
+from vfiomgr.vgpu.model import Vgpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.libvirt.model.domain import Domain, Hypervisor, KnownDomain
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.vgpu.guest_device import GuestHostdev
+
+_NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachWish:
+    """What a user asks for."""
+
+    devices: tuple[str, ...]
+    """Addresses and UUIDs, as they are typed."""
+    scope: Scope
+    managed: bool = False
+    """Let libvirt bind and unbind."""
+    only: bool = False
+    """Leave the other functions of the slot out."""
+    allow_claimed: bool = False
+    """Also what the definition of another domain has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What becomes one device of the guest."""
+
+    scope: Scope
+    unit: Unit
+    is_active: bool = True
+    """Of a vGPU: whether it is there, and not defined alone."""
+    bus: int | None = None
+    """The guest's bus of several functions."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Addresses, or the UUID."""
+        return tuple(str(device.address) for device in self.functions) or (self.unit.vgpu_uuid,)
+
+    @property
+    def functions(self) -> tuple[PciDevice, ...]:
+        """Of a vGPU none."""
+        return self.unit.functions
+
+    def hostdevs(self) -> Iterator[GuestHostdev]:
+        """One for each function."""
+        place = None if self.bus is None else GuestAddress(self.bus, 0, 0)
+        return hostdevs_of(self.unit, place)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPlan:
+    """What is to be given to a domain, and what there is to say of it."""
+
+    items: tuple[Attachment, ...]
+    already: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
+    """What a change is about: what was asked for, or else all that there is of the domain.
+
+    Raises:
+        Refusal: it was asked for what the domain does not have, or it cannot be read.
+
+    """
+    if domain.is_unread:
+        raise Refusal(unread_text(domain), how_to_read(domain))
+    if live and not domain.is_active:
+        message = f"the domain {domain.name} is not running"
+        raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
+    if config and not domain.is_persistent:
+        message = f"the domain {domain.name} is transient: it has no definition"
+        raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
+    if live or config:
+        return Scope(live=live, config=config)
+    return Scope(live=domain.is_active, config=domain.is_persistent)
+
+
+def plan_attach(
+    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachWish
+) -> AttachPlan:
+    """What libvirt is to be asked for, one guest device after the other.
+
+    Raises:
+        Refusal: with everything that speaks against it.
+        UnknownDevice: the host has no such device.
+
+    """
+    wanted = tuple(_units(host, wish))
+    left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
+    items = _placed(domain, [unit for unit in left if unit.scope])
+    refuse_if_any(_objections(host, hypervisor, domain, wish, items), frozenset())
+    return AttachPlan(
+        items=tuple(items),
+        already=tuple(
+            f"{domain.name} has {' and '.join(unit.names)} already"
+            for unit in left
+            if not unit.scope
+        ),
+        notes=(*_notes(host, domain, items), *unread_domains(hypervisor)),
+    )
+
+
+# ---- what is meant
+
+
+def _units(host: HostSnapshot, wish: AttachWish) -> Iterator[Attachment]:
+    """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
+    hand_over = HandOver(is_managed=wish.managed)
+    wishes = [DeviceWish(name, hand_over, is_alone=wish.only) for name in wish.devices]
+    defined = tuple(
+        Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
+        for known in host.vgpu_definitions
+        if host.vgpu(known.uuid) is None
+    )
+    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), wishes):
+        yield Attachment(wish.scope, unit, is_active=unit.vgpu not in defined)
+
+
+def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
+    """Where the domain does not have all of the unit yet."""
+    return Scope(
+        live=unit.scope.live and not _has(domain.running, unit),
+        config=unit.scope.config and not _has(domain.defined, unit),
+    )
+
+
+def _has(domain: Domain | None, unit: Attachment) -> bool:
+    return all(_is_given(domain, name) for name in unit.names)
+
+
+def _is_given(domain: Domain | None, name: str) -> bool:
+    """Whether the guest has it as a device of its own, and not as an NVMe disk."""
+    known = None if domain is None else domain.hostdev(name)
+    return known is not None and known.element != "disk"
+
+
+def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
+    """Several functions on a bus of their own; libvirt adds the port where it is a new one."""
+    defined = domain.defined
+    if defined is None or not is_express(defined):
+        return list(units)
+    places = free_places(defined)
+    return [replace(unit, bus=_bus(defined, unit, places)) for unit in units]
+
+
+def _bus(
+    domain: Domain, unit: Attachment, places: Iterator[tuple[GuestAddress, bool]]
+) -> int | None:
+    """The next one, of several functions; one alone libvirt puts somewhere."""
+    if len(unit.functions) <= 1:
+        return None
+    place, _ = next(places, (None, False))
+    if place is None:
+        refuse_full(domain, unit.names)
+    return place.bus
+
+
+# ---- what speaks against it
+
+
+def _objections(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    domain: KnownDomain,
+    wish: AttachWish,
+    items: Sequence[Attachment],
+) -> Iterator[Objection]:
+    is_hooked = _is_hooked(host, domain)
+    coming = {
+        device.address
+        for item in items
+        for device in item.functions
+        if wish.managed or (is_hooked and not item.scope.live)
+    }
+    for item in items:
+        yield from _part_objections(domain, item)
+        yield from _disk_objections(domain, item)
+        yield from _vgpu_objections(domain, item)
+        for device in item.functions:
+            yield from _readiness(host, hypervisor, device, wish, coming)
+        yield from _held_elsewhere(host, hypervisor, domain, item, wish)
+    live = [item for item in items if item.scope.live]
+    yield from _live_objections(hypervisor, domain, live, wish)
+    for item in live:
+        yield from _strangers(host, hypervisor, item)
+    yield from _space_objections(host, domain, items)
+
+
+def _space_objections(
+    host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
+) -> Iterator[Objection]:
+    """Of a guest that has an IOMMU, as it runs and as it is defined."""
+    found: dict[Objection, None] = {}
+    if domain.running is not None:
+        coming = [item.unit for item in items if item.scope.live]
+        found.update(dict.fromkeys(space_objections(host, domain.running, coming)))
+    if domain.defined is not None:
+        coming = [item.unit for item in items if item.scope.config]
+        found.update(dict.fromkeys(space_objections(host, domain.defined, coming)))
+    yield from found
+
+
+def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    """The functions of a device come at once: what is there of it has its place already."""
+    sides = (
+        ("--live", item.scope.live, domain.running),
+        ("--config", item.scope.config, domain.defined),
+    )
+    for option, is_meant, side in sides:
+        there = [name for name in item.names if _is_given(side, name)]
+        missing = [name for name in item.names if name not in there]
+        if is_meant and there and missing:
+            yield Objection(
+                f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
+                f"slot ({'the running guest' if side is domain.running else 'its definition'})",
+                f"take it out first, to give all as one device: vfiomgr libvirt detach "
+                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --only",
+            )
+
+
+def _disk_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    """Functions that the domain has as NVMe disks, which are no devices of the guest."""
+    sides = [side for side in (domain.running, domain.defined) if side is not None]
+    for name in item.names:
+        found = [known for side in sides if (known := side.hostdev(name)) is not None]
+        yield from (disk_objection(domain, one) for one in found[:1] if one.element == "disk")
+
+
+def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+    if item.scope.live and not item.is_active:
+        yield Objection(
+            f"the vGPU {item.unit.vgpu_uuid} is defined and not active, and {domain.name} runs",
+            f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
+        )
+
+
+def _readiness(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    device: PciDevice,
+    wish: AttachWish,
+    coming: set[PciAddress],
+) -> Iterator[Objection]:
+    """Whether a guest could open a function: it, and all of its group.
+
+    What is coming is bound before the guest's start: by libvirt, or by vfiomgr's hook.
+    """
+    if host.is_vendor_function(device):
+        yield from _vendor_objections(host, hypervisor, device, wish)
+        return
+    if device.address in coming:
+        if not device.is_on_vfio:
+            yield from taking(host, [device])
+    elif not device.is_on_vfio:
+        yield Objection(
+            f"{device} is on {device.driver or 'no driver'}, and no guest can open it",
+            how_to_bind(host, [device]),
+        )
+        return
+    staying = [
+        d for d in blockers(host.group_members(device.iommu_group)) if d.address not in coming
+    ]
+    if staying:
+        names = ", ".join(f"{d} on {d.driver}" for d in staying)
+        yield Objection(
+            f"IOMMU group {device.iommu_group} also holds {names}",
+            f"vfiomgr bind {device.address} --with-group, if the guest may have all of it",
+        )
+
+
+def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
+    """Whether libvirt's hook binds what the domain has, before its next start."""
+    defined = domain.defined
+    return defined is not None and defined.is_bound_by_hook and host.file(SCRIPT) is not None
+
+
+def _vendor_objections(
+    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachWish
+) -> Iterator[Objection]:
+    """Of a virtual function that stays on its vendor's driver, as a vGPU."""
+    if not host.is_ready_for_guests(device):
+        yield Objection(
+            f"{device} is no vGPU yet",
+            f"vfiomgr vgpu create --parent {device.address} --type …",
+        )
+    if wish.managed:
+        yield Objection(
+            f"{device} is a vGPU of its driver {device.driver}, which libvirt must not unbind",
+            "leave out --managed",
+        )
+    if not VENDOR_FUNCTION.is_in(hypervisor.libvirt):
+        yield Objection(
+            f"{device} needs libvirt {VENDOR_FUNCTION.since} or later, which knows "
+            f"{VENDOR_FUNCTION.what}: this is {hypervisor.libvirt}",
+            f"install libvirt {VENDOR_FUNCTION.since} or later on this host",
+        )
+
+
+def _held_elsewhere(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    domain: KnownDomain,
+    item: Attachment,
+    wish: AttachWish,
+) -> Iterator[Objection]:
+    """Other domains of this libvirt that have the device, or another one of its group."""
+    groups = {device.iommu_group for device in item.functions} - {None}
+    mates = {str(d.address) for group in groups for d in host.group_members(group)}
+    for other in hypervisor.domains:
+        if other.uuid == domain.uuid:
+            continue
+        used = _names(other.running)
+        for name in item.names:
+            if name in used and item.scope.live:
+                yield Objection(
+                    f"{name} is with the domain {other.name}, which runs",
+                    f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
+                )
+            elif name in used | _names(other.defined) and not wish.allow_claimed:
+                state = "runs" if name in used else "is off"
+                yield Objection(
+                    f"{name} is claimed by the domain {other.name}, which {state}",
+                    f"vfiomgr libvirt detach {other.argument} {name} --config, or pass --allow "
+                    "claimed if the two never run at the same time",
+                )
+        for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
+            yield Objection(
+                f"{name}, of the same IOMMU group, is with the domain {other.name}, which runs",
+                f"one guest owns a group: stop {other.name}, or give both to one domain",
+            )
+
+
+def _names(domain: Domain | None) -> set[str]:
+    return set() if domain is None else {hostdev.name for hostdev in domain.hostdevs} - {""}
+
+
+def _live_objections(
+    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachWish
+) -> Iterator[Objection]:
+    """What a running guest cannot take."""
+    running = domain.running
+    if running is None or not items:
+        return
+    if hypervisor.offers_vfio is False:
+        yield Objection("libvirt finds no VFIO on its host", "vfiomgr check names what is missing")
+    for item in items:
+        if len(item.functions) > 1:
+            names = ", ".join(item.names)
+            only = "" if wish.only else f", or {item.names[0]} alone with --only"
+            yield Objection(
+                f"{names} are one device, and libvirt gives a running guest one function at a time",
+                f"pass --config, and start {domain.name} anew{only}",
+            )
+    free = [port for port in free_ports(running) if port.has_hotplug]
+    if is_express(running) and len(free) < len(items):
+        yield Objection(
+            f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, and "
+            f"{len(items)} needed while it runs",
+            f"pass --config, and start {domain.name} anew: libvirt adds a port by itself; for more "
+            f"add {_NEW_PORT} to its <devices>, one for each device",
+        )
+
+
+def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> Iterator[Objection]:
+    """Processes that hold the device and are no domain of this libvirt."""
+    domains = {known.name for known in hypervisor.domains}
+    vgpu = item.unit.vgpu
+    holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
+    users: dict[DeviceUser, None] = {}
+    for holder in holders:
+        users.update(dict.fromkeys(host.users_of(host.guest_nodes(holder))))
+    strange = dict.fromkeys(str(user) for user in users if user.guest not in domains)
+    if strange:
+        yield Objection(
+            f"{' and '.join(item.names)} is open in {', '.join(strange)}", "end that first"
+        )
+
+
+# ---- what is told
+
+
+def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:
+    starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
+    for item in items:
+        uuid = item.unit.vgpu_uuid
+        if not item.is_active and uuid not in starting:
+            yield (
+                f"the vGPU {uuid} is not active: start it before {domain.name}, with "
+                f"vfiomgr vgpu start {uuid}"
+            )
+        if domain.is_active and not item.scope.live and not _has(domain.running, item):
+            yield f"{' and '.join(item.names)}: {domain.name} has it once it is started anew"

@@ -1,0 +1,259 @@
+"""Units as libvirt's hostdevs: who binds them, their places, and what their libvirt can read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.vgpu.guest_device import (
+    NO_ROM,
+    DomainHostdev,
+    GuestAddress,
+    GuestHostdev,
+    HandOver,
+    QemuProperty,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.libvirt.model.features import Feature
+    from vfiomgr.version import Version
+    from vfiomgr.vgpu.guest_device import Unit
+
+LAST_BUS = 0xFF
+_SUBSYSTEM = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
+_NODESET = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+_MODULE = re.compile(r"[A-Za-z0-9_+-]+")
+"""genericName of libvirt's schema (basictypes.rng)."""
+_VGA = "0300"
+"""The class of VGA controllers."""
+
+
+def hostdevs_of(unit: Unit, place: GuestAddress | None) -> Iterator[GuestHostdev]:
+    """One hostdev a function, all in the slot of a place; None leaves it to libvirt.
+
+    A driver that is named is for functions like the first: no variant has a GPU and its audio.
+    """
+    if unit.vgpu is not None and not unit.functions:
+        yield _mediated(unit, place)
+        return
+    several = len(unit.functions) > 1
+    for number, function in enumerate(unit.functions):
+        device = DomainHostdev(
+            line=0,
+            kind="pci",
+            address=function.address,
+            managed=unit.hand_over.is_managed,
+            guest=_in_slot(place, number, several=several),
+            alias=_alias(str(function.address)),
+            driver="vfio",
+            is_unassigned=unit.hand_over.is_unassigned,
+        )
+        if function.device_id == unit.functions[0].device_id:
+            device = replace(device, driver_model=unit.hand_over.driver_model)
+        properties = () if number else tuple(_properties(unit.hand_over))
+        planned = _with_options(device, unit.hand_over, number)
+        yield GuestHostdev(planned, function.name, properties)
+
+
+def _properties(hand_over: HandOver) -> Iterator[QemuProperty]:
+    """What hw/vfio/pci.c knows and libvirt has no word for."""
+    if hand_over.has_vga:
+        yield QemuProperty("x-vga", "bool", "true")
+    if hand_over.subsystem is not None:
+        vendor, _, device = hand_over.subsystem.partition(":")
+        yield QemuProperty("x-pci-sub-vendor-id", "unsigned", str(int(vendor, 16)))
+        yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
+
+
+def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
+    if place is None:
+        return None
+    return replace(place, function=number, multifunction=several and number == 0)
+
+
+def _mediated(unit: Unit, place: GuestAddress | None) -> GuestHostdev:
+    vgpu = unit.vgpu
+    assert vgpu is not None  # noqa: S101 - by the caller
+    device = DomainHostdev(
+        line=0,
+        kind="mdev",
+        uuid=vgpu.uuid,
+        guest=place if unit.model == "vfio-pci" else None,
+        alias=_alias(str(vgpu.uuid)),
+        model=unit.model,
+    )
+    title = f"{vgpu.type_name or vgpu.type} on {vgpu.parent}"
+    return GuestHostdev(_with_options(device, unit.hand_over, 0), title)
+
+
+def _alias(name: str) -> str:
+    """What libvirt keeps as a device's name: `ua-`, letters, digits and hyphens."""
+    return f"ua-vfio-{re.sub('[:.]', '-', name)}"
+
+
+def _with_options(device: DomainHostdev, hand_over: HandOver, number: int) -> DomainHostdev:
+    """The options of a device; what there is once concerns its first function."""
+    has_rom = hand_over.rom != NO_ROM
+    device = replace(
+        device,
+        iommufd=hand_over.has_iommufd or None,
+        has_rom=has_rom and (number == 0 or hand_over.rom is None),
+    )
+    if number:
+        return device
+    return replace(
+        device,
+        display=hand_over.display,
+        ramfb=hand_over.ramfb,
+        boot_order=hand_over.boot_order,
+        acpi_nodes=hand_over.acpi_nodes,
+        rom_file=hand_over.rom if has_rom else None,
+    )
+
+
+def check(
+    units: Iterable[Unit], libvirt: Callable[[], Version], qemu: Callable[[], Version | None]
+) -> None:
+    """Make sure that libvirt and QEMU can do what is asked of them; ask which they are only then.
+
+    Raises:
+        Refusal: they cannot; the message names the release that can.
+        UsageError: the options of a device exclude each other.
+
+    """
+    known = tuple(units)
+    ramfbs = [unit for unit in known if unit.hand_over.ramfb]
+    if len(ramfbs) > 1:
+        message = f"ramfb is asked for {len(ramfbs)} devices, and a domain has one at most"
+        raise UsageError(message, f"ask for it with {ramfbs[0].name} alone")
+    for unit in known:
+        _check_options(unit)
+        for feature, why in _features(unit):
+            feature.require(libvirt(), why)
+        if unit.hand_over.has_iommufd:
+            _check_iommufd(unit, qemu())
+
+
+def _check_options(unit: Unit) -> None:
+    hand_over = unit.hand_over
+    if unit.is_vendor_function and hand_over.is_managed:
+        first = unit.functions[0]
+        message = f"{first} is a vGPU of its driver {first.driver}, which libvirt must not unbind"
+        raise Refusal(message, "leave out --managed")
+    if unit.functions and hand_over.ramfb and hand_over.boot_order is not None:
+        message = f"{unit.name} has ramfb, which the guest's firmware cannot boot from"
+        raise UsageError(message, "leave out ramfb or the boot order")
+    if hand_over.rom is not None and hand_over.rom != NO_ROM and not hand_over.rom.startswith("/"):
+        message = f"the option ROM {hand_over.rom} of {unit.name} has no absolute path"
+        raise UsageError(message, f"write it from / on, or {NO_ROM} for none")
+    _check_form(hand_over)
+    if unit.functions:
+        _check_model(unit)
+        _check_unassigned(unit)
+        _check_vga(unit)
+        return
+    of_functions = {
+        "an option ROM": hand_over.rom,
+        "a driver model": hand_over.driver_model,
+        "iommufd": hand_over.has_iommufd,
+        "a boot order": hand_over.boot_order is not None,
+        "a place outside of the guest": hand_over.is_unassigned,
+        "NUMA cells of its own": hand_over.acpi_nodes is not None,
+        "legacy VGA": hand_over.has_vga,
+        "another subsystem": hand_over.subsystem is not None,
+    }
+    for what in (what for what, is_asked in of_functions.items() if is_asked):
+        message = f"{unit.name} is a mediated device, and libvirt has {what} for PCI functions only"
+        raise UsageError(message, "leave it out")
+
+
+def _check_form(hand_over: HandOver) -> None:
+    if hand_over.subsystem is not None and not _SUBSYSTEM.fullmatch(hand_over.subsystem):
+        message = f"{hand_over.subsystem} is no subsystem of a PCI device"
+        raise UsageError(message, "write vendor and device in hexadecimal: 17aa:3aff")
+    if hand_over.acpi_nodes is not None and not _NODESET.fullmatch(hand_over.acpi_nodes):
+        message = f"{hand_over.acpi_nodes} is no set of the guest's NUMA cells"
+        raise UsageError(message, "write numbers and ranges: 1-8, or 1,3")
+
+
+def _check_model(unit: Unit) -> None:
+    model = unit.hand_over.driver_model
+    if model is None:
+        return
+    if not _MODULE.fullmatch(model):
+        message = f"{model!r} is no name of a driver"
+        raise UsageError(message, "write that of its module: vfio-pci, mlx5_vfio_pci")
+    if not unit.hand_over.is_managed:
+        message = f"the driver {model} for {unit.name}: libvirt binds only what is managed"
+        bind = f"vfiomgr bind {unit.name} --driver {model}"
+        raise UsageError(message, f"ask for managed too, or leave it out and bind it: {bind}")
+
+
+def _check_unassigned(unit: Unit) -> None:
+    """What a guest does not get, it has no options of."""
+    hand_over = unit.hand_over
+    own = HandOver(is_managed=hand_over.is_managed, driver_model=hand_over.driver_model)
+    if hand_over.is_unassigned and replace(hand_over, is_unassigned=False) != own:
+        message = f"{unit.name} is not to be in the guest, and has options of a device there"
+        raise UsageError(message, "leave out all but managed and the driver model")
+
+
+def _check_vga(unit: Unit) -> None:
+    if unit.hand_over.has_vga and not unit.functions[0].class_code.startswith(_VGA):
+        message = f"{unit.functions[0]} is no VGA controller"
+        raise UsageError(message, "leave out vga: only graphics cards have those addresses")
+
+
+def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
+    hand_over = unit.hand_over
+    if hand_over == HandOver() and not unit.is_vendor_function:
+        return
+    from vfiomgr.libvirt.model import features  # noqa: PLC0415 - few devices need any
+
+    if unit.is_vendor_function:
+        driver = unit.functions[0].driver or "its vendor's driver"
+        yield features.VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
+    if hand_over.driver_model:
+        yield features.DRIVER_MODEL, f"the driver {hand_over.driver_model} for {unit.name}"
+    if unit.functions and (hand_over.display or hand_over.ramfb):
+        yield features.PCI_DISPLAY, f"the display of {unit.name}"
+    if hand_over.is_unassigned:
+        yield features.UNASSIGNED_ADDRESS, f"{unit.name}, which the guest is not to have,"
+    if hand_over.acpi_nodes is not None:
+        yield features.ACPI_NODESET, f"cells of {unit.name}'s own"
+    if hand_over.has_vga or hand_over.subsystem is not None:
+        yield features.QEMU_OVERRIDE, f"a property of QEMU's for {unit.name}"
+    if hand_over.has_iommufd:
+        yield features.IOMMUFD, f"/dev/iommu for {unit.name}"
+
+
+def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
+    from vfiomgr.libvirt.model import features  # noqa: PLC0415 - few devices need any
+
+    if features.lacks_iommufd(qemu):
+        needed = features.QEMU_IOMMUFD
+        message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
+        raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
+
+
+def places(units: Iterable[Unit], first_bus: int) -> Iterator[GuestHostdev]:
+    """Hostdevs for a domain that is there: devices of several functions from a bus on.
+
+    A function that goes alone gets no guest address: libvirt finds a free port for it.
+
+    Raises:
+        UsageError: more slots than guest buses are left.
+
+    """
+    bus = first_bus
+    for unit in units:
+        several = len(unit.functions) > 1 and not unit.hand_over.is_unassigned
+        if several and bus > LAST_BUS:
+            message = f"no guest bus is left for {unit.name}"
+            raise UsageError(message, "choose a lower --guest-bus")
+        yield from hostdevs_of(unit, GuestAddress(bus, 0, 0) if several else None)
+        bus += several

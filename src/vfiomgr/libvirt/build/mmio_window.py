@@ -1,0 +1,206 @@
+"""Room for large BARs: the width of the guest's addresses and its 64-bit window.
+
+What domains get of it (`plan_aperture`) and what those that are there have (planner/preflight) is
+reckoned here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.build.model import Reason
+from vfiomgr.libvirt.model.features import MAXPHYSADDR, MAXPHYSADDR_LIMIT
+from vfiomgr.pci.mmio_window import (
+    DEFAULT_WINDOW,
+    TCG_BITS,
+    NoRoom,
+    bar_window,
+    fitting_window,
+    large_bytes,
+    memory_end,
+)
+from vfiomgr.units import MIB, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.version import Version
+    from vfiomgr.vgpu.guest_device import Unit
+
+
+_OVMF_BITS = 46
+"""As far as OVMF goes (PlatformAddressWidthFromCpuid in OvmfPkg/Library/PlatformInitLib)."""
+_OVMF_SHARE = 3
+"""Its window is an eighth of the addresses, at their end (PlatformDynamicMmioWindow)."""
+_TRUSTED_BITS = 41
+"""From here on it takes a width for true; below, what it knows of the vendor's CPUs."""
+_TRUSTED = {"GenuineIntel": (36, 39), "AuthenticAMD": (40,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Aperture:
+    """What of it has to be written."""
+
+    address_width: Literal["passthrough", "emulate"] | None
+    address_bits: int | None
+    hole64_kib: int | None
+    fw_cfg_mib: int | None
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...]
+
+
+def plan_aperture(
+    host: HostSnapshot,
+    wish: DomainWish,
+    units: Sequence[Unit],
+    libvirt: Version,
+    emulated: int = 0,
+) -> Aperture:
+    """How the guest gets a window for its devices' BARs.
+
+    Raises:
+        Refusal: its addresses are too narrow for it.
+
+    """
+    window = bar_window([unit.functions for unit in units], emulated)
+    bits = guest_bits(host, wish)
+    width = _width(host, wish, libvirt, has_devices=bool(units))
+    reasons = list(_why_bits(host, wish, width=width, is_asked=bool(units), libvirt=libvirt))
+    notes = []
+    if window and bits is None:
+        notes.append("whether the CPU's addresses suffice for the BARs: it does not tell its width")
+    told = _why_window(units, window)
+    is_efi = wish.firmware == "efi"
+    vendor = "AuthenticAMD" if wish.kind == "qemu" else host.cpu_vendor
+    own = ovmf_window(bits, vendor) if is_efi else DEFAULT_WINDOW
+    whose = "OVMF" if is_efi else "q35"
+    written = None
+    _check_space(host, wish, bits)
+    if wish.has_fixed_aperture or window > own:
+        reach = min(bits, _OVMF_BITS) if bits is not None and is_efi else bits
+        written = _fitting(host, wish, max(window, DEFAULT_WINDOW), reach, told)
+        text = f"{told}; by itself {whose} would take {size(own)}"
+        reasons.append(Reason("fw_cfg" if is_efi else "hole", text))
+    elif window:
+        reasons.append(Reason("firmware", f"{told}; {whose}'s own, of {size(own)}, has room"))
+    return Aperture(
+        address_width=width,
+        address_bits=bits if wish.address_bits is not None else None,
+        hole64_kib=written >> 10 if written is not None and not is_efi else None,
+        fw_cfg_mib=written // MIB if written is not None and is_efi else None,
+        reasons=tuple(reasons),
+        notes=tuple(notes),
+    )
+
+
+def guest_bits(host: HostSnapshot, wish: DomainWish) -> int | None:
+    """How wide its addresses are; None where the host's CPU does not tell its width."""
+    own = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
+    known = [bits for bits in (own, wish.address_bits) if bits is not None]
+    return min(known, default=None)
+
+
+def _width(
+    host: HostSnapshot, wish: DomainWish, libvirt: Version, *, has_devices: bool
+) -> Literal["passthrough", "emulate"] | None:
+    """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3.
+
+    Raises:
+        Refusal: neither can be written, or nothing has that width.
+
+    """
+    asked = wish.address_bits
+    if asked is None:
+        passes = wish.kind == "kvm" and has_devices and MAXPHYSADDR.is_in(libvirt)
+        return "passthrough" if passes else None
+    if wish.kind == "qemu":
+        message = f"without KVM a guest's addresses have {TCG_BITS} bits, whatever is asked for"
+        raise Refusal(message, "leave out --address-bits, or use KVM")
+    if MAXPHYSADDR_LIMIT.is_in(libvirt):
+        return "passthrough"
+    MAXPHYSADDR.require(libvirt, f"a width of {asked} bits for the guest's addresses")
+    if host.cpu_address_bits is None:
+        message = f"{asked} bits: the host's CPU does not tell whether it has so many"
+        MAXPHYSADDR_LIMIT.require(libvirt, message)
+    return "emulate"
+
+
+def ovmf_window(bits: int | None, vendor: str | None) -> int:
+    """The 64-bit window that OVMF (from 2022.11 on) takes by itself in a guest of that width."""
+    if bits is None:
+        return DEFAULT_WINDOW
+    if bits < _TRUSTED_BITS and bits not in _TRUSTED.get(vendor or "", ()):
+        return DEFAULT_WINDOW
+    return max(DEFAULT_WINDOW, 1 << (min(bits, _OVMF_BITS) - _OVMF_SHARE))
+
+
+def _end_of_memory(host: HostSnapshot, wish: DomainWish, window: int) -> int:
+    """Of a guest with such a window, which with OVMF is none of QEMU's."""
+    is_amd = wish.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
+    hole = window if wish.firmware == "bios" else DEFAULT_WINDOW
+    return memory_end(wish.memory_bytes, hole, is_amd=is_amd)
+
+
+def _check_space(host: HostSnapshot, wish: DomainWish, bits: int | None) -> None:
+    """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init).
+
+    Raises:
+        Refusal: the memory reaches too far.
+
+    """
+    end = _end_of_memory(host, wish, DEFAULT_WINDOW) + DEFAULT_WINDOW
+    if bits is not None and end > 1 << bits:
+        message = (
+            f"{size(wish.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} end "
+            f"at {size(end)}: the guest's addresses have {bits} bits ({size(1 << bits)})"
+        )
+        remedy = "give it less --memory"
+        raise Refusal(message, f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy)
+
+
+def _fitting(host: HostSnapshot, wish: DomainWish, window: int, bits: int | None, told: str) -> int:
+    """The window to write.
+
+    Raises:
+        Refusal: the addresses above the memory are too few.
+
+    """
+    try:
+        return fitting_window(window, bits, lambda each: _end_of_memory(host, wish, each))
+    except NoRoom as none:
+        message = (
+            f"{told}, above {size(wish.memory_bytes)} of memory up to {size(none.end)}: the "
+            f"guest's addresses have {bits} bits ({size(1 << (bits or 0))})"
+        )
+        remedy = "give it fewer of these devices, or less --memory"
+        hint = f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy
+        raise Refusal(message, hint) from None
+
+
+def _why_window(units: Sequence[Unit], window: int) -> str:
+    shares = ((unit.name, large_bytes(unit.functions)) for unit in units)
+    bars = ", ".join(f"{name} {size(share)}" for name, share in shares if share)
+    if not window:
+        return "no device has a 64-bit prefetchable BAR"
+    return f"64-bit prefetchable BARs ({bars}; resource in sysfs) need a window of {size(window)}"
+
+
+def _why_bits(
+    host: HostSnapshot, wish: DomainWish, *, width: str | None, is_asked: bool, libvirt: Version
+) -> Iterable[Reason]:
+    bits = host.cpu_address_bits
+    shown = f"{bits} bits (/proc/cpuinfo)" if bits else "as wide as it is"
+    if width is not None and wish.address_bits is not None:
+        text = f"physical addresses of {wish.address_bits} bits at most; the host's CPU: {shown}"
+        yield Reason("maxphysaddr", text)
+    elif width is not None:
+        yield Reason("maxphysaddr", f"physical addresses like the host's CPU: {shown}")
+    elif is_asked and wish.kind == "kvm":
+        since = f"<maxphysaddr> is for libvirt {MAXPHYSADDR.since}, this is {libvirt}"
+        yield Reason("cpu", f"the host's CPU, with its width of addresses: {shown}; {since}")
+    elif is_asked:
+        yield Reason("cpu", f"without KVM physical addresses have {TCG_BITS} bits")

@@ -1,0 +1,309 @@
+"""The guest's memory and CPUs on the nodes of the host that its devices are at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.build.model import GuestCell, Reason
+from vfiomgr.libvirt.model.domain import NumaCell
+from vfiomgr.pci.numa import NumaNode
+from vfiomgr.units import MIB, size, write_numbers
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.pci.numa import HostTopology
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.guest_device import Unit
+
+
+Pins = tuple[tuple[int, tuple[int, ...]], ...]
+_CHOICE = 2
+"""Nodes between which there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of the guest lies on a node of the host."""
+
+    node: NumaNode
+    memory_bytes: int
+    vcpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The shares of nodes, in the order of their numbers; none where the guest lies anywhere."""
+
+    shares: tuple[Share, ...]
+    pins: Pins
+    emulator: tuple[int, ...]
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def cells(self) -> tuple[GuestCell, ...]:
+        """The cells that the guest sees: none where all of it lies on one node."""
+        if len(self.shares) < _CHOICE:
+            return ()
+        return tuple(
+            GuestCell(
+                NumaCell(number, share.memory_bytes, frozenset(share.vcpus)), share.node.number
+            )
+            for number, share in enumerate(self.shares)
+        )
+
+    @property
+    def host_nodes(self) -> tuple[int, ...]:
+        """The nodes that have memory of the guest."""
+        return tuple(share.node.number for share in self.shares if share.memory_bytes)
+
+
+def lay_nodes(host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]) -> Nodes:
+    """Memory and CPUs on the nodes of the devices, where the host has several nodes.
+
+    Raises:
+        Refusal: a node has not so much free; the message has its numbers.
+
+    """
+    topology = host.topology
+    known = sorted({unit.numa_node for unit in units if unit.numa_node is not None})
+    if topology is None or len(topology.nodes) < _CHOICE or wish.numa == "off" or not known:
+        refuse_if_any(_missing_pages(topology, wish), frozenset())
+        return Nodes((), (), (), (), _why_not(topology, wish, units))
+    nodes = _with_substance([node for node in topology.nodes if node.number in known], topology)
+    shares = _shares(wish, nodes)
+    is_strict = wish.numa == "strict"
+    missing = _too_little(shares, wish, topology) if is_strict else _missing_pages(topology, wish)
+    refuse_if_any(missing, frozenset())
+    pins, emulator = _pins(shares, topology) if wish.has_pinning else ((), ())
+    reasons = [*_why_nodes(shares, wish, units), *_why_pins(shares, topology, pins)]
+    return Nodes(shares, pins, emulator, tuple(reasons), tuple(_notes(shares, topology, units)))
+
+
+def _why_not(
+    topology: HostTopology | None, wish: DomainWish, units: Sequence[Unit]
+) -> tuple[str, ...]:
+    if topology is None:
+        return ("NUMA nodes were not read: memory and CPUs lie anywhere",)
+    if len(topology.nodes) < _CHOICE or wish.numa == "off" or not units:
+        return ()
+    return ("no device tells its NUMA node (numa_node is -1): memory and CPUs lie anywhere",)
+
+
+def _with_substance(nodes: list[NumaNode], topology: HostTopology) -> list[NumaNode]:
+    """The nodes, and the nearest that have CPUs and memory where none of them has."""
+    for has in (_has_cpus, _has_memory):
+        if not any(map(has, nodes)):
+            nearest = _nearest(nodes[0], [node for node in topology.nodes if has(node)], topology)
+            nodes = [*nodes, *nearest]
+    return sorted(set(nodes), key=lambda node: node.number)
+
+
+def _has_cpus(node: NumaNode) -> bool:
+    return bool(node.cpus)
+
+
+def _has_memory(node: NumaNode) -> bool:
+    return node.memory_bytes > 0
+
+
+def _nearest(
+    node: NumaNode, others: Iterable[NumaNode], topology: HostTopology
+) -> tuple[NumaNode, ...]:
+    """The nearest of some nodes; none of none."""
+    numbers = [known.number for known in topology.nodes]
+    distances = dict(zip(numbers, node.distances, strict=False))
+    ranked = sorted(others, key=lambda other: (distances.get(other.number, 0xFF), other.number))
+    return tuple(ranked[:1])
+
+
+def _shares(wish: DomainWish, nodes: Sequence[NumaNode]) -> tuple[Share, ...]:
+    """Memory and CPUs in equal parts for the nodes that have any; what is left, for the first."""
+    grain = wish.hugepage_bytes or MIB
+    memory = _parts(wish.memory_bytes, [_has_memory(node) for node in nodes], grain)
+    counts = _parts(wish.vcpus, [_has_cpus(node) for node in nodes], 1)
+    shares, first = [], 0
+    for node, share, count in zip(nodes, memory, counts, strict=True):
+        shares.append(Share(node, share, tuple(range(first, first + count))))
+        first += count
+    return tuple(shares)
+
+
+def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
+    """Equal parts of whole grains for those who take; earlier ones get what is left."""
+    takers = sum(takes)
+    grains, rest = divmod(total, grain)
+    each, more = divmod(grains, takers) if takers else (0, 0)
+    parts, taken = [], 0
+    for does_take in takes:
+        part = (each + (taken < more)) * grain if does_take else 0
+        parts.append(part + (rest if does_take and not taken else 0))
+        taken += does_take
+    return parts
+
+
+def _too_little(
+    shares: Sequence[Share], wish: DomainWish, topology: HostTopology
+) -> Iterator[Objection]:
+    """Nodes that have not what is to lie on them."""
+    if wish.hugepage_bytes is not None:
+        yield from _uneven(wish, wish.hugepage_bytes)
+    for share in shares:
+        free = _free(share.node, wish.hugepage_bytes)
+        if share.memory_bytes > free:
+            kind = f" in huge pages of {size(wish.hugepage_bytes)}" if wish.hugepage_bytes else ""
+            others = ", ".join(
+                f"node {node.number} has {size(_free(node, wish.hugepage_bytes))}"
+                for node in topology.nodes
+            )
+            yield Objection(
+                f"{size(share.memory_bytes)} of the guest's memory are to lie on NUMA node "
+                f"{share.node.number}, which has {size(free)} free{kind} ({others})",
+                f"{_pages_remedy(share.node, share.memory_bytes, wish)}ask for less --memory, or "
+                "pass --numa preferred (other nodes give what this has not) or off",
+            )
+
+
+def _missing_pages(topology: HostTopology | None, wish: DomainWish) -> Iterator[Objection]:
+    """Huge pages that the host has not, wherever they lie."""
+    if wish.hugepage_bytes is None:
+        return
+    yield from _uneven(wish, wish.hugepage_bytes)
+    if topology is None or not topology.nodes:
+        return
+    free = sum(_free(node, wish.hugepage_bytes) for node in topology.nodes)
+    if wish.memory_bytes > free:
+        yield Objection(
+            f"the guest's {size(wish.memory_bytes)} are to lie in huge pages of "
+            f"{size(wish.hugepage_bytes)}, of which {size(free)} are free",
+            f"{_pages_remedy(topology.nodes[0], wish.memory_bytes, wish)}leave out --hugepages",
+        )
+
+
+def _uneven(wish: DomainWish, page: int) -> Iterator[Objection]:
+    if wish.memory_bytes % page:
+        yield Objection(
+            f"{size(wish.memory_bytes)} are no whole number of huge pages of {size(page)}",
+            f"ask for {size(-(-wish.memory_bytes // page) * page)}",
+        )
+
+
+def _free(node: NumaNode, page_bytes: int | None) -> int:
+    if page_bytes is None:
+        return node.free_bytes
+    pool = node.pool(page_bytes)
+    return pool.free * page_bytes if pool else 0
+
+
+def _pages_remedy(node: NumaNode, wanted: int, wish: DomainWish) -> str:
+    """What gives a node more huge pages of a size."""
+    page = wish.hugepage_bytes
+    if page is None:
+        return ""
+    pool = node.pool(page)
+    count = -(-wanted // page) + (pool.total - pool.free if pool else 0)
+    place = f"/sys/devices/system/node/node{node.number}/hugepages/hugepages-{page >> 10}kB"
+    return f"echo {count} > {place}/nr_hugepages, or "
+
+
+def _pins(shares: Sequence[Share], topology: HostTopology) -> tuple[Pins, tuple[int, ...]]:
+    """Each virtual CPU on all CPUs of its node: which of them, the scheduler knows best."""
+    of_cpus = {share.node.number: _cpus_for_guests(share.node, topology) for share in shares}
+    pins = tuple(
+        (vcpu, of_cpus[share.node.number])
+        for share in shares
+        for vcpu in share.vcpus
+        if of_cpus[share.node.number]
+    )
+    return pins, tuple(sorted({cpu for _, cpus in pins for cpu in cpus}))
+
+
+def _cpus_for_guests(node: NumaNode, topology: HostTopology) -> tuple[int, ...]:
+    """Without those that are isolated, and without the core of CPU 0 where there are others."""
+    usable = [cpu for cpu in node.cpus if cpu not in topology.isolated_cpus]
+    others = [cpu for cpu in usable if cpu not in topology.boot_cpu_threads]
+    return tuple(others or usable)
+
+
+def _why_nodes(
+    shares: Sequence[Share], wish: DomainWish, units: Sequence[Unit]
+) -> Iterator[Reason]:
+    for number, share in enumerate(shares):
+        node = share.node
+        at = [unit.name for unit in units if unit.numa_node == node.number]
+        told = f"{', '.join(at)} at" if at else "the nearest with CPUs or memory is"
+        free = size(_free(node, wish.hugepage_bytes))
+        text = f"{told} NUMA node {node.number}: {free} free of {size(node.memory_bytes)}"
+        yield Reason(f"cell {number}", f"{text}, CPUs {write_numbers(node.cpus) or 'none'}")
+        yield Reason("numatune", text)
+
+
+def _why_pins(shares: Sequence[Share], topology: HostTopology, pins: Pins) -> Iterator[Reason]:
+    if not pins:
+        return
+    nodes = ", ".join(
+        f"node {share.node.number} has {write_numbers(share.node.cpus)}"
+        for share in shares
+        if share.vcpus
+    )
+    left = [*topology.boot_cpu_threads, *topology.isolated_cpus]
+    free = {cpu for _, cpus in pins for cpu in cpus}
+    kept = write_numbers(cpu for cpu in left if cpu not in free)
+    yield Reason("cputune", nodes + (f"; {kept} stay with the host" if kept else ""))
+
+
+def _notes(shares: Sequence[Share], topology: HostTopology, units: Sequence[Unit]) -> Iterator[str]:
+    for share in shares:
+        usable = _cpus_for_guests(share.node, topology)
+        if len(share.vcpus) > len(usable) > 0:
+            yield (
+                f"{len(share.vcpus)} virtual CPUs share {len(usable)} CPUs of NUMA node "
+                f"{share.node.number} ({write_numbers(usable)})"
+            )
+        isolated = [cpu for cpu in share.node.cpus if cpu in topology.isolated_cpus]
+        if isolated and share.vcpus:
+            yield (
+                f"CPUs {write_numbers(isolated)} of NUMA node {share.node.number} are isolated "
+                "(isolcpus=): no guest is put on them, for the scheduler would leave all of it on "
+                "one; pin single CPUs to them by hand: virsh vcpupin"
+            )
+    unknown = [unit.name for unit in units if unit.numa_node is None]
+    if unknown:
+        yield f"{', '.join(unknown)}: no NUMA node is known (numa_node is -1)"
+
+
+MOST_WITHOUT_EIM = 255
+"""More have identities that only extended interrupt mode carries (qemuValidateDomainDefVcpu)."""
+_LIMITS = ((Version(9, 0), 4096), (Version(8, 1), 1024), (Version(0, 0), 288))
+"""Of q35 by the release of its machine type (max_cpus in hw/i386/pc_q35.c)."""
+
+
+def most_vcpus(machine: Version) -> int:
+    """The limit of a q35 machine of that release of QEMU."""
+    return next(count for since, count in _LIMITS if machine >= since)
+
+
+def check_vcpus(wish: DomainWish, qemu: Version | None) -> None:
+    """Make sure that libvirt takes so many CPUs; an unknown QEMU may have any limit.
+
+    Raises:
+        Refusal: it does not; the message says what would lift that.
+
+    """
+    if wish.vcpus > MOST_WITHOUT_EIM and wish.viommu != "intel":
+        message = (
+            f"{wish.vcpus} CPUs: more than {MOST_WITHOUT_EIM} need a virtual IOMMU with extended "
+            "interrupt mode"
+        )
+        raise Refusal(message, f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}")
+    if qemu is not None and wish.vcpus > most_vcpus(qemu):
+        most = most_vcpus(qemu)
+        message = f"{wish.vcpus} CPUs: q35 has {most} at most with QEMU {qemu}"
+        later = next(since for since, count in reversed(_LIMITS) if count > most)
+        raise Refusal(message, f"pass --vcpus {most}, or install QEMU {later} or later")

@@ -1,0 +1,164 @@
+"""Where devices sit in the guest: root ports, and expanders that carry the host's locality."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.build.model import Reason
+from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.libvirt.build.address_spaces import Seat
+    from vfiomgr.vgpu.guest_device import Unit
+
+ROOT = "pcie-root"
+_PORTS_OF_EXPANDER = 32
+"""Slots of its bus (virDomainPCIAddressBusSetModel in conf/domain_addr.c of libvirt)."""
+_SLOTS_OF_BRIDGE = range(1, 32)
+"""Of a pcie-to-pci-bridge; 0 is its own (virDomainPCIAddressBusSetModel)."""
+_BUSES = 256
+
+Place = tuple[str | None, int | None]
+"""A root complex of the host and a NUMA node of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buses:
+    """The controllers of a guest, and the place of each unit's first function by its name."""
+
+    controllers: tuple[PciController, ...]
+    places: dict[str, GuestAddress]
+    reasons: tuple[Reason, ...]
+
+
+def lay_buses(
+    seats: Sequence[Seat], others: int, spare: int, cells: Sequence[int], *, is_local: bool
+) -> Buses:
+    """A root port for each seat; behind expanders where they come from several places.
+
+    `others` is how many emulated devices libvirt will put behind root ports, `spare` how many ports
+    stay free; `cells` are the host's nodes by the guest's cells.
+
+    Raises:
+        Refusal: the guest has not so many buses, or a bridge not so many slots.
+
+    """
+    laying = _Laying(cells)
+    places = _places(seats) if is_local else ()
+    expanded = places if len(places) > 1 or len(cells) > 1 else ()
+    for seat in seats:
+        if _place(seat) not in expanded:
+            laying.add_seat(seat)
+    for _ in range(others):
+        laying.add_port("for a disk, a network or another emulated device")
+    for _ in range(spare):
+        laying.add_port("free, for a device that is attached later")
+    numbers = _bus_numbers(expanded, seats)
+    if min(numbers, default=_BUSES) < len(laying.controllers):
+        message = f"{len(seats)} devices and {others + spare} more root ports are too many buses"
+        raise Refusal(message, "a guest has 256: ask for fewer --spare-ports or devices")
+    for place, number in zip(expanded, numbers, strict=True):
+        laying.add_expander(place, number, [seat for seat in seats if _place(seat) == place])
+    return Buses(tuple(laying.controllers), laying.places, tuple(laying.reasons))
+
+
+def without_hotplug(buses: Buses) -> Buses:
+    """The same, with ports that a guest cannot eject the host's devices from."""
+    ports = {_port(buses, place.bus) for place in buses.places.values()}
+    controllers = (
+        replace(controller, has_hotplug=controller.index not in ports)
+        for controller in buses.controllers
+    )
+    return replace(buses, controllers=tuple(controllers))
+
+
+def _port(buses: Buses, bus: int) -> int:
+    """That which a bus is below: of a bridge, the one that it is behind."""
+    controller = buses.controllers[bus]
+    return controller.guest.bus if controller.model == TO_PCI and controller.guest else bus
+
+
+def _bus_numbers(places: Sequence[Place], seats: Sequence[Seat]) -> list[int]:
+    """Of expanders, up to the last bus: each leaves as many as it has ports and bridges."""
+    numbers, end = [], _BUSES
+    for place in reversed(places):
+        end -= 1 + sum(1 + seat.is_shared for seat in seats if _place(seat) == place)
+        numbers.append(end)
+    return numbers[::-1]
+
+
+def _place(seat: Seat) -> Place:
+    return (seat.first.root_complex, seat.first.numa_node)
+
+
+def _places(seats: Sequence[Seat]) -> tuple[Place, ...]:
+    """The root complexes with their nodes, in the order of the devices."""
+    known = (seat for seat in seats if seat.first.root_complex is not None)
+    return tuple(dict.fromkeys(_place(seat) for seat in known))
+
+
+class _Laying:
+    """Controllers one after the other; a controller's index is its place in the list."""
+
+    def __init__(self, cells: Sequence[int]) -> None:
+        self._cells = cells
+        self.controllers = [PciController(0, 0, ROOT)]
+        self.reasons: list[Reason] = []
+        self.places: dict[str, GuestAddress] = {}
+
+    def _add(self, why: str, controller: PciController) -> int:
+        self.controllers.append(controller)
+        self.reasons.append(Reason(f"controller {controller.index}", why))
+        return controller.index
+
+    def add_port(self, why: str, guest: GuestAddress | None = None) -> int:
+        """A root port, on the guest's own root or behind an expander."""
+        return self._add(why, PciController(0, len(self.controllers), ROOT_PORT, guest))
+
+    def add_seat(self, seat: Seat, guest: GuestAddress | None = None) -> None:
+        """A port for a unit; for several that share an address space, a bridge behind it."""
+        if not seat.is_shared:
+            port = self.add_port(_why_port(seat.first), guest)
+            self.places[seat.first.name] = GuestAddress(port, 0, 0)
+            return
+        if len(seat.units) > len(_SLOTS_OF_BRIDGE):
+            message = (
+                f"{seat.names} share an IOMMU group: behind a virtual IOMMU they can only be on "
+                f"one bridge, which has {len(_SLOTS_OF_BRIDGE)} slots"
+            )
+            raise Refusal(message, "leave some out, or leave out --viommu")
+        port = self.add_port(f"for the bridge of {seat.names}", guest)
+        where = PciController(0, len(self.controllers), TO_PCI, GuestAddress(port, 0, 0))
+        group = f"IOMMU group {seat.first.iommu_group}"
+        why = f"{seat.names} ({group}): one address space behind the guest's IOMMU"
+        bridge = self._add(why, where)
+        for slot, unit in zip(_SLOTS_OF_BRIDGE, seat.units, strict=False):
+            self.places[unit.name] = GuestAddress(bridge, slot, 0)
+
+    def add_expander(self, place: Place, bus_nr: int, seats: Sequence[Seat]) -> None:
+        """A root complex of the guest for one of the host, with a port for each of its seats."""
+        complex_name, node = place
+        if len(seats) > _PORTS_OF_EXPANDER:
+            message = (
+                f"{len(seats)} devices are below {complex_name}, NUMA node {node}, and an expander "
+                f"of a guest has {_PORTS_OF_EXPANDER} ports"
+            )
+            raise Refusal(message, "give some to another guest, or pass --numa off")
+        cell = self._cells.index(node) if node is not None and node in self._cells else None
+        where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
+        why = f"{where}, as {seats[0].first.name} has it (numa_node in sysfs)"
+        index = self._add(
+            why,
+            PciController(0, len(self.controllers), EXPANDER, bus_nr=bus_nr, numa_node=cell),
+        )
+        for slot, seat in enumerate(seats):
+            self.add_seat(seat, GuestAddress(index, slot, 0))
+
+
+def _why_port(unit: Unit) -> str:
+    group = f" (IOMMU group {unit.iommu_group})" if unit.iommu_group is not None else ""
+    return f"for {unit.names}{group}"

@@ -1,0 +1,318 @@
+"""From a snapshot and a wish to the plan of a whole domain, or a refusal; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.libvirt.build.address_spaces import seats_of, space_notes
+from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
+from vfiomgr.libvirt.build.memlock import plan_lock
+from vfiomgr.libvirt.build.mmio_window import guest_bits, plan_aperture
+from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
+from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, check_vcpus, lay_nodes
+from vfiomgr.libvirt.build.nvlink import fabric_notes
+from vfiomgr.libvirt.build.pci_topology import lay_buses, without_hotplug
+from vfiomgr.libvirt.model import features
+from vfiomgr.libvirt.model.domain import DomainIommu
+from vfiomgr.vgpu.guest_device import is_uuid, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.libvirt.build.address_spaces import Seat
+    from vfiomgr.libvirt.build.memlock import Lock
+    from vfiomgr.libvirt.build.mmio_window import Aperture
+    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.libvirt.build.numa import Nodes
+    from vfiomgr.libvirt.build.pci_topology import Buses
+    from vfiomgr.libvirt.model.domain import PciController
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.version import Version
+    from vfiomgr.vgpu.guest_device import GuestHostdev, Unit
+
+_NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
+_ARCHITECTURE = "x86_64"
+_SHORT_BITS, _LONG_BITS = 39, 48
+"""The widths that an emulated VT-d has: three levels of page tables, or four."""
+_IOMMU_FEATURES = {"virtio": features.VIRTIO_IOMMU, "amd": features.AMD_IOMMU}
+_EMULATED = 1
+"""Devices besides disks and networks that libvirt puts behind root ports: the USB controller."""
+
+
+def plan_guest(
+    host: HostSnapshot, wish: DomainWish, libvirt: Version, qemu: Version | None = None
+) -> GuestPlan:
+    """All parts of a domain, each with its reason.
+
+    Raises:
+        UnknownDevice: the host has no such device or vGPU.
+        UsageError: the wish contradicts itself.
+        Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
+
+    """
+    _check_architecture(host)
+    _check_wish(wish)
+    check_vcpus(wish, qemu)
+    units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
+    check(units, lambda: libvirt, lambda: qemu)
+    if wish.has_secure_boot:
+        features.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
+    if not wish.has_hotplug:
+        features.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
+    seen = [unit for unit in units if unit.is_seen]
+    nodes = lay_nodes(host, wish, seen)
+    emulated = _EMULATED + len(wish.disks) + len(wish.networks)
+    aperture = plan_aperture(host, wish, seen, libvirt, emulated)
+    seats = seats_of(seen, has_viommu=wish.viommu is not None)
+    buses = _buses(wish, seats, nodes, emulated)
+    placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
+    has_iommufd, hostdevs = _iommufd(placed, libvirt)
+    lock = plan_lock(wish, len(hostdevs), libvirt)
+    iommu, why_iommu = _iommu(host, wish, libvirt)
+    why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, aperture.reasons)
+    notes = (nodes.notes, aperture.notes, space_notes(seats), _group_notes(host, units))
+    return GuestPlan(
+        wish=wish,
+        controllers=_controllers(buses, aperture),
+        hostdevs=hostdevs,
+        memory=_memory(wish, nodes, lock),
+        cpus=_cpus(wish, nodes, aperture),
+        iommu=iommu,
+        has_iommufd=has_iommufd,
+        boot_orders=boot_orders,
+        reasons=tuple(chain(*why, lock.reasons, why_iommu)),
+        notes=tuple(chain(*notes, fabric_notes(host, seen))),
+    )
+
+
+def _check_architecture(host: HostSnapshot) -> None:
+    """The machine, its firmware, its windows and its IOMMUs are those of a PC.
+
+    Raises:
+        Refusal: the host is none.
+
+    """
+    if host.architecture not in (None, _ARCHITECTURE):
+        message = (
+            f"this host is {host.architecture}, and whole domains are written for {_ARCHITECTURE} "
+            "(q35) alone"
+        )
+        remedy = (
+            "have virt-install write the domain, and put the devices into it with vfiomgr libvirt "
+            "edit FILE --add ADDRESS; vfiomgr libvirt hostdev prints them alone"
+        )
+        raise Refusal(message, remedy)
+
+
+def _check_wish(wish: DomainWish) -> None:
+    if not _NAME.fullmatch(wish.name):
+        message = f"{wish.name!r} is no name of a domain"
+        raise UsageError(message, "a name has no slash, no line break and no space in front")
+    if wish.hides_kvm and wish.kind == "qemu":
+        message = "there is no KVM to hide from a guest of the kind qemu"
+        raise UsageError(message, "leave out --hide-kvm, or pass --virt-type kvm")
+    if wish.has_secure_boot and wish.firmware == "bios":
+        message = "cannot use Secure Boot with SeaBIOS: only EFI firmware has it"
+        raise UsageError(message, "leave out --firmware bios, or leave out --secure-boot")
+    displayed = [device.name for device in wish.devices if device.hand_over.display]
+    if displayed and wish.graphics == "none":
+        message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
+        raise UsageError(message, "pass --graphics vnc, or leave out display")
+
+
+def _with_boot_orders(
+    host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]
+) -> tuple[tuple[Unit, ...], tuple[tuple[str, int], ...]]:
+    """Units and emulated devices with their numbers in the order of booting."""
+    known = {unit.name: unit for unit in units}
+    orders: list[tuple[str, int]] = []
+    for name in wish.boot or _usual_boot(wish):
+        number = len(orders) + 1
+        for part in _boot_parts(host, wish, name, known):
+            orders.append((part, number))
+            number += 1
+    of_units = dict(orders)
+    numbered = tuple(
+        replace(unit, hand_over=replace(unit.hand_over, boot_order=of_units[unit.name]))
+        if unit.name in of_units
+        else unit
+        for unit in units
+    )
+    return numbered, tuple((part, number) for part, number in orders if part not in known)
+
+
+def _usual_boot(wish: DomainWish) -> tuple[str, ...]:
+    """Disks, and what installs one that is empty yet."""
+    return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdroms)
+
+
+def _boot_address(host: HostSnapshot, name: str) -> str:
+    """The device that a word of --boot names.
+
+    Raises:
+        UsageError: it names none.
+
+    """
+    try:
+        return str(host.parse_address(name))
+    except UsageError:
+        message = f"--boot {name} is nothing to boot from"
+        hint = "write one of disk, cdrom, network, or the name of a --device"
+        raise UsageError(message, hint) from None
+
+
+def _boot_parts(
+    host: HostSnapshot, wish: DomainWish, name: str, units: dict[str, Unit]
+) -> list[str]:
+    """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device.
+
+    Raises:
+        UsageError: the guest has no such thing.
+
+    """
+    found: dict[str, list[str]] = {
+        "disk": [f"disk {number}" for number in range(len(wish.disks))],
+        "cdrom": [f"cdrom {number}" for number in range(len(wish.cdroms))],
+        "network": [f"network {number}" for number in range(len(wish.networks))],
+    }
+    if name in found:
+        parts = found[name]
+    else:
+        address = name.lower() if is_uuid(name) else _boot_address(host, name)
+        holders = (u for u in units.values() if u.is_seen and address in u.names.split(", "))
+        parts = [unit.name for unit in holders]
+    if not parts:
+        message = f"--boot {name}: the guest has no such device"
+        raise UsageError(message, "write disk, cdrom, network or the name of a --device")
+    return parts
+
+
+def _iommufd(
+    hostdevs: tuple[GuestHostdev, ...], libvirt: Version
+) -> tuple[bool, tuple[GuestHostdev, ...]]:
+    """For the domain as a whole, where libvirt has that and all devices want it."""
+    wanted = [h.device.iommufd for h in hostdevs if not h.device.is_unassigned]
+    if not (any(wanted) and all(wanted) and features.DOMAIN_IOMMUFD.is_in(libvirt)):
+        return False, hostdevs
+    bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
+    return True, tuple(bare)
+
+
+def _iommu(
+    host: HostSnapshot, wish: DomainWish, libvirt: Version
+) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
+    """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map.
+
+    Raises:
+        Refusal: libvirt has not this one.
+
+    """
+    if wish.viommu is None:
+        return None, ()
+    if feature := _IOMMU_FEATURES.get(wish.viommu):
+        feature.require(libvirt, f"a virtual IOMMU of the kind {wish.viommu}")
+        _check_mapping(wish)
+        return DomainIommu(wish.viommu), ()
+    own = guest_bits(host, wish)
+    bits = _SHORT_BITS if (own or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
+    text = f"the guest's physical addresses have {own or 'an unknown number of'} bits"
+    has_eim = wish.vcpus > MOST_WITHOUT_EIM
+    if has_eim:
+        text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
+    iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
+    return iommu, (Reason("iommu", text),)
+
+
+def _buses(wish: DomainWish, seats: Sequence[Seat], nodes: Nodes, emulated: int) -> Buses:
+    cells = [cell.host_node for cell in nodes.cells]
+    laid = lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
+    return laid if wish.has_hotplug else without_hotplug(laid)
+
+
+def _controllers(buses: Buses, aperture: Aperture) -> tuple[PciController, ...]:
+    """The root with its window, and all others."""
+    root, *others = buses.controllers
+    return (replace(root, hole64_kib=aperture.hole64_kib), *others)
+
+
+def _memory(wish: DomainWish, nodes: Nodes, lock: Lock) -> GuestMemory:
+    return GuestMemory(
+        cells=nodes.cells,
+        mode="preferred" if wish.numa == "preferred" else "strict",
+        host_nodes=nodes.host_nodes,
+        locked_bytes=lock.needed_bytes,
+        hard_limit_bytes=lock.limit_bytes,
+    )
+
+
+def _check_mapping(wish: DomainWish) -> None:
+    """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2).
+
+    Raises:
+        Refusal: the guest gets devices of the host.
+
+    """
+    if wish.viommu == "amd" and any(not d.hand_over.is_unassigned for d in wish.devices):
+        message = (
+            "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "
+            "nothing of what is mapped (dma-remap, since 10.2), and libvirt has no word for that"
+        )
+        raise Refusal(message, "pass --viommu intel, which hosts of AMD have too, or virtio")
+
+
+def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
+    """A socket for each cell that has CPUs, where they have equally many."""
+    counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
+    sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
+    return GuestCpus(
+        sockets=max(1, sockets),
+        cores=wish.vcpus // max(1, sockets),
+        pins=nodes.pins,
+        emulator=nodes.emulator,
+        address_width=aperture.address_width,
+        address_bits=aperture.address_bits,
+        aperture_mib=aperture.fw_cfg_mib,
+    )
+
+
+def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]:
+    for unit in units:
+        if unit.is_vendor_function and unit.functions:
+            text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
+        elif not unit.functions:
+            text = "a mediated device, which libvirt never binds"
+        elif unit.hand_over.is_unassigned:
+            text = "the guest does not get it: it is kept from the host and from others"
+        elif unit.hand_over.is_managed:
+            text = "libvirt binds it before the start, and gives it back after"
+        elif any(host.makes_vgpus(function) for function in unit.functions):
+            text = "its driver makes vGPUs of it: no guest can use the function by itself"
+        else:
+            text = f"bound by vfiomgr: vfiomgr bind {unit.name}"
+        yield Reason(f"hostdev {unit.name}", text)
+
+
+def _group_notes(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[str]:
+    """Functions that nobody else can have while the guest has others of their group."""
+    inside = {function.address for unit in units for function in unit.functions}
+    groups = {unit.iommu_group for unit in units if unit.functions} - {None}
+    for number in sorted(group for group in groups if group is not None):
+        idle = [
+            member
+            for member in host.group_members(number)
+            if member.address not in inside and not member.is_bridge
+        ]
+        if idle:
+            shown = ", ".join(map(str, idle))
+            yield (
+                f"IOMMU group {number} also holds {shown}: neither the host nor another guest "
+                + (
+                    "can have it while this one runs"
+                    if len(idle) == 1
+                    else "can have them meanwhile"
+                )
+            )

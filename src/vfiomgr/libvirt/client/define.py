@@ -1,0 +1,191 @@
+"""What libvirt chooses for a domain where its XML leaves it open, and would choose anew each time.
+
+A domain defined twice from the same file is to be the same one: with its UUID, and with the MAC
+addresses that its guest knows its networks by.
+"""
+
+from __future__ import annotations
+
+import shlex
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.documents.xml_text import parse
+from vfiomgr.errors import InvalidDocument, VfiomgrError
+from vfiomgr.libvirt.client.binding import explaining, library
+from vfiomgr.libvirt.client.domains import DomainCalls
+from vfiomgr.libvirt.client.errors import Code, explain
+from vfiomgr.libvirt.xml.dropped import find_drops
+from vfiomgr.libvirt.xml.read import read_domain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.documents.xml_text import Element
+    from vfiomgr.libvirt.model.domain import Domain
+
+
+_NETWORKS = ("network", "bridge", "dev", "path", "name")
+"""Attributes of an interface's <source> that say which network it is in (formatdomain.html)."""
+
+
+def with_identity(xml: bytes, source: str, uuid: str | None, previous: bytes | None) -> bytes:
+    """XML with the UUID of the domain that it is about, and the MAC addresses of its definition.
+
+    Raises:
+        InvalidDocument: it is no XML.
+
+    """
+    root = parse(xml, source)
+    additions = [*_uuid(root, uuid)]
+    if previous is not None:
+        additions += _macs(root, parse(previous, "the definition of before"))
+    for start, stop, text in sorted(additions, reverse=True):
+        xml = xml[:start] + text + xml[stop:]
+    return xml
+
+
+def _uuid(root: Element, uuid: str | None) -> Iterator[tuple[int, int, bytes]]:
+    name = root.find("name")
+    if uuid is not None and name is not None and root.find("uuid") is None:
+        yield name.whole.stop, name.whole.stop, f"<uuid>{uuid}</uuid>".encode()
+
+
+def _macs(root: Element, previous: Element) -> Iterator[tuple[int, int, bytes]]:
+    """Of interfaces without one: that of the first of the same network which no other has."""
+    written = root.each("devices/interface")
+    used = {_mac(interface).lower() for interface in written}
+    left = [one for one in previous.each("devices/interface") if _mac(one).lower() not in used]
+    for interface in written:
+        known = next((one for one in left if _network(one) == _network(interface)), None)
+        if interface.find("mac") is not None or known is None:
+            continue
+        left.remove(known)
+        mac, stop = f"<mac address='{_mac(known)}'/>".encode(), interface.start.stop
+        if interface.is_short:
+            yield stop - 2, stop, b">" + mac + f"</{interface.tag}>".encode()
+        else:
+            yield stop, stop, mac
+
+
+def _mac(interface: Element) -> str:
+    mac = interface.find("mac")
+    return "" if mac is None else mac.get("address")
+
+
+def _network(interface: Element) -> tuple[str, ...]:
+    source = interface.find("source")
+    names = () if source is None else tuple(source.get(name) for name in _NETWORKS)
+    return (interface.get("type"), *filter(None, names))
+
+
+class DefineForecast(Enum):
+    """What a definition would be to libvirt."""
+
+    NEW = "new"
+    SAME = "same"
+    ANOTHER = "another"
+    """There is a domain of its name; libvirt alone knows whether it would be as it is."""
+
+
+class DefinitionCalls(DomainCalls):
+    """What changes definitions."""
+
+    def define(self, xml: bytes, source: str) -> bool:
+        """Define a domain, checked by libvirt's schema; whether its definition is another now.
+
+        What libvirt prints afterwards must hold all that was written; else what was defined before
+        is put back. XML without a UUID is about the domain of its name, where there is one, and
+        interfaces without a MAC address keep theirs.
+
+        Raises:
+            InvalidDocument: libvirt cannot read it, or would drop a part of it.
+
+        """
+        wanted = read_domain(xml, source)
+        previous = self._definition(wanted.uuid, wanted.name)
+        text = self._completed(xml, wanted, previous)
+        handle = self._define(text, source, validate=True)
+        printed = self.domain_xml(handle.name(), secure=True)
+        drops = find_drops(xml, printed)
+        if not drops:
+            return printed != previous
+        message = f"libvirt {self.version()} at {self.uri} would drop parts of {source}"
+        left = self._put_back(handle, previous)
+        hint = f"leave them out, or use a libvirt that reads them; {left}"
+        raise InvalidDocument(message, hint, tuple(f"{source}: dropped: {drop}" for drop in drops))
+
+    def redefine(self, xml: bytes) -> None:
+        """Put a definition back that libvirt printed itself, with its secrets."""
+        self._define(xml.decode(), "the definition of before", validate=False)
+
+    def would_define(self, xml: bytes, source: str) -> DefineForecast:
+        """What `define` would come upon; libvirt is asked for nothing but what it has.
+
+        Raises:
+            InvalidDocument: it is no domain's XML.
+            LibvirtFailed: the name is that of a domain with another UUID, or the other way round.
+
+        """
+        wanted = read_domain(xml, source)
+        for key, taken in ((wanted.uuid, "is already defined"), (wanted.name, "already exists")):
+            handle = self._find(key) if key is not None else None
+            if handle is None:
+                continue
+            state = self.state(handle.UUIDString())
+            if state.name != wanted.name or wanted.uuid not in {None, state.uuid}:
+                text = f"domain '{state.name}' {taken} with uuid {state.uuid}"
+                raise explain(Code.OPERATION_FAILED, text, source)
+            if not state.is_persistent:
+                continue
+            printed = self.domain_xml(state.uuid)
+            is_same = self._completed(xml, wanted, printed) == printed.decode()
+            return DefineForecast.SAME if is_same else DefineForecast.ANOTHER
+        return DefineForecast.NEW
+
+    def _completed(self, xml: bytes, wanted: Domain, previous: bytes | None) -> str:
+        """As libvirt is to read it: of the domain of that name, where there is one."""
+        known = self._find(wanted.name) if wanted.name else None
+        uuid = None if known is None else known.UUIDString()
+        return _text(with_identity(xml, wanted.source, uuid, previous), wanted.source)
+
+    def _define(self, text: str, source: str, *, validate: bool) -> Any:  # noqa: ANN401
+        flags = library().VIR_DOMAIN_DEFINE_VALIDATE if validate else 0
+        with explaining(source):
+            return self._handle.defineXMLFlags(text, flags)
+
+    def _definition(self, uuid: str | None, name: str | None) -> bytes | None:
+        """What is defined under a UUID, or else a name."""
+        for key in (uuid, name):
+            if key is not None and (handle := self._find(key)) is not None:
+                with explaining(key):
+                    is_defined = handle.isPersistent()
+                return self.domain_xml(handle.UUIDString(), secure=True) if is_defined else None
+        return None
+
+    def _put_back(self, handle: Any, previous: bytes | None) -> str:  # noqa: ANN401
+        """Undo a definition, and say what is defined now; what was dropped is told in any case."""
+        try:
+            if previous is not None:
+                self.redefine(previous)
+                return "the definition of before stands"
+            self._undefine(handle)
+        except VfiomgrError as error:
+            name = shlex.quote(handle.name())
+            return f"{name} stays defined without them ({error.message}): {error.hint}"
+        return "nothing is defined"
+
+    def _undefine(self, handle: Any) -> None:  # noqa: ANN401
+        """Forget a domain; its NVRAM, which may be older than this definition, stays."""
+        keep = library().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
+        if self._if_supported(lambda: handle.undefineFlags(keep)) is None:
+            with explaining(handle.name()):  # drivers without NVRAM do not know the flag
+                handle.undefine()
+
+
+def _text(xml: bytes, source: str) -> str:
+    try:
+        return xml.decode()
+    except UnicodeDecodeError:
+        message = f"{source} is no text in UTF-8"
+        raise InvalidDocument(message, "libvirt reads XML in UTF-8") from None

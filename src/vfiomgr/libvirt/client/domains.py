@@ -1,0 +1,197 @@
+"""What libvirt's domain capabilities tell of devices (formatdomaincaps.html)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.libvirt.client.binding import explained, explaining, library
+from vfiomgr.libvirt.client.caller import Caller
+from vfiomgr.libvirt.client.errors import Code
+from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
+from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.libvirt.model.domain import Domain
+
+
+def offers_vfio(capabilities: str) -> bool | None:
+    """Whether PCI devices can be passed through by VFIO; None where nothing is told."""
+    hostdev = _root(capabilities).find("devices/hostdev")
+    if hostdev is None:
+        return None
+    if hostdev.get("supported") != "yes":
+        return False
+    backends = hostdev.find("enum[@name='pciBackend']")
+    if backends is None:
+        return None
+    return any(value.text == "vfio" for value in backends.findall("value"))
+
+
+def _root(capabilities: str) -> ET.Element:
+    return ET.fromstring(capabilities)  # noqa: S314 - of the daemon that runs the guests
+
+
+def has_kvm(capabilities: str) -> bool:
+    """Whether guests of the type kvm can run, by the host's capabilities (formatcaps.html)."""
+    return any(domain.get("type") == "kvm" for domain in _root(capabilities).iter("domain"))
+
+
+@dataclass(frozen=True, slots=True)
+class DomainState:
+    """A domain as a change needs to know it."""
+
+    name: str
+    uuid: str
+    is_active: bool
+    is_persistent: bool
+
+
+class DomainCalls(Caller):
+    """What is asked about domains."""
+
+    def hypervisor(self) -> Hypervisor:
+        """The versions, what the host offers, and all domains, running and defined.
+
+        A domain that goes meanwhile is left out; one whose XML cannot be read is without it.
+        """
+        return Hypervisor(
+            uri=self.uri,
+            libvirt=self.version(),
+            qemu=self._qemu_version(),
+            offers_vfio=self._if_supported(lambda: offers_vfio(self._domain_capabilities())),
+            has_kvm=self._if_supported(lambda: has_kvm(self._handle.getCapabilities())),
+            domains=tuple(self._known_domains()),
+        )
+
+    def domain(self, name: str) -> KnownDomain:
+        """One domain, by its name or its UUID.
+
+        Raises:
+            UsageError: there is none.
+
+        """
+        handle = self._lookup(name)
+        with explaining(handle.name()):
+            return self._known(handle, handle.isActive(), handle.isPersistent())
+
+    def state(self, name: str) -> DomainState:
+        """Whether a domain runs and is defined, by its name or its UUID.
+
+        Raises:
+            UsageError: there is none.
+
+        """
+        handle = self._lookup(name)
+        with explaining(name):
+            return DomainState(
+                handle.name(),
+                handle.UUIDString(),
+                bool(handle.isActive()),
+                bool(handle.isPersistent()),
+            )
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The names of all domains, sorted."""
+        with explaining(self.uri):
+            return tuple(sorted(handle.name() for handle in self._handle.listAllDomains(0)))
+
+    def domain_xml(self, name: str, *, inactive: bool = True, secure: bool = False) -> bytes:
+        """The XML of a domain: as it is defined, or as it runs; passwords only where `secure`.
+
+        Raises:
+            UsageError: there is no such domain.
+
+        """
+        libvirt = library()
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE if inactive else 0
+        flags |= libvirt.VIR_DOMAIN_XML_SECURE if secure else 0
+        handle = self._lookup(name)
+        with explaining(name):
+            text: str = handle.XMLDesc(flags)
+        return text.encode()
+
+    def metadata(self, name: str, namespace: str) -> str | None:
+        """The element of a namespace in a domain's definition."""
+        libvirt = library()
+        handle = self._lookup(name)
+        try:
+            found: str = handle.metadata(
+                libvirt.VIR_DOMAIN_METADATA_ELEMENT, namespace, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            )
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == Code.NO_DOMAIN_METADATA:
+                return None
+            raise explained(error, name) from None
+        return found
+
+    def set_metadata(self, name: str, element: str | None, prefix: str, namespace: str) -> None:
+        """Keep an element in a domain's definition, in place of that of its namespace; or none."""
+        libvirt = library()
+        handle = self._lookup(name)
+        with explaining(name):
+            handle.setMetadata(
+                libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+                element,
+                prefix,
+                namespace,
+                libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+            )
+
+    def _known_domains(self) -> Iterator[KnownDomain]:
+        libvirt = library()
+        with explaining(self.uri):
+            handles = self._handle.listAllDomains(0)
+            active, persistent = (
+                {handle.UUIDString() for handle in self._handle.listAllDomains(flag)}
+                for flag in (
+                    libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE,
+                    libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT,
+                )
+            )
+        for handle in sorted(handles, key=lambda handle: str(handle.name())):
+            uuid = handle.UUIDString()
+            try:
+                yield self._known(handle, uuid in active, uuid in persistent)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() != Code.NO_DOMAIN:
+                    raise explained(error, handle.name()) from None
+
+    def _known(self, handle: Any, is_active: bool, is_persistent: bool) -> KnownDomain:  # noqa: ANN401, FBT001
+        name, inactive = handle.name(), library().VIR_DOMAIN_XML_INACTIVE
+        running = _read(handle.XMLDesc(0), name) if is_active else None
+        defined = _read(handle.XMLDesc(inactive), name) if is_persistent else None
+        return KnownDomain(
+            name=name,
+            uuid=handle.UUIDString(),
+            is_active=bool(is_active),
+            running=running,
+            defined=defined,
+            autostarts=bool(is_persistent and handle.autostart()),
+            is_running_unread=bool(is_active and not running),
+            is_definition_unread=bool(is_persistent and not defined),
+        )
+
+    def _qemu_version(self) -> Version | None:
+        """None of a driver without a hypervisor; that of the tests has the version 2."""
+        number = self._if_supported(self._handle.getVersion)
+        with explaining(self.uri):
+            is_qemu = str(self._handle.getType()).upper() == "QEMU"
+        return Version.from_number(number) if is_qemu and number else None
+
+    def _domain_capabilities(self) -> str:
+        text: str = self._handle.getDomainCapabilities()
+        return text
+
+
+def _read(xml: str, name: str) -> Domain | None:
+    """A domain of libvirt's own XML; None of what vfiomgr cannot make sense of."""
+    try:
+        return read_domain(xml.encode(), name)
+    except InvalidDocument:
+        return None

@@ -1,0 +1,1 @@
+"""`vfiomgr libvirt`."""

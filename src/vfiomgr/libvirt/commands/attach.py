@@ -1,0 +1,379 @@
+"""`vfiomgr libvirt attach` and `detach`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.errors import GuestKeepsDevice
+from vfiomgr.layout.commands.apply import source_of
+from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
+from vfiomgr.libvirt.commands.edit import read_xml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from vfiomgr.libvirt.attach.apply import Exchange
+    from vfiomgr.libvirt.attach.claims import Claim
+    from vfiomgr.libvirt.attach.detach import DetachPlan
+    from vfiomgr.libvirt.attach.plan import Attachment, AttachPlan
+    from vfiomgr.libvirt.client.connection import Connection
+    from vfiomgr.libvirt.model.domain import KnownDomain
+
+
+_DEADLINE = 60.0
+_DOMAIN = click.argument("domain", shell_complete=complete_domain)
+_DEVICES = click.argument(
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
+)
+_LIVE = click.option("--live", is_flag=True, help="Change the running guest.")
+_CONFIG = click.option("--config", is_flag=True, help="Change the definition, for the next start.")
+
+
+@click.command("attach")
+@_DOMAIN
+@_DEVICES
+@_LIVE
+@_CONFIG
+@click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["claimed"]),
+    help="Also what the definition of another domain has.",
+)
+@connect_option
+@session_options()
+@click.pass_obj
+def attach(
+    session: Session,
+    *,
+    domain: str,
+    devices: tuple[str, ...],
+    live: bool,
+    config: bool,
+    managed: bool,
+    only: bool,
+    allow: tuple[str, ...],
+    uri: str,
+) -> None:
+    """Give devices of this host to a domain: functions, virtual functions, vGPUs.
+
+    Without --live and --config both are meant: the definition, and the guest where it runs. What
+    libvirt or QEMU would only tell later is looked at before: whether a guest can open the device
+    and all of its IOMMU group, who else has or claims it, whether the running guest has a free root
+    port. A running guest takes no device of several functions; a definition does. All devices are
+    attached, or none.
+
+    \b
+    Examples:
+      vfiomgr libvirt attach win 0000:41:00.4            # a virtual function
+      vfiomgr libvirt attach win 0000:04:00.0 --config   # a GPU with its audio, at the next start
+      vfiomgr libvirt attach win f715f63c-0d00-4007-9c5a-b07b0c6c05de --live
+      vfiomgr libvirt attach win 0000:04:00.0 --only --live    # one of its functions, now
+      vfiomgr libvirt attach win 0000:09:00.0 --managed  # libvirt binds it, if no guard speaks
+      vfiomgr libvirt attach win 41:00.4 --config --allow claimed
+      vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
+      vfiomgr libvirt attach win 41:00.4 --dry-run       # the XML and the calls
+    """
+    from vfiomgr.libvirt.attach.plan import AttachWish, plan_attach, usual_scope  # noqa: PLC0415
+
+    _require_live(session)
+    with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
+        known = connection.domain(domain)
+        scope = usual_scope(known, live=live, config=config)
+        wish = AttachWish(devices, scope, managed, only, allow_claimed="claimed" in allow)
+        host = session.host(with_users=scope.live)
+        plan = plan_attach(host, connection.hypervisor(), known, wish)
+        exchanges = [e for item in plan.items for e in _to_attach(item)]
+        _carry_out(session, connection, known, plan, exchanges, "attach")
+
+
+@click.command("detach")
+@_DOMAIN
+@_DEVICES
+@_LIVE
+@_CONFIG
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot with it.")
+@connect_option
+@session_options()
+@click.pass_obj
+def detach(
+    session: Session,
+    *,
+    domain: str,
+    devices: tuple[str, ...],
+    live: bool,
+    config: bool,
+    only: bool,
+    uri: str,
+) -> None:
+    """Take devices from a domain, and wait until a running guest has released them.
+
+    Without --live and --config both are meant: the definition, and the guest where it runs. A guest
+    releases a device when its system answers; where none does until --deadline (60 seconds), the
+    command ends with status 5 and says what it left: the request stands. Devices stay ready for
+    guests; vfiomgr unbind gives them back to the host.
+
+    \b
+    Examples:
+      vfiomgr libvirt detach win 0000:41:00.4
+      vfiomgr libvirt detach win 0000:04:00.0 --config
+      vfiomgr libvirt detach win 0000:04:00.1 --config --only
+      vfiomgr libvirt detach win 0000:41:00.4 --connect qemu:///session
+      vfiomgr libvirt detach win 0000:41:00.4 --live --deadline 300
+    """
+    from vfiomgr.libvirt.attach.apply import Exchange  # noqa: PLC0415 - not for help
+    from vfiomgr.libvirt.attach.detach import plan_detach  # noqa: PLC0415
+    from vfiomgr.libvirt.attach.plan import usual_scope  # noqa: PLC0415
+    from vfiomgr.libvirt.xml.render import hostdev_source  # noqa: PLC0415
+
+    _require_live(session)
+    with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
+        known = connection.domain(domain)
+        scope = usual_scope(known, live=live, config=config)
+        plan = plan_detach(known, devices, scope, only=only)
+        exchanges = [
+            Exchange(item.hostdev.name, hostdev_source(item.hostdev), item.scope)
+            for item in plan.items
+        ]
+        _carry_out(session, connection, known, plan, exchanges, "detach")
+
+
+def _require_live(session: Session) -> None:
+    """A domain is of a running host."""
+    if not session.dry_run:
+        session.require_live("a snapshot has no domains", "leave out --snapshot, or pass --dry-run")
+
+
+def _to_attach(item: Attachment) -> Iterator[Exchange]:
+    from vfiomgr.libvirt.attach.apply import Exchange  # noqa: PLC0415
+    from vfiomgr.libvirt.xml import render  # noqa: PLC0415 - not for help
+
+    for planned in item.hostdevs():
+        yield Exchange(planned.device.name, render.hostdev(planned), item.scope)
+
+
+def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
+    session: Session,
+    connection: Connection,
+    domain: KnownDomain,
+    plan: AttachPlan | DetachPlan,
+    exchanges: Sequence[Exchange],
+    verb: str,
+) -> None:
+    if session.dry_run:
+        _print_plan(session, domain, plan, exchanges, verb)
+        return
+    from vfiomgr.libvirt.attach import apply as attach_apply  # noqa: PLC0415 - not for help
+
+    act: Callable[..., None] = (
+        attach_apply.attach_all if verb == "attach" else attach_apply.detach_all
+    )
+    done: list[Exchange] = []
+    try:
+        act(connection, domain.name, exchanges, session.deadline or _DEADLINE, done.append)
+    except GuestKeepsDevice:
+        _print_outcome(session, domain, plan, _with_states(exchanges, done), verb)
+        raise
+    _print_outcome(session, domain, plan, _with_states(exchanges, done), verb)
+
+
+def _with_states(
+    exchanges: Sequence[Exchange], done: Sequence[Exchange]
+) -> list[tuple[Exchange, str]]:
+    """What became of each: the first that is not done the guest has kept."""
+    left = len(exchanges) - len(done)
+    states = ["done"] * len(done) + ["kept"] * min(left, 1) + ["not tried"] * max(left - 1, 0)
+    return list(zip(exchanges, states, strict=True))
+
+
+def _print_outcome(
+    session: Session,
+    domain: KnownDomain,
+    plan: AttachPlan | DetachPlan,
+    states: Sequence[tuple[Exchange, str]],
+    verb: str,
+) -> None:
+    if session.format != "table":
+        body = _body(domain, plan, [one for one, _ in states])
+        for item, (_, state) in zip(body["items"], states, strict=True):
+            item["state"] = state
+        changed = any(state != "not tried" for _, state in states)
+        kind = f"{verb.capitalize()}Outcome"
+        print_document(kind, {"changed": changed, **body}, session.format)
+        return
+    for text in plan.already:
+        say(text)
+    for one, state in states:
+        what = {"done": f"{verb}ed", "kept": f"not {verb}ed"}.get(state, state)
+        say(f"{what}: {one.device} ({one.scope} of {domain.name})")
+    for text in plan.notes:
+        note(text)
+    if not states:
+        say("nothing to do")
+
+
+def _body(
+    domain: KnownDomain, plan: AttachPlan | DetachPlan, exchanges: Sequence[Exchange]
+) -> dict[str, Any]:
+    return {
+        "domain": domain.name,
+        "items": [
+            {
+                "device": one.device,
+                "live": one.scope.live,
+                "config": one.scope.config,
+                "xml": one.element,
+            }
+            for one in exchanges
+        ],
+        "already": plan.already,
+        "notes": plan.notes,
+    }
+
+
+def _print_plan(
+    session: Session,
+    domain: KnownDomain,
+    plan: AttachPlan | DetachPlan,
+    exchanges: Sequence[Exchange],
+    verb: str,
+) -> None:
+    if session.format != "table":
+        kind = f"{verb.capitalize()}Plan"
+        print_document(kind, _body(domain, plan, exchanges), session.format)
+        return
+    direction = "to" if verb == "attach" else "from"
+    say(f"plan: {verb} {direction} {domain.name}")
+    for text in (*plan.already, *plan.notes):
+        say(f"  {text}")
+    for number, one in enumerate(exchanges, start=1):
+        flags = "".join((" --live" * one.scope.live, " --config" * one.scope.config))
+        say(f"{number:3}. {verb} {one.device}: {one.scope}")
+        say(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
+        say(*(f"       {line}" for line in one.element.splitlines()))
+        say("       END")
+    if not exchanges:
+        say("nothing to do")
+
+
+@click.command("define")
+@click.argument("file")
+@connect_option
+@session_options()
+@click.pass_obj
+def define(session: Session, *, file: str, uri: str) -> None:
+    """Define a domain from a file, and make sure that libvirt keeps all of it. - reads from a pipe.
+
+    libvirt checks it against its schema. What it prints afterwards is compared with the file: where
+    an element or an attribute is gone, the definition of before is put back, and each is named. A
+    running guest has its new definition once it is started anew. A file without a <uuid> is about
+    the domain of its name, where there is one.
+
+    \b
+    Examples:
+      vfiomgr libvirt define guest.xml
+      vfiomgr libvirt define guest.xml --dry-run     # whether there is one already
+      virsh dumpxml guest | vfiomgr libvirt define -
+      vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
+    """
+    xml, source = read_xml(file), source_of(file)
+    from vfiomgr.libvirt.xml.read import read_domain  # noqa: PLC0415 - not for help
+
+    name = read_domain(xml, source).name
+    if session.dry_run:
+        _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
+        return
+    session.require_live("a snapshot has no libvirt", "leave out --snapshot")
+    with connected(uri) as connection:
+        is_changed = connection.define(xml, source)
+        is_active = connection.state(name).is_active
+    later = ", for when it is started anew" if is_active and is_changed else ""
+    text = f"defined: {name}{later}" if is_changed else f"{name} is defined so already"
+    _tell(session, name, text, is_changed=is_changed)
+
+
+def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
+    """What a run would do; libvirt alone knows whether a definition that is there would change."""
+    from vfiomgr.libvirt.client.define import DefineForecast  # noqa: PLC0415 - not for help
+
+    with connected(uri, read_only=True) as connection:
+        forecast = connection.would_define(xml, source)
+    return {
+        DefineForecast.NEW: f"would define {name} from {source} at {uri}",
+        DefineForecast.SAME: f"{name} is defined so already",
+        DefineForecast.ANOTHER: f"would define {name} anew from {source}: {uri} has it already",
+    }[forecast]
+
+
+def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
+    if session.format == "table":
+        say(text)
+    else:
+        body = {"domain": name, "changed": is_changed, "message": text}
+        print_document("DefineOutcome", body, session.format)
+
+
+_HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", "NAME")
+
+
+@click.command("list")
+@click.option("--domain", metavar="NAME", shell_complete=complete_domain, help="Of this one alone.")
+@connect_option
+@session_options()
+@click.pass_obj
+def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
+    """Which domain has which device of this host: PCI functions and vGPUs.
+
+    STATE: running, where a guest has it now; defined, where the definition of a domain claims it
+    for its next start; both, where that is the same. A device that several domains claim has a line
+    for each; one that is not on this host is shown as missing.
+
+    \b
+    Examples:
+      vfiomgr libvirt list
+      vfiomgr libvirt list --domain win --connect qemu+ssh://node7/system
+      vfiomgr libvirt list --format json
+    """
+    from vfiomgr.libvirt.attach.claims import claims_of, unread_domains  # noqa: PLC0415 - not for help
+
+    with connected(uri, read_only=True) as connection:
+        if domain is not None:
+            connection.state(domain)
+        hypervisor = connection.hypervisor()
+    for text in unread_domains(hypervisor):
+        note(text)
+    found = claims_of(session.devices(), hypervisor, domain)
+    if session.format != "table":
+        print_document("DomainDeviceList", {"items": list(map(_item, found))}, session.format)
+    elif found:
+        print_table(_HEADINGS, [_row(claim) for claim in found])
+    else:
+        note(f"no domain has a device of the host ({uri})")
+
+
+def _item(claim: Claim) -> dict[str, Any]:
+    return {
+        "device": claim.device,
+        "kind": claim.kind,
+        "name": claim.title,
+        "driver": claim.driver,
+        "is_on_host": claim.is_on_host,
+        "domain": claim.domain,
+        "domain_uuid": claim.domain_uuid,
+        "running": claim.is_running,
+        "defined": claim.is_defined,
+        "managed": claim.is_managed,
+        "guest_address": claim.guest_address,
+    }
+
+
+def _row(claim: Claim) -> tuple[str, ...]:
+    name = claim.title if claim.is_on_host else "missing on this host"
+    managed = "-" if claim.kind == "mdev" else "yes" if claim.is_managed else "no"
+    return (claim.device, claim.domain, claim.state, managed, or_dash(claim.driver), or_dash(name))

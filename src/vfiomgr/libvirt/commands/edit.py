@@ -1,0 +1,447 @@
+"""What an edit of a domain's XML did, or would do."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
+
+import click
+
+from vfiomgr.cli.output import note, print_document, print_text, say, say_text
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.documents.xml_text import Document, read_document
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.host.rewrite import rewrite
+from vfiomgr.layout.commands.apply import STANDARD_INPUT, source_of
+from vfiomgr.libvirt.attach.domain_edit import (
+    Additions,
+    Placed,
+    Removals,
+    plan_additions,
+    plan_removals,
+    refuse_contradictions,
+)
+from vfiomgr.libvirt.build.address_spaces import space_objections
+from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
+from vfiomgr.libvirt.commands.connection import (
+    DEFAULT_URI,
+    connect_option,
+    connected,
+    qemu_version,
+    version_option,
+)
+from vfiomgr.libvirt.commands.connection import libvirt_version as version_of_libvirt
+from vfiomgr.libvirt.commands.hostdev import (
+    DeviceOptions,
+    hand_over,
+    of_device,
+    refuse_to_hurt,
+    tell_what_waits,
+)
+from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
+from vfiomgr.libvirt.xml.read import domain_of
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.guest_device import DeviceWish, is_uuid, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.guest_device import GuestHostdev, Unit
+
+
+_NO_NEWLINE = "\\ No newline at end of file"
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A text before and after, and what came and went."""
+
+    before: Document
+    after: bytes
+    removals: Removals
+    additions: Additions
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self.after != self.before.text
+
+
+def print_edited(session: Session, done: Edited, *, is_piped: bool, undo: str) -> None:
+    """What came and went; on stderr where stdout has the text. `undo` takes back what came."""
+    if is_piped:
+        for line in _told(done):
+            note(line)
+    elif session.format == "table":
+        say(*_told(done))
+        if done.additions.placed and not done.removals.devices:
+            names = " ".join(f"--remove {one.names[0]}" for one in done.additions.placed)
+            note(f"undo with: {undo} {names}")
+    else:
+        print_document("DomainEdit", _body(done), session.format)
+
+
+def _told(done: Edited) -> Iterator[str]:
+    source = done.before.source
+    yield from (f"removed {device.name}" for device in done.removals.devices)
+    for port in done.additions.ports:
+        yield f"added root port {port.index} for {port.device}"
+    for placed in done.additions.placed:
+        where = "" if placed.guest is None else f", in the guest {_place(placed)}"
+        yield f"added {', '.join(placed.names)}{where}"
+    yield from (f"{name} is in {source} already" for name in done.additions.already)
+    yield from (f"{name} is not in {source}" for name in done.removals.absent)
+    for name in done.removals.orphans:
+        yield f"{name} stays, and the guest does not find it without function 0 of its slot"
+    if not done.is_changed:
+        yield "nothing to do"
+
+
+def _place(placed: Placed) -> str:
+    guest = placed.guest
+    return "" if guest is None else f"{guest.bus:02x}:{guest.slot:02x}"
+
+
+def _body(done: Edited) -> dict[str, object]:
+    additions, removals = done.additions, done.removals
+    return {
+        "source": done.before.source,
+        "changed": done.is_changed,
+        "added": [{"names": one.names, "guest": one.guest} for one in additions.placed],
+        "root_ports": additions.ports,
+        "removed": [device.name for device in removals.devices],
+        "already": additions.already,
+        "absent": removals.absent,
+        "orphans": removals.orphans,
+    }
+
+
+def print_difference(session: Session, done: Edited) -> None:
+    """What would be different, as diff -u shows it; what there is besides, on stderr."""
+    difference = "".join(_difference(done))
+    if session.format != "table":
+        body = {**_body(done), "difference": difference}
+        print_document("DomainEdit", body, session.format)
+        return
+    say_text(difference)
+    for line in _told(done):
+        note(line.replace("added", "would add", 1).replace("removed", "would remove", 1))
+
+
+def _difference(done: Edited) -> Iterator[str]:
+    """Lines end with the line feeds of the text; a carriage return is part of its line."""
+    encoding, source = done.before.encoding, done.before.source
+    before, after = (_lines(text, encoding) for text in (done.before.text, done.after))
+    for line in difflib.unified_diff(before, after, source, source):
+        yield line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}\n"
+
+
+def _lines(text: bytes, encoding: str) -> list[str]:
+    decoded = text.decode(encoding)
+    return [line for line in decoded.replace("\n", "\n\0").split("\0") if line]
+
+
+MOST_BYTES = 10 << 20
+"""What virsh reads of a file, too (VSH_MAX_XML_FILE of tools/vsh.h)."""
+_REMEDY = "name a file that is there, or - for a pipe; virsh dumpxml makes one"
+
+
+def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
+    """A file byte by byte, as long as a domain's may be.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it is longer, or never ends.
+
+    """
+    try:
+        if path == STANDARD_INPUT:
+            text = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        message = f"cannot read the domain {path}: {error.strerror}"
+        raise UsageError(message, remedy) from None
+    if len(text) > MOST_BYTES:
+        message = f"{source_of(path)} has more than {MOST_BYTES >> 20} MiB: it is no domain's XML"
+        raise InvalidDocument(message, "virsh reads no longer ones either; is it the right file?")
+    return text
+
+
+_OWN_DIRECTORY = "/libvirt/qemu"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """A file, or a pipe; `output` is where the text goes instead."""
+
+    path: str
+    output: str | None = None
+
+    @property
+    def target(self) -> str:
+        """Where the text goes; what was piped in is piped out."""
+        return self.path if self.output is None else self.output
+
+    @property
+    def argument(self) -> str:
+        """What a command names it by, as a shell takes it."""
+        return shlex.quote(self.target)
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether the text itself is what is printed."""
+        return self.target == STANDARD_INPUT
+
+    def read(self) -> Document:
+        """The domain as it is.
+
+        Raises:
+            UsageError: it cannot be read.
+            InvalidDocument: it is no XML.
+
+        """
+        return read_document(read_xml(self.path), source_of(self.path))
+
+    def write(self, before: bytes, after: bytes) -> None:
+        """Put the text where it is to go; a file that is so already is left alone.
+
+        Raises:
+            UsageError: that is a file of libvirt's own.
+            HostError: it cannot be written.
+
+        """
+        if self.is_pipe:
+            print_text(after)
+        elif self.output is not None:
+            _refuse_own_file(self.output)
+            rewrite(self.output, None, after)
+        elif after != before:
+            _refuse_own_file(self.path)
+            rewrite(self.path, before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainPlace:
+    """The definition that a libvirt has; a running guest has a new one once it is started anew."""
+
+    name: str
+    uri: str
+    with_secrets: bool
+    """Whether passwords are read, too: what is defined without them would lose them."""
+
+    @property
+    def argument(self) -> str:
+        """What a command names it by, as a shell takes it."""
+        words = [self.name] if self.uri == DEFAULT_URI else [self.name, "--connect", self.uri]
+        return shlex.join(words)
+
+    @property
+    def is_pipe(self) -> bool:
+        """Never: it is defined."""
+        return False
+
+    def read(self) -> Document:
+        """The domain as it is defined.
+
+        Raises:
+            UsageError: there is no such domain, or no libvirt.
+
+        """
+        with connected(self.uri, read_only=not self.with_secrets) as connection:
+            text = connection.domain_xml(self.name, secure=self.with_secrets)
+        return read_document(text, self.name)
+
+    def write(self, before: bytes, after: bytes) -> None:
+        """Define the domain anew, where it differs.
+
+        Raises:
+            InvalidDocument: libvirt cannot read it, or would drop a part of it.
+            HostError: it was defined anew meanwhile.
+
+        """
+        if after == before:
+            return
+        with connected(self.uri) as connection:
+            if connection.domain_xml(self.name, secure=True) != before:
+                message = f"{self.name} was defined anew meanwhile, and not by this command"
+                raise HostError(message, "look at it, then run the command again")
+            connection.define(after, self.name)
+
+
+def place_of(
+    target: str, output: str | None, uri: str, *, is_change: bool
+) -> FilePlace | DomainPlace:
+    """What a user names: a file is there, has a / or ends in .xml; else it is a domain.
+
+    Raises:
+        UsageError: a domain's text is to go to a file.
+
+    """
+    is_file = "/" in target or target.endswith(".xml") or os.path.exists(target)
+    if is_file or target == STANDARD_INPUT:
+        return FilePlace(target, output)
+    if output is not None:
+        message = f"--output is about files, and {target} is a domain of libvirt's"
+        remedy = f"virsh dumpxml --inactive {shlex.quote(target)} | vfiomgr libvirt edit - …"
+        raise UsageError(message, remedy)
+    return DomainPlace(target, uri, with_secrets=is_change)
+
+
+def _refuse_own_file(path: str) -> None:
+    """Leave the files alone that libvirtd keeps in memory, and writes when it likes.
+
+    Raises:
+        UsageError: it is one.
+
+    """
+    directory, name = os.path.split(os.path.realpath(path))
+    if directory.endswith(_OWN_DIRECTORY):
+        guest = name.removesuffix(".xml")
+        message = f"{path} is libvirt's own: it does not read it again, and overwrites it"
+        remedy = f"change what libvirt has: vfiomgr libvirt edit {shlex.quote(guest)} …"
+        raise UsageError(message, remedy)
+
+
+_DEVICE = "ADDRESS|UUID"
+
+
+@click.command("edit")
+@click.argument("target", metavar="FILE|DOMAIN")
+@click.option(
+    "--add",
+    "added",
+    multiple=True,
+    metavar=_DEVICE,
+    shell_complete=complete_address,
+    help="Put this device in; may be given several times.",
+)
+@click.option(
+    "--remove",
+    "removed",
+    multiple=True,
+    metavar=_DEVICE,
+    shell_complete=complete_address,
+    help="Take this device out, before others are put in.",
+)
+@click.option(
+    "--output", metavar="FILE", help="Write to this file instead, - to a pipe; FILE stays."
+)
+@of_device
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot as they are.")
+@version_option
+@connect_option
+@session_options()
+@click.pass_obj
+def edit(
+    session: Session,
+    *,
+    target: str,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    output: str | None,
+    only: bool,
+    libvirt_version: str | None,
+    uri: str,
+    **options: Unpack[DeviceOptions],
+) -> None:
+    """Put devices into the XML of a domain, or take them out.
+
+    A FILE is there, has a / or ends in .xml; - reads from a pipe. Any other name is that of a
+    DOMAIN of libvirt's, whose definition is changed: a running guest has it when started anew.
+
+    Nothing else changes by a byte: comments, order, indentation, line ends and elements that
+    vfiomgr does not know stay. Taking out what was put in gives back the file that was there.
+    The functions of a slot come and go as one multifunction guest device, behind a root port that
+    is free; where there is none, one is added, and goes with the device.
+
+    \b
+    Examples:
+      vfiomgr libvirt edit guest.xml --add 0000:04:00.0
+      vfiomgr libvirt edit guest.xml --add 0000:04:00.0 --dry-run    # show the difference
+      vfiomgr libvirt edit guest.xml --remove 0000:04:00.0 --output new.xml
+      vfiomgr libvirt edit guest --add 0000:04:00.0                  # the definition of a domain
+      vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
+      vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt edit guest.xml --display --ramfb \\
+        --add f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr libvirt edit guest.xml --add 05:00.0 --managed --unassigned
+      vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --iommufd \\
+        --libvirt-version 12.1
+      vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
+        --libvirt-version 10.0
+      virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
+    """
+    if not (added or removed):
+        message = "nothing is asked for"
+        raise UsageError(message, "name a device: --add 0000:04:00.0, or --remove 0000:04:00.0")
+    host = _host(session, required=bool(added))
+    wishes = [DeviceWish(name, hand_over(options), is_alone=only) for name in added]
+    units = units_of(host, wishes) if host is not None else ()
+    check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
+    place = place_of(target, output, uri, is_change=not session.dry_run)
+    done, hostdevs = _edited(place.read(), host, units, removed, only=only)
+    if host is not None:
+        refuse_to_hurt(lambda: session.host(with_users=True), hostdevs, host)
+    if session.dry_run:
+        print_difference(session, done)
+    else:
+        place.write(done.before.text, done.after)
+        undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
+        print_edited(session, done, is_piped=place.is_pipe, undo=undo)
+    if host is not None:
+        tell_what_waits(lambda: host, hostdevs, host)
+
+
+def _host(session: Session, *, required: bool) -> HostSnapshot | None:
+    """The host; what only goes may be of one that is elsewhere."""
+    try:
+        return session.host()
+    except (HostError, UsageError):
+        if required or session.snapshot is not None:
+            raise
+        return None
+
+
+def _edited(
+    document: Document,
+    host: HostSnapshot | None,
+    units: Sequence[Unit],
+    removed: Sequence[str],
+    *,
+    only: bool,
+) -> tuple[Edited, tuple[GuestHostdev, ...]]:
+    """The text without what goes, then with what comes; and what that is."""
+    domain = domain_of(document.root)
+    removals = plan_removals(domain, _names(domain, removed), host, only=only)
+    text = remove_hostdevs(document, removals.devices) if removals.devices else document.text
+    if not units:
+        return Edited(document, text, removals, Additions()), ()
+    left = read_document(text, document.source)
+    by_names = {unit.function_names: unit for unit in units}
+    staying = domain_of(left.root)
+    refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
+    if host is not None:
+        refuse_if_any(space_objections(host, staying, units), frozenset())
+    is_unassigned = not any(unit.is_seen for unit in units)
+    additions = plan_additions(staying, by_names, is_unassigned=is_unassigned)
+    coming = [(by_names[one.names], one.guest) for one in additions.placed]
+    hostdevs = tuple(h for unit, guest in coming for h in hostdevs_of(unit, guest))
+    ports = [root_port(port.index, port.device) for port in additions.ports]
+    after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
+    return Edited(document, after, removals, additions), hostdevs
+
+
+def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
+    """Devices of a domain as its file means them; the domain of an address may be left out."""
+    known = [device.address for device in domain.hostdevs if device.address is not None]
+    return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]

@@ -1,0 +1,191 @@
+"""`vfiomgr libvirt hook …`: devices are bound when their guest starts, and given back after it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from vfiomgr import api
+from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
+from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.program import own_program
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
+from vfiomgr.libvirt.hook.model import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE
+from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
+from vfiomgr.paths import SCRIPT
+
+if TYPE_CHECKING:
+    from vfiomgr.libvirt.client.connection import Connection
+    from vfiomgr.libvirt.model.domain import KnownDomain
+
+_DOMAINS = click.argument(
+    "domains", nargs=-1, required=True, metavar="DOMAIN...", shell_complete=complete_domain
+)
+
+
+@click.group("hook")
+@session_options()
+def hook() -> None:
+    """Bind devices when their guest starts, and give them back when it has ended.
+
+    libvirt runs the hook; it acts for domains alone that it was enabled for, and for devices with
+    managed='no' that are on a driver of the host, or vGPUs that are defined and not active.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook install
+      vfiomgr libvirt hook enable win
+      vfiomgr libvirt hook disable win
+    """
+
+
+@hook.command("install")
+@session_options()
+@click.pass_obj
+def install(session: Session) -> None:
+    """Write /etc/libvirt/hooks/qemu.d/50-vfiomgr, which libvirt 6.5 and later runs.
+
+    Other hook scripts are left alone. No guest is concerned until `hook enable`.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook install --dry-run
+      vfiomgr libvirt hook install
+    """
+    _change(session, InstallHook(own_program()))
+
+
+@hook.command("uninstall")
+@session_options()
+@click.pass_obj
+def uninstall(session: Session) -> None:
+    """Remove what `hook install` wrote.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook uninstall
+    """
+    _change(session, UninstallHook())
+
+
+def _change(session: Session, intent: InstallHook | UninstallHook) -> None:
+    outcome = plan_or_apply(session, intent)
+    if outcome is None:
+        return
+    steps = outcome.plan.steps if outcome.is_changed else ()
+    print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+
+
+@hook.command("enable")
+@_DOMAINS
+@connect_option
+@session_options()
+@click.pass_obj
+def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+    """Have the hook act for a domain, from its next start on.
+
+    It is kept in the domain's metadata, which goes with it when it is renamed, exported or
+    undefined. What `vfiomgr bind` would refuse (the console's display, a mounted disk, a device in
+    use) the hook refuses too, and the guest does not start.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook enable win
+      vfiomgr libvirt hook enable win --connect qemu+ssh://node7/system
+    """
+    _mark(session, uri, domains, OPT_IN)
+
+
+@hook.command("disable")
+@_DOMAINS
+@connect_option
+@session_options()
+@click.pass_obj
+def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+    """Have the hook leave a domain alone, from its next start on.
+
+    \b
+    Examples:
+      vfiomgr libvirt hook disable win
+      vfiomgr libvirt hook disable win --connect qemu+ssh://node7/system
+    """
+    _mark(session, uri, domains, None)
+
+
+def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:
+    from vfiomgr.libvirt.hook.guest import asks_for_hook  # noqa: PLC0415 - not for help
+
+    state = "enabled" if element else "disabled"
+    with connected(uri, read_only=session.dry_run) as connection:
+        names = [connection.state(domain).name for domain in domains]
+        is_there = {name: asks_for_hook(connection.metadata(name, NAMESPACE)) for name in names}
+        changing = [name for name in is_there if is_there[name] != bool(element)]
+        if not session.dry_run:
+            _set(connection, changing, element)
+        idle = [n for n in is_there if element and not _has_work(connection.domain(n))]
+    if element and _is_here(session, uri) and not session.tree.exists(SCRIPT):
+        note("no hook is installed, so nothing acts yet: vfiomgr libvirt hook install")
+    for name in idle:
+        note(
+            f"{name} has no device with managed='no' and no vGPU, so there is nothing for the hook "
+            f"to do: vfiomgr libvirt edit {shlex.quote(name)} --add ADDRESS gives it one"
+        )
+    if session.format != "table":
+        body = {"state": state, "changed": changing, "domains": list(is_there)}
+        print_document("HookOutcome", body, session.format)
+        return
+    would = "would be " if session.dry_run else ""
+    for name in is_there:
+        so = f"{would}{state}" if name in changing else f"{state} already"
+        say(f"{name}: the hook is {so}" if not would else f"{name}: the hook {so}")
+
+
+def _is_here(session: Session, uri: str) -> bool:
+    """Whether the libvirt that was asked runs hooks of the host that is looked at."""
+    return session.snapshot is None and urlsplit(uri).hostname is None
+
+
+def _has_work(domain: KnownDomain) -> bool:
+    """Whether the next start takes a device that libvirt leaves to others, or nobody knows."""
+    start = domain.defined or domain.running
+    return start is None or any(h.kind != "other" and not h.managed for h in start.hostdevs)
+
+
+def _set(connection: Connection, names: list[str], element: str | None) -> None:
+    for name in names:
+        connection.set_metadata(name, element, PREFIX, NAMESPACE)
+
+
+@hook.command("run", context_settings={"ignore_unknown_options": True})
+@click.argument("domain")
+@click.argument("operation")
+@click.argument("rest", nargs=-1)
+@session_options()
+@click.pass_obj
+def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...]) -> None:  # noqa: ARG001 - libvirt passes more
+    """What the installed script calls, with the domain's XML on standard input.
+
+    Status 0 lets the guest start. All is told on stderr, where libvirt takes its message from.
+
+    \b
+    Examples:
+      virsh dumpxml win | vfiomgr libvirt hook run win prepare begin -
+      virsh dumpxml win | vfiomgr libvirt hook run win release end -
+    """
+    acts = {PREPARE: (api.prepare_guest, "bound"), RELEASE: (api.release_guest, "given back")}
+    if operation not in acts:
+        return
+    from vfiomgr.libvirt.hook.guest import read_guest  # noqa: PLC0415 - not for help
+
+    guest = read_guest(sys.stdin.buffer.read(), domain)
+    if guest is None:
+        return
+    act, what = acts[operation]
+    names = act(guest, tree=session.tree, **options_of(session))
+    for name in names:
+        note(f"vfiomgr: {name} {what} for {guest.name}")

@@ -1,0 +1,286 @@
+"""`vfiomgr libvirt nodedev …`: mediated devices that libvirt owns."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.output import note, print_document, print_table, print_text, say
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice, UsageError
+from vfiomgr.libvirt.commands.connection import connect_option, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.libvirt.client.connection import Connection
+    from vfiomgr.libvirt.client.mdevs import NodeMdev
+
+_HEADINGS = ("UUID", "PARENT", "TYPE", "ACTIVE", "DEFINED", "AUTOSTART")
+
+
+@click.group("nodedev")
+@session_options()
+def nodedev() -> None:
+    """VGPUs (mediated devices) that libvirt defines, starts and stops, instead of vfiomgr.
+
+    libvirt keeps them in mdevctl's files, as `vfiomgr vgpu define` does: it is the same definition,
+    and each knows those of the other. Through libvirt another host can be reached with --connect,
+    and users whom polkit allows it.
+
+    \b
+    Examples:
+      vfiomgr libvirt nodedev list
+      vfiomgr libvirt nodedev define --parent 65:00.0 --type nvidia-468 --autostart
+    """
+
+
+@nodedev.command("list")
+@connect_option
+@session_options()
+@click.pass_obj
+def list_mdevs(session: Session, *, uri: str) -> None:
+    """Mediated devices that libvirt knows, active and defined.
+
+    \b
+    Examples:
+      vfiomgr libvirt nodedev list
+      vfiomgr libvirt nodedev list --format json
+    """
+    found = _mdevs(uri)
+    if session.format != "table":
+        items = [_item(mdev) for mdev in found]
+        print_document("NodeMdevList", {"items": items}, session.format)
+    elif found:
+        print_table(_HEADINGS, [_row(mdev) for mdev in found])
+    else:
+        note(f"libvirt knows no mediated devices ({uri})")
+
+
+def _mdevs(uri: str) -> tuple[NodeMdev, ...]:
+    """All that libvirt tells; whoever may only read learns nothing of autostart."""
+    try:
+        with connected(uri) as connection:
+            return connection.mdevs()
+    except LibvirtFailed:
+        with connected(uri, read_only=True) as connection:
+            return connection.mdevs()
+
+
+def _item(mdev: NodeMdev) -> dict[str, object]:
+    return {
+        "uuid": mdev.uuid,
+        "name": mdev.name,
+        "parent": mdev.parent,
+        "type": mdev.type,
+        "active": mdev.state.is_active,
+        "defined": mdev.state.is_defined,
+        "autostart": mdev.state.starts_by_itself,
+    }
+
+
+def _row(mdev: NodeMdev) -> tuple[str, ...]:
+    state = mdev.state
+    marks = (state.is_active, state.is_defined, state.starts_by_itself)
+    words = {True: "yes", False: "no", None: "-"}
+    return (mdev.uuid, mdev.parent, mdev.type, *(words[mark] for mark in marks))
+
+
+@nodedev.command("define")
+@click.argument("uuid", required=False)
+@click.option(
+    "--parent",
+    metavar="ADDRESS",
+    required=True,
+    shell_complete=complete_address,
+    help="The function that makes it.",
+)
+@click.option("--type", "wanted", metavar="TYPE", required=True, help="By identifier or name.")
+@click.option("--autostart", is_flag=True, help="Start it with its parent.")
+@connect_option
+@session_options()
+@click.pass_obj
+def define(
+    session: Session, *, uuid: str | None, parent: str, wanted: str, autostart: bool, uri: str
+) -> None:
+    """Have libvirt keep a vGPU, with a UUID of its own where none is given.
+
+    Parent and type are looked at first: libvirt would keep any.
+
+    \b
+    Examples:
+      vfiomgr libvirt nodedev define --parent 65:00.0 --type nvidia-468 --autostart
+      vfiomgr libvirt nodedev define f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 65:00.0 \\
+        --type A100-4C --dry-run
+    """
+    from vfiomgr.libvirt.client.mdevs import find_mdev, parent_name  # noqa: PLC0415
+    from vfiomgr.libvirt.nodedev import wished_mdev  # noqa: PLC0415
+    from vfiomgr.libvirt.xml.render import node_mdev  # noqa: PLC0415
+
+    name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
+    host = session.host(with_gpu_modes=True)
+    wish = wished_mdev(host, host.parse_address(parent), wanted)
+    element = node_mdev(name, parent_name(wish.parent), wish.type)
+    if session.dry_run:
+        _print_call(session, "define", name, element)
+        return
+    _require_live(session)
+    with connected(uri) as connection:
+        known = find_mdev(connection.mdevs(), name)
+        if known is not None and known.state.is_defined:
+            _refuse_another(known, str(wish.parent), wish.type)
+            is_changed = bool(known.state.starts_by_itself) != autostart
+            if is_changed:
+                connection.set_mdev_autostart(known, autostart=autostart)
+        else:
+            connection.define_mdev(element, name, autostart=autostart)
+            is_changed = True
+    _tell(session, "defined", name, is_changed=is_changed)
+
+
+@nodedev.command("start")
+@click.argument("uuid")
+@connect_option
+@session_options()
+@click.pass_obj
+def start(session: Session, *, uuid: str, uri: str) -> None:
+    """Make a vGPU that is defined, if its parent has room.
+
+    \b
+    Examples:
+      vfiomgr libvirt nodedev start f715f63c-0d00-4007-9c5a-b07b0c6c05de
+    """
+    from vfiomgr.libvirt.nodedev import refuse_without_room  # noqa: PLC0415
+
+    def look(_connection: Connection, mdev: NodeMdev) -> None:
+        refuse_without_room(session.host(with_gpu_modes=True), mdev.parent, mdev.type)
+
+    _change(
+        session,
+        uri,
+        uuid,
+        "started",
+        is_so=lambda mdev: mdev.state.is_active,
+        look=look,
+        act=lambda connection, mdev: connection.start_mdev(mdev),
+    )
+
+
+@nodedev.command("stop")
+@click.argument("uuid")
+@connect_option
+@session_options()
+@click.pass_obj
+def stop(session: Session, *, uuid: str, uri: str) -> None:
+    """Remove an active vGPU; its definition stays. One that a domain has is refused.
+
+    \b
+    Examples:
+      vfiomgr libvirt nodedev stop f715f63c-0d00-4007-9c5a-b07b0c6c05de
+    """
+    _change(
+        session,
+        uri,
+        uuid,
+        "stopped",
+        is_so=lambda mdev: not mdev.state.is_active,
+        look=_refuse_used,
+        act=lambda connection, mdev: connection.stop_mdev(mdev),
+    )
+
+
+@nodedev.command("undefine")
+@click.argument("uuid")
+@connect_option
+@session_options()
+@click.pass_obj
+def undefine(session: Session, *, uuid: str, uri: str) -> None:
+    """Forget a vGPU; one that is active stays until it is stopped.
+
+    \b
+    Examples:
+      vfiomgr libvirt nodedev undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
+    """
+    _change(
+        session,
+        uri,
+        uuid,
+        "undefined",
+        is_so=lambda mdev: not mdev.state.is_defined,
+        act=lambda connection, mdev: connection.undefine_mdev(mdev),
+    )
+
+
+def _change(
+    session: Session,
+    uri: str,
+    uuid: str,
+    state: str,
+    *,
+    is_so: Callable[[NodeMdev], bool],
+    act: Callable[[Connection, NodeMdev], None],
+    look: Callable[[Connection, NodeMdev], None] | None = None,
+) -> None:
+    """Bring one that libvirt knows to a state, unless it is so; `look` refuses what would hurt."""
+    from vfiomgr.libvirt.client.mdevs import find_mdev  # noqa: PLC0415 - not for help
+
+    if not session.dry_run:
+        _require_live(session)
+    with connected(uri) as connection:
+        mdev = find_mdev(connection.mdevs(), _uuid(uuid))
+        if mdev is None:
+            message = f"libvirt knows no mediated device {uuid}"
+            raise UnknownDevice(message, "vfiomgr libvirt nodedev list shows those it knows")
+        is_changed = not is_so(mdev)
+        if is_changed and look is not None:
+            look(connection, mdev)
+        if is_changed and not session.dry_run:
+            act(connection, mdev)
+    _tell(session, state, mdev.uuid, is_changed=is_changed)
+
+
+def _uuid(text: str) -> str:
+    try:
+        return str(uuids.UUID(text))
+    except ValueError:
+        message = f"{text!r} is no UUID"
+        raise UsageError(message, "write it as f715f63c-0d00-4007-9c5a-b07b0c6c05de") from None
+
+
+def _require_live(session: Session) -> None:
+    session.require_live("a snapshot has no libvirt", "leave out --snapshot")
+
+
+def _refuse_another(known: NodeMdev, parent: str, type_id: str) -> None:
+    if (known.parent, known.type) != (parent, type_id):
+        message = f"{known.uuid} is defined as {known.type} on {known.parent} already"
+        raise Refusal(message, f"vfiomgr libvirt nodedev undefine {known.uuid}, or another UUID")
+
+
+def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
+    """Removing it would wait for the guest (mdev_device_remove)."""
+    for domain in connection.hypervisor().domains:
+        if domain.running is not None and domain.running.hostdev(mdev.uuid) is not None:
+            message = f"{mdev.uuid} is with the domain {domain.name}, which runs"
+            remedy = f"vfiomgr libvirt detach {domain.argument} {mdev.uuid} --live"
+            raise Refusal(message, remedy)
+
+
+def _print_call(session: Session, verb: str, uuid: str, element: str) -> None:
+    if session.format != "table":
+        print_document("NodeMdevPlan", {"uuid": uuid, "xml": element}, session.format)
+        return
+    say(f"plan: {verb} {uuid}", f"  virsh nodedev-{verb} /dev/stdin <<'END'")
+    print_text(element)
+    say("END")
+
+
+def _tell(session: Session, state: str, uuid: str, *, is_changed: bool) -> None:
+    if session.format != "table":
+        body = {"uuid": uuid, "state": state, "changed": is_changed, "dry_run": session.dry_run}
+        print_document("NodeMdevOutcome", body, session.format)
+        return
+    would = "would be " if session.dry_run and is_changed else ""
+    say(f"{would}{state}: {uuid}" if is_changed else f"{uuid} is {state} already")

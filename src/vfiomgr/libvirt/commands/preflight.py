@@ -1,0 +1,231 @@
+"""`vfiomgr libvirt preflight`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr import api
+from vfiomgr.check.model import Report
+from vfiomgr.cli.findings import counted, print_findings, report_document
+from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import forbid_together
+from vfiomgr.errors import HostError, UsageError
+from vfiomgr.layout.commands.apply import STANDARD_INPUT, source_of
+from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
+from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
+from vfiomgr.libvirt.commands.edit import read_xml
+from vfiomgr.libvirt.model.domain import Domain
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
+
+_BLOCKED = 1
+_HERE = frozenset({"", "localhost"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A domain and what was found."""
+
+    domain: Domain
+    report: Report
+
+
+@click.command("preflight")
+@click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain)
+@click.option("--all", "every", is_flag=True, help="All domains that libvirt knows.")
+@connect_option
+@session_options()
+@click.pass_context
+def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, uri: str) -> None:
+    """Say what would break the next start of a domain: each finding with evidence and remedy.
+
+    A domain is named as libvirt knows it, or is the XML in FILE; - reads from a pipe. Nothing is
+    started and nothing is changed. A blocker keeps the domain from starting, or hurts the host
+    when it starts; a warning has it work badly, or break later; an info is to be known.
+
+    Its devices of the host are looked at, and what they need: not its disks, networks and firmware,
+    which libvirt looks at itself as it starts the domain.
+
+    A FILE is looked at without libvirt too, for another host with --snapshot or --root; what could
+    not be looked at then is told as not checked. Lines of a domain that libvirt knows are those of
+    virsh dumpxml --inactive.
+
+    Exit status: 0 where nothing blocks, 1 where a blocker was found.
+
+    \b
+    Examples:
+      vfiomgr libvirt preflight win11
+      vfiomgr libvirt preflight guest.xml
+      vfiomgr libvirt preflight --all --format json
+      vfiomgr libvirt preflight guest.xml --snapshot host.json
+      vfiomgr libvirt preflight win11 --connect qemu:///session
+    """
+    session: Session = context.obj
+    _check_arguments(names, every=every)
+    source = context.get_parameter_source("uri")
+    is_chosen = source is not click.core.ParameterSource.DEFAULT
+    wanted = every or not all(map(_is_file, names)) or is_chosen
+    hypervisor, why_not = None, "the host is another machine's"
+    if wanted or _is_this_machine(session):
+        _refuse_remote(session, uri)
+        hypervisor, why_not = _asked(uri, must_answer=wanted)
+    domains = tuple(_domains(names, hypervisor, every=every))
+    judged = _judge(session, domains, hypervisor)
+    if session.format == "table":
+        _print(judged, why_not if hypervisor is None else "")
+    else:
+        _print_document(session, judged)
+    context.exit(_BLOCKED if any(one.report.is_blocked for one in judged) else 0)
+
+
+def _check_arguments(names: Sequence[str], *, every: bool) -> None:
+    if every and names:
+        forbid_together("--all", names[0], "all domains, or the named ones")
+    if not (every or names):
+        message = "no domain is named"
+        raise UsageError(message, "name one, or a file with its XML, or pass --all")
+
+
+def _is_file(name: str) -> bool:
+    """Whether a file is meant: by its path, its ending, or because it is there."""
+    return name == STANDARD_INPUT or "/" in name or name.endswith(".xml") or os.path.isfile(name)
+
+
+def _is_this_machine(session: Session) -> bool:
+    return session.snapshot is None and session.tree.is_machine
+
+
+def _refuse_remote(session: Session, uri: str) -> None:
+    """A libvirt elsewhere starts its domains on devices that this machine does not show.
+
+    Raises:
+        UsageError: the host is this machine, and the URI names another.
+
+    """
+    from vfiomgr.libvirt.client.uri import split_uri  # noqa: PLC0415 - not for help
+
+    if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
+        message = f"{uri} starts domains on another host than this one"
+        hint = "run vfiomgr there, or pass --snapshot with what vfiomgr snapshot prints there"
+        raise UsageError(message, hint)
+
+
+def _asked(uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
+    """What libvirt tells, or why it does not.
+
+    Raises:
+        HostError: it does not answer, and it must.
+
+    """
+    # Only who may write is told what the host offers: virConnectGetDomainCapabilities.
+    may_write = os.geteuid() == 0 or "/session" in uri
+    try:
+        with connected(uri, read_only=not may_write) as connection:
+            return connection.hypervisor(), ""
+    except HostError as error:
+        if must_answer:
+            raise
+        return None, error.message
+
+
+def _domains(
+    names: Sequence[str], hypervisor: Hypervisor | None, *, every: bool
+) -> Iterator[Domain]:
+    known = hypervisor.domains if hypervisor else ()
+    for domain in known if every else ():
+        found = _next_start(domain)
+        if found is None:
+            note(f"not checked: {unread_text(domain)}")
+        else:
+            yield found
+    for name in names:
+        yield _read(name) if _is_file(name) else _named(name, known)
+
+
+def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
+    domain = next((domain for domain in known if name in (domain.name, domain.uuid)), None)
+    if domain is None:
+        message = f"libvirt knows no domain {name}, and there is no such file"
+        raise UsageError(message, "virsh list --all shows the domains")
+    found = _next_start(domain)
+    if found is None:
+        raise HostError(unread_text(domain), how_to_read(domain))
+    return found
+
+
+def _next_start(domain: KnownDomain) -> Domain | None:
+    """What is started next: the definition; a transient domain is judged as it runs."""
+    return domain.defined if domain.is_persistent else domain.running
+
+
+def _read(path: str) -> Domain:
+    from vfiomgr.libvirt.xml.read import read_domain  # noqa: PLC0415 - as above
+
+    remedy = "name a file that is there, or a domain of libvirt"
+    return read_domain(read_xml(path, remedy), source_of(path))
+
+
+def _judge(
+    session: Session, domains: Sequence[Domain], hypervisor: Hypervisor | None
+) -> list[_Judged]:
+    if not domains:
+        return []
+    host = session.host(with_users=True, with_readiness=True)
+    files = _roms(session, domains)
+    reports = api.preflight(host, domains, hypervisor, files)
+    return [_Judged(*pair) for pair in zip(domains, reports, strict=True)]
+
+
+def _roms(session: Session, domains: Sequence[Domain]) -> dict[str, bool] | None:
+    """Which ROMs are there; None where the files are those of another machine."""
+    if session.snapshot is not None:
+        return None
+    named = {hostdev.rom_file for domain in domains for hostdev in domain.hostdevs}
+    return {path: _is_regular(session, path) for path in named if path and path.startswith("/")}
+
+
+def _is_regular(session: Session, path: str) -> bool:
+    status = session.tree.status(HostPath(path))
+    return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def _print(judged: Sequence[_Judged], why_not: str) -> None:
+    for one in judged:
+        print_findings(one.report, every=False)
+        counts = ", ".join(counted(one.report, s) for s in ("blocker", "warning", "info"))
+        blocked = one.report.is_blocked
+        verdict = "not ready" if blocked else "nothing about its devices blocks its start"
+        say(f"{one.domain.source}: {verdict}: {counts}")
+    for text in dict.fromkeys(text for one in judged for text in one.report.not_checked):
+        note(f"not checked: {text}")
+    if why_not:
+        note(f"libvirt was not asked: {why_not}")
+    if not judged:
+        note("libvirt knows no domain")
+
+
+def _print_document(session: Session, judged: Sequence[_Judged]) -> None:
+    items = [_item(one) for one in judged]
+    print_document("PreflightReportList", {"items": items}, session.format)
+
+
+def _item(one: _Judged) -> dict[str, object]:
+    document = report_document(one.report)
+    findings = document.pop("items")
+    return {
+        "domain": one.domain.name,
+        "source": one.domain.source,
+        "is_blocked": one.report.is_blocked,
+        "findings": findings,
+        **document,
+    }

@@ -1,0 +1,112 @@
+"""The script that libvirt runs when guests start and end (https://libvirt.org/hooks.html).
+
+libvirt runs what is in `qemu.d` in the order of names since 6.5, besides the script `qemu`, and is
+waited for: a script that asked libvirt for anything would wait for itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.persistence.model import require_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+MODE = 0o755
+NAMESPACE = "urn:vfiomgr:libvirt:v1"
+"""Of the element in a domain's metadata that has the hook act for it."""
+PREFIX = "vfiomgr"
+OPT_IN = "<devices bind='yes'/>"
+GUESTS = RUNTIME / "guests"
+"""What the hook took from the host for guests that run."""
+PREPARE, RELEASE = "prepare", "release"
+
+
+def render_script(program: str) -> str:
+    """The script; it lets guests start where vfiomgr is gone, and acts at two operations alone.
+
+    Raises:
+        Refusal: a path that would have to be quoted.
+
+    """
+    words = require_plain(program)
+    plain = words.partition(" ")[0]
+    return f"""\
+#!/bin/sh
+# vfiomgr: removed by `vfiomgr libvirt hook uninstall`. It does nothing for a guest but for those
+# that `vfiomgr libvirt hook enable` was run for.
+case "$2" in
+    {PREPARE} | {RELEASE}) ;;
+    *) exit 0 ;;
+esac
+if [ ! -x {plain} ]; then
+    echo "vfiomgr: {plain} is gone, so devices of guests are not bound" >&2
+    exit 0
+fi
+exec {words} libvirt hook run -- "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRecord:
+    """What the hook took from the host for one guest; a reboot removes it, and gives all back."""
+
+    uuid: str
+    name: str
+    functions: tuple[str, ...] = ()
+    vgpus: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> HostPath:
+        """Its file."""
+        return GUESTS / f"{self.uuid}.json"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was taken."""
+        return not self.functions and not self.vgpus
+
+    def with_taken(self, functions: Iterable[str], vgpus: Iterable[str]) -> GuestRecord:
+        """With what is taken besides."""
+        return GuestRecord(
+            self.uuid,
+            self.name,
+            tuple(dict.fromkeys((*self.functions, *functions))),
+            tuple(dict.fromkeys((*self.vgpus, *vgpus))),
+        )
+
+    def render(self) -> str:
+        """As its file has it."""
+        document = {"name": self.name, "functions": self.functions, "vgpus": self.vgpus}
+        return f"{json.dumps(document)}\n"
+
+
+def parse_record(uuid: str, text: str) -> GuestRecord:
+    """Read a record's file.
+
+    Raises:
+        InvalidDocument: it is none.
+
+    """
+    try:
+        document = parse_json(text)
+        functions, vgpus = _texts(document["functions"]), _texts(document["vgpus"])
+        return GuestRecord(uuid, str(document["name"]), functions, vgpus)
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{GUESTS / uuid}.json is no record of vfiomgr: {error}"
+        hint = "remove it; vfiomgr list shows what is bound, and vfiomgr unbind gives it back"
+        raise InvalidDocument(message, hint) from None
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        message = f"{values!r:.40} is not a list of texts"
+        raise TypeError(message)
+    return tuple(values)

@@ -1,0 +1,162 @@
+"""What libvirt's hook does to the host for a guest, and how the hook itself comes and goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.definitions.requests import StartVgpu, StopVgpu
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.plan import Plan
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.hook.model import MODE, render_script
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.paths import SCRIPT
+from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.model import PciAddress, is_vfio_driver
+from vfiomgr.persistence.steps import ReplaceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.engine.requests import Intent
+    from vfiomgr.libvirt.hook.model import GuestRecord
+    from vfiomgr.libvirt.hook.requests import InstallHook
+    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.snapshot.model import HostSnapshot
+
+LOCK = "libvirt-hook"
+
+
+@dataclass(frozen=True, slots=True)
+class GuestNeeds:
+    """What of a guest's devices is not ready for it yet."""
+
+    functions: tuple[PciAddress, ...] = ()
+    """On drivers of the host, or in a group with others that are."""
+    vgpus: tuple[str, ...] = ()
+    """Defined, and not active."""
+
+    def intents(self) -> Iterator[Intent]:
+        """What makes them ready: vGPUs first, which fail the sooner."""
+        if self.vgpus:
+            yield StartVgpu(self.vgpus)
+        if self.functions:
+            yield Bind(self.functions)
+
+
+def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNeeds:
+    """What a guest lacks of what vfiomgr is to bind for it: no devices that libvirt manages.
+
+    What is on record and not bound was begun by a run that was cut off.
+
+    Raises:
+        Refusal: it names a vGPU that is neither active nor defined.
+
+    """
+    functions: list[PciAddress] = []
+    vgpus: list[str] = []
+    objections: list[Objection] = []
+    for hostdev in domain.hostdevs:
+        device = host.device_named(hostdev.name)
+        is_vgpu = hostdev.kind == "mdev" or (device is not None and host.is_vendor_function(device))
+        if is_vgpu and host.vgpu(hostdev.name) is None:
+            if _is_defined(host, hostdev.name):
+                vgpus.append(hostdev.name)
+            else:
+                objections.append(_unknown(hostdev.name))
+        elif is_vgpu or device is None or hostdev.managed or hostdev.kind != "pci":
+            continue  # of a function that is not there libvirt tells
+        elif not device.is_on_vfio or blockers(host.group_members(device.iommu_group)):
+            functions.append(device.address)
+    refuse_if_any(objections, frozenset())
+    begun = (host.device_named(name) for name in record.functions)
+    functions += [d.address for d in begun if d is not None and not d.is_on_vfio]
+    return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus))
+
+
+def _is_defined(host: HostSnapshot, name: str) -> bool:
+    names = {definition.uuid for definition in host.vgpu_definitions}
+    return name in names or any(
+        str(function.address) == name for gpu in host.defined.gpus for function in gpu.vgpus
+    )
+
+
+def _unknown(name: str) -> Objection:
+    return Objection(
+        f"{name} is no vGPU, and none is defined under that name",
+        f"vfiomgr vgpu define {name} --type …, or vfiomgr vgpu create",
+    )
+
+
+def taken_by(plan: Plan) -> tuple[str, ...]:
+    """The functions that a plan takes from drivers of the host."""
+    return tuple(
+        str(step.device.address)
+        for step in plan.steps
+        if isinstance(step, ChangeDriver)
+        and is_vfio_driver(step.after.driver)
+        and not is_vfio_driver(step.before.driver)
+    )
+
+
+def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Intent]:
+    """What gives back what was taken for a guest, as far as it has not gone back by itself."""
+    functions = tuple(
+        device.address
+        for device in map(host.device_named, record.functions)
+        if device is not None and (device.is_on_vfio or host.origin(device) is not None)
+    )
+    if functions:
+        yield Unbind(functions, only=True)
+    vgpus = tuple(name for name in record.vgpus if host.vgpu(name) is not None)
+    if vgpus:
+        yield StopVgpu(vgpus)
+
+
+# ---- the hook itself
+
+
+def plan_install(host: HostSnapshot, intent: InstallHook) -> Plan:
+    """Have libvirt run vfiomgr when guests start and end.
+
+    Raises:
+        Refusal: vfiomgr is no command that a script could run.
+
+    """
+    if intent.program is None:
+        message = "vfiomgr is no installed command here, so that no script can run it"
+        raise Refusal(message, "install vfiomgr as its README says, and run that command")
+    wanted = render_script(intent.program)
+    there = host.file(SCRIPT)
+    if there == wanted:
+        return Plan("install the hook", (), already=("the hook is installed so already",))
+    notes = ["it acts for a guest after: vfiomgr libvirt hook enable DOMAIN"]
+    if there is None:
+        notes.append(
+            "libvirt looks for hooks when it starts: restart libvirtd or virtqemud once "
+            "(guests that run go on)"
+        )
+    return Plan(
+        summary="install the hook",
+        steps=(ReplaceFile(SCRIPT, there, wanted, mode=MODE),),
+        locks=(LOCK,),
+        notes=tuple(notes),
+    )
+
+
+def plan_uninstall(host: HostSnapshot) -> Plan:
+    """Remove the script; what it bound for guests that run stays bound."""
+    there = host.file(SCRIPT)
+    if there is None:
+        return Plan("uninstall the hook", (), already=("the hook is not installed",))
+    return Plan(
+        summary="uninstall the hook",
+        steps=(ReplaceFile(SCRIPT, there, None, mode=MODE),),
+        locks=(LOCK,),
+        notes=(
+            "what it bound for guests that run stays bound: vfiomgr unbind gives it back",
+            "guests that it acted for start once their devices are bound by hand",
+        ),
+    )

@@ -1,0 +1,208 @@
+"""Domains of libvirt, as far as devices of the host are concerned (formatdomain.html).
+
+Lines are those of the text that the domain was read from, counted from 1.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from vfiomgr.version import Version
+from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
+
+__all__ = [
+    "EXPANDER",
+    "ROOT_PORT",
+    "TO_PCI",
+    "Domain",
+    "DomainCpu",
+    "DomainHostdev",
+    "DomainIommu",
+    "DomainMemory",
+    "GuestAddress",
+    "Hypervisor",
+    "KnownDomain",
+    "NumaCell",
+    "PciController",
+]
+
+ROOT_PORT = "pcie-root-port"
+EXPANDER = "pcie-expander-bus"
+_X86 = (None, "x86_64", "i686")
+TO_PCI = "pcie-to-pci-bridge"
+"""What conventional PCI is behind on a machine of PCI Express."""
+
+
+@dataclass(frozen=True, slots=True)
+class PciController:
+    """`<controller type='pci'>`: a bus of the guest with its index."""
+
+    line: int
+    index: int
+    model: str
+    guest: GuestAddress | None = None
+    """Where it sits itself."""
+    bus_nr: int | None = None
+    """`<target busNr>` of an expander."""
+    numa_node: int | None = None
+    has_hotplug: bool = True
+    hole64_kib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaCell:
+    """A NUMA node of the guest."""
+
+    number: int
+    memory_bytes: int
+    cpus: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class DomainMemory:
+    """How much memory, and how much of it QEMU may lock."""
+
+    total_bytes: int
+    hard_limit_bytes: int | None = None
+    is_locked: bool = False
+    has_hugepages: bool = False
+    hugepage_bytes: tuple[int, ...] = ()
+    """Their sizes, where they are written."""
+    host_nodes: frozenset[int] = frozenset()
+    """Of the host's NUMA nodes those that it is bound to; empty where it is not."""
+    cell_nodes: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Of cells of the guest to the host's nodes that their memory comes from: `<memnode>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCpu:
+    """What concerns address width and places."""
+
+    count: int
+    mode: str | None = None
+    physical_bits: int | None = None
+    """`<maxphysaddr mode='emulate' bits>`; None where it is left to QEMU or passed through."""
+    passes_physical_bits: bool = False
+    physical_bits_limit: int | None = None
+    """`<maxphysaddr mode='passthrough' limit>`."""
+    pins: tuple[tuple[int, frozenset[int]], ...] = ()
+    """Of virtual CPUs to those of the host."""
+    cells: tuple[NumaCell, ...] = ()
+    hides_kvm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DomainIommu:
+    """`<iommu>` of the guest."""
+
+    model: str
+    has_caching_mode: bool = False
+    address_bits: int | None = None
+    has_eim: bool = False
+    """Extended interrupt mode: identities of CPUs that have 32 bits."""
+    is_eim_off: bool = False
+    """Whether it says eim='off', which no libvirt overrules."""
+    bus: int | None = None
+    """`<driver pciBus>` of an smmuv3: the one bus of the guest that it is for."""
+    alias: str = ""
+    """The name that somebody gave it; libvirt's own is iommu0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain as it is written."""
+
+    source: str
+    """The file, or the name of the domain, for messages."""
+    name: str
+    uuid: str | None
+    kind: str
+    """`kvm`, `qemu`, …"""
+    machine: str | None
+    architecture: str | None
+    memory: DomainMemory
+    cpu: DomainCpu
+    firmware: str | None = None
+    """`efi`, `bios`; a `<loader type='pflash'>` is `efi`."""
+    hostdevs: tuple[DomainHostdev, ...] = ()
+    controllers: tuple[PciController, ...] = ()
+    taken: tuple[GuestAddress, ...] = ()
+    """PCI addresses of all devices that say where they are, controllers and hostdevs too."""
+    unplaced: int = 0
+    """PCI devices that say nothing of their place, and that libvirt puts behind root ports."""
+    own_mappings: int = 0
+    """NVMe disks and vDPA interfaces: each locks all memory of the guest for itself."""
+    iommu: DomainIommu | None = None
+    has_graphics: bool = False
+    has_os_boot: bool = False
+    """Whether `<os>` has `<boot dev>`."""
+    boot_orders: tuple[int, ...] = ()
+    """The orders of all devices that have one."""
+    qemu_arguments: tuple[str, ...] = ()
+    """What it tells QEMU past libvirt: arguments, and properties as -set has them."""
+    has_iommufd: bool = False
+    is_bound_by_hook: bool = False
+    """Whether its metadata has vfiomgr's hook make its devices ready."""
+    lines: tuple[tuple[str, int], ...] = ()
+    """Where elements stand that are there once, by path: `memtune/hard_limit`."""
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether it is for a PC; libvirt takes what is not written for the host's."""
+        return self.architecture in _X86
+
+    def line(self, path: str) -> int:
+        """The line of an element; of one that is not there, that of the domain."""
+        known = dict(self.lines)
+        return known.get(path, known.get("domain", 1))
+
+    def hostdev(self, name: str) -> DomainHostdev | None:
+        """The device with this address or UUID."""
+        return next((device for device in self.hostdevs if device.name == name.lower()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDomain:
+    """A domain that libvirt knows: as it runs, and as it is defined."""
+
+    name: str
+    uuid: str
+    is_active: bool
+    running: Domain | None
+    defined: Domain | None
+    autostarts: bool = False
+    """Whether it starts with the host."""
+    is_running_unread: bool = False
+    """Whether vfiomgr cannot make sense of the XML as it runs: what it has is unknown."""
+    is_definition_unread: bool = False
+    """Whether it cannot make sense of its definition: what it claims is unknown."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it may have or claim devices of which nothing is known."""
+        return self.is_running_unread or self.is_definition_unread
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it is defined; one that is not is gone when it ends."""
+        return self.defined is not None or self.is_definition_unread
+
+    @property
+    def argument(self) -> str:
+        """Its name as a shell takes it, for commands that are told."""
+        return shlex.quote(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypervisor:
+    """What a connection to libvirt told of its host."""
+
+    uri: str
+    libvirt: Version
+    qemu: Version | None
+    """None where the driver has none, as that of `test:///`."""
+    offers_vfio: bool | None
+    """Whether its domain capabilities list vfio; None where it cannot tell."""
+    has_kvm: bool | None
+    domains: tuple[KnownDomain, ...] = ()

@@ -1,0 +1,1 @@
+"""What would break the start of a domain, found before."""

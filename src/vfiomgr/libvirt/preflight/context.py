@@ -1,0 +1,274 @@
+"""What the rules of a preflight look at: a domain, its devices on this host, what libvirt told."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.hook.model import GuestRecord
+from vfiomgr.libvirt.hook.plan import GuestNeeds, needs_of
+from vfiomgr.libvirt.model.domain import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
+from vfiomgr.pci.model import PciDevice
+from vfiomgr.snapshot.model import HostSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.libvirt.model.domain import GuestAddress, PciController
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.version import Version
+    from vfiomgr.vgpu.model import Vgpu
+
+SWITCH_PORT = "pcie-switch-downstream-port"
+UNMANAGED = "managed='no'"
+MANAGED = "managed='yes'"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A PCI function that a domain takes, as the domain writes it and as the host shows it."""
+
+    hostdev: DomainHostdev
+    device: PciDevice
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether vfio-pci or a variant of it has it already."""
+        return self.device.is_on_vfio
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A domain of libvirt that has a device, or will."""
+
+    domain: KnownDomain
+    running: DomainHostdev | None
+    defined: DomainHostdev | None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the domain has it now."""
+        return self.running is not None and self.domain.is_active
+
+
+class Claims:
+    """Who has or will have which device: gathered once for all domains that are judged."""
+
+    def __init__(self, hypervisor: Hypervisor | None) -> None:
+        self._by_device: dict[str, list[Claim]] = defaultdict(list)
+        for domain in hypervisor.domains if hypervisor else ():
+            running, defined = _by_name(domain.running), _by_name(domain.defined)
+            for name in {**running, **defined}:
+                claim = Claim(domain, running.get(name), defined.get(name))
+                self._by_device[name].append(claim)
+
+    def of(self, device: str) -> tuple[Claim, ...]:
+        """Of a device, by its address or UUID."""
+        return tuple(self._by_device.get(device, ()))
+
+
+def _by_name(domain: Domain | None) -> dict[str, DomainHostdev]:
+    hostdevs = domain.hostdevs if domain else ()
+    return {hostdev.name: hostdev for hostdev in hostdevs if hostdev.name}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A domain before its start."""
+
+    host: HostSnapshot
+    domain: Domain
+    claims: Claims
+    hypervisor: Hypervisor | None = None
+    """None where libvirt was not asked."""
+    files: Mapping[str, bool] | None = None
+    """Which of the files that the domain names are there; None where nobody looked."""
+
+    @cached_property
+    def hostdevs(self) -> tuple[DomainHostdev, ...]:
+        """The PCI functions and mediated devices that it takes, each once."""
+        found = {device.name: device for device in reversed(self.domain.hostdevs) if device.name}
+        return tuple(device for device in self.domain.hostdevs if device is found.get(device.name))
+
+    @cached_property
+    def functions(self) -> tuple[Taken, ...]:
+        """The PCI functions that it takes and that this host has."""
+        found = []
+        for hostdev in self.hostdevs:
+            device = self.host.device_named(hostdev.name) if hostdev.kind == "pci" else None
+            if device is not None:
+                found.append(Taken(hostdev, device))
+        return tuple(found)
+
+    @cached_property
+    def waiting(self) -> tuple[Taken, ...]:
+        """Those that somebody has to bind before a guest can have them; no vGPUs of a vendor."""
+        return tuple(
+            taken
+            for taken in self.functions
+            if not (taken.is_bound or taken.device.is_bridge or self.is_vendor_function(taken))
+        )
+
+    @cached_property
+    def hook_needs(self) -> GuestNeeds:
+        """What vfiomgr's hook is to make ready at the start, where the domain asks for it."""
+        if not self.domain.is_bound_by_hook:
+            return GuestNeeds()
+        needs = [need for hostdev in self.hostdevs if (need := self._needs_of(hostdev))]
+        return GuestNeeds(
+            tuple(address for need in needs for address in need.functions),
+            tuple(name for need in needs for name in need.vgpus),
+        )
+
+    def _needs_of(self, hostdev: DomainHostdev) -> GuestNeeds | None:
+        """None of a vGPU that nobody knows, of which rules of its own tell."""
+        alone = replace(self.domain, hostdevs=(hostdev,))
+        try:
+            return needs_of(self.host, alone, GuestRecord("", alone.name))
+        except Refusal:
+            return None
+
+    @cached_property
+    def vgpus(self) -> tuple[tuple[DomainHostdev, Vgpu], ...]:
+        """The mediated devices that it takes and that are active."""
+        pairs = ((h, self.host.vgpu(h.name)) for h in self.hostdevs if h.kind == "mdev")
+        return tuple((hostdev, vgpu) for hostdev, vgpu in pairs if vgpu is not None)
+
+    @cached_property
+    def addresses(self) -> frozenset[PciAddress]:
+        """Of the PCI functions that it takes, whether the host has them or not."""
+        return frozenset(h.address for h in self.domain.hostdevs if h.address is not None)
+
+    @cached_property
+    def groups(self) -> frozenset[int]:
+        """The IOMMU groups that it will own."""
+        numbers = (taken.device.iommu_group for taken in self.functions)
+        return frozenset(number for number in numbers if number is not None)
+
+    @property
+    def takes_functions(self) -> bool:
+        """Whether there is a PCI function among its devices."""
+        return any(hostdev.kind == "pci" for hostdev in self.hostdevs)
+
+    @property
+    def libvirt(self) -> Version | None:
+        """The libvirt that will start it, where that is known."""
+        return self.hypervisor.libvirt if self.hypervisor else None
+
+    def claims_of_others(self, device: str) -> tuple[Claim, ...]:
+        """The other domains that have a device, or will."""
+        return tuple(c for c in self.claims.of(device) if not self._is_itself(c.domain))
+
+    @cached_property
+    def itself(self) -> KnownDomain | None:
+        """What libvirt knows of this domain."""
+        known = self.hypervisor.domains if self.hypervisor else ()
+        return next(filter(self._is_itself, known), None)
+
+    @cached_property
+    def controllers(self) -> dict[int, PciController]:
+        """The PCI controllers of the guest by their index, which is the bus below them."""
+        return {controller.index: controller for controller in self.domain.controllers}
+
+    @cached_property
+    def occupied(self) -> frozenset[tuple[int, int, int]]:
+        """Places of the guest that have a device: bus, slot, function."""
+        return frozenset(map(place, self.domain.taken))
+
+    @cached_property
+    def times_taken(self) -> Counter[tuple[int, int, int]]:
+        """How many devices name a place of the guest."""
+        return Counter(map(place, self.domain.taken))
+
+    def is_vendor_function(self, taken: Taken) -> bool:
+        """Whether a function goes to guests from its vendor's own driver."""
+        return self.host.is_vendor_function(taken.device)
+
+    def model_at(self, bus: int) -> str | None:
+        """The model of the controller that makes a bus of the guest."""
+        controller = self.controllers.get(bus)
+        return controller.model if controller else None
+
+    def is_single_slot(self, bus: int) -> bool:
+        """Whether a bus of the guest has slot 0 alone: below a PCI Express port."""
+        return self.model_at(bus) in (ROOT_PORT, SWITCH_PORT)
+
+    def at(self, line: int) -> str:
+        """Where in the domain: `gpu.xml:12`."""
+        return f"{self.domain.source}:{line}"
+
+    def cite(self, hostdev: DomainHostdev, *attributes: str) -> str:
+        """The element as evidence: `gpu.xml:12: <hostdev> of 0000:01:00.0, managed='no'`."""
+        told = "".join(f", {attribute}" for attribute in attributes)
+        return f"{self.at(hostdev.line)}: <{hostdev.element}> of {hostdev.name}{told}"
+
+    def cite_memory(self) -> str:
+        """How much memory the domain has, as evidence."""
+        size = shown_size(self.domain.memory.total_bytes)
+        return f"{self.at(self.domain.line('memory'))}: {size} of memory"
+
+    def cite_managed(self, hostdev: DomainHostdev) -> str:
+        """The element with who is to bind the device."""
+        return self.cite(hostdev, MANAGED if hostdev.managed else UNMANAGED)
+
+    def removal(self, hostdev: DomainHostdev) -> str:
+        """The command that takes a device out of the domain."""
+        if hostdev.element == "disk":
+            target = hostdev.disk_target or "TARGET"
+            return f"virsh detach-disk {shlex.quote(self.domain.name)} {target} --config"
+        if self._is_known:
+            return f"vfiomgr libvirt detach {self.domain.name} {hostdev.name} --config"
+        return f"vfiomgr libvirt edit {self.domain.source} --remove {hostdev.name}"
+
+    def completion(self, device: PciDevice) -> str:
+        """The commands that give the domain all functions of a slot, as one device."""
+        address, name = device.address, self.domain.name
+        if self._is_known:
+            again = f"vfiomgr libvirt attach {name} {address} --config"
+            return f"vfiomgr libvirt detach {name} {address} --config, then {again}"
+        return f"vfiomgr libvirt edit {self.domain.source} --remove {address} --add {address}"
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether it is as libvirt has it, and no file."""
+        known = self.itself
+        return known is not None and self.domain in (known.defined, known.running)
+
+    def _is_itself(self, other: KnownDomain) -> bool:
+        """By UUID where both have one: a file may be the next definition of a domain."""
+        if self.domain.uuid is not None and other.uuid:
+            return other.uuid.lower() == self.domain.uuid.lower()
+        return other.name == self.domain.name
+
+
+def place(address: GuestAddress) -> tuple[int, int, int]:
+    """Where a function sits, whatever else is said of it."""
+    return (address.bus, address.slot, address.function)
+
+
+def sysfs(device: PciDevice) -> str:
+    """The directory of a function, for evidence."""
+    return f"/sys/bus/pci/devices/{device.address}"
+
+
+def driver_of(device: PciDevice) -> str:
+    """Which driver has a function, as evidence."""
+    return f"{sysfs(device)}/driver: {device.driver or 'none'}"
+
+
+def addresses(devices: Iterable[PciDevice]) -> str:
+    """Addresses as a command takes them."""
+    return " ".join(str(device.address) for device in devices)
+
+
+def shown_size(count: int) -> str:
+    """`128 GiB`, `1.5 TiB`."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count} bytes"

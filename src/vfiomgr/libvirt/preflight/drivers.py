@@ -1,0 +1,295 @@
+"""Rules about who binds: devices on the wrong driver, and those that libvirt must not take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.hook.model import NAMESPACE, OPT_IN
+from vfiomgr.libvirt.model.features import VENDOR_FUNCTION
+from vfiomgr.libvirt.preflight.context import driver_of, sysfs
+from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.plan import plan_bind
+from vfiomgr.passthrough.readiness_hints import how_to_bind, objections_to_bind
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.paths import SCRIPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.check.model import Severity
+    from vfiomgr.diagnostic import Objection
+    from vfiomgr.libvirt.preflight.context import Situation, Taken
+
+
+_PLAIN = "vfio-pci"
+_NO_SCREEN = (
+    "at the start libvirt takes the console's display from its driver: the host has no screen any "
+    "more, and some drivers do not give it back"
+)
+_WAITS = (
+    "at the start libvirt unbinds the driver, which waits for its users, perhaps for ever, and "
+    "libvirtd with it"
+)
+_NO_VGPU = (
+    "at the start libvirt takes it from the driver that makes vGPUs of it: the guest cannot use "
+    "it, and it can be no vGPU until all virtual functions are made anew"
+)
+_CUTS_OFF = "at the start libvirt takes the interface from the host, with all that uses it"
+_HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
+    "boot-display": ("managed-boot-display", "warning", _NO_SCREEN),
+    "mounted-disk": (
+        "managed-in-use",
+        "blocker",
+        "at the start libvirt takes the disk from under the host's file systems",
+    ),
+    "default-route": (
+        "managed-in-use",
+        "blocker",
+        "at the start libvirt takes the interface, and the host is cut off from its network",
+    ),
+    "in-use": ("managed-in-use", "blocker", _WAITS),
+    "vgpu-function": (
+        "managed-vgpu-function",
+        "blocker",
+        _NO_VGPU,
+    ),
+    None: ("managed-in-use", "blocker", "libvirt cannot take it from its driver so"),
+}
+_LOOKS = (
+    guards.boot_display,
+    guards.active_virtual_functions,
+    guards.vgpu_parent,
+    guards.host_use,
+    guards.open_nodes,
+)
+
+
+def on_host_driver(situation: Situation) -> Iterator[Finding]:
+    """libvirt: "Unmanaged PCI device … must be manually detached from the host"."""
+    slots: dict[object, list[Taken]] = defaultdict(list)
+    for taken in situation.waiting:
+        device = taken.device
+        is_hooked = device.address in situation.hook_needs.functions
+        if not taken.hostdev.managed and device.stuck is None and not is_hooked:
+            slots[device.address if device.physical_function else device.address.slot].append(taken)
+    for functions in slots.values():
+        names = ", ".join(str(taken.device) for taken in functions)
+        first = functions[0].device
+        refused = objections_to_bind(situation.host, [first])
+        verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
+        yield Finding(
+            "on-host-driver",
+            "blocker",
+            f"{names} {verb} on no driver of VFIO, and managed='no' has libvirt leave {them} so",
+            (
+                *(
+                    line
+                    for taken in functions
+                    for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
+                ),
+                *(f"vfiomgr bind {first.address} refuses: {reason}" for reason, _ in refused),
+            ),
+            "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
+            "before the start",
+            how_to_bind(situation.host, [first]),
+        )
+
+
+def managed_in_use(situation: Situation) -> Iterator[Finding]:
+    """What libvirt does not look at before it unbinds (virPCIDeviceDetach)."""
+    for taken in situation.waiting:
+        if not taken.hostdev.managed or taken.device.stuck is not None:
+            continue
+        objections = [o for look in _LOOKS for o in look(situation.host, taken.device)]
+        for objection in _by_kind(objections):
+            rule, severity, why = _HOW_BAD[objection.allowance]
+            why = _CUTS_OFF if objection.is_network else why
+            yield Finding(
+                rule,
+                severity,
+                objection.reason,
+                (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+                why,
+                _release(taken, objection),
+            )
+
+
+def _by_kind(objections: Iterable[Objection]) -> tuple[Objection, ...]:
+    """The first of each text: a device may be the same obstacle in two ways."""
+    return tuple({objection.reason: objection for objection in objections}.values())
+
+
+def _release(taken: Taken, objection: Objection) -> str:
+    """What to do first: the words of a guard, without the flags of `vfiomgr bind`."""
+    address = taken.device.address
+    match objection.allowance:
+        case "boot-display":
+            return (
+                "make another display the primary one in the firmware; or, where the host is "
+                f"reached over the network, bind it before the start, vfiomgr bind {address} "
+                "--allow boot-display, and write managed='no'"
+            )
+        case "mounted-disk":
+            return "unmount it (vfiomgr show lists what is on it), or give another device"
+        case "default-route":
+            return "move the route to another interface, or give another device"
+        case "vgpu-function":
+            return objection.remedy.partition("; or pass --allow")[0]
+        case "in-use":
+            first = objection.remedy.partition(", or ")[0]
+            then = (
+                ", or give another device"
+                if objection.is_network
+                else f"; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
+                "has libvirt leave it so"
+            )
+            return first + then
+    return objection.remedy
+
+
+def managed_vendor_function(situation: Situation) -> Iterator[Finding]:
+    """A vGPU in the vendor's own interface is one only while its vendor's driver has it."""
+    for taken in situation.functions:
+        if taken.hostdev.managed and situation.is_vendor_function(taken):
+            yield Finding(
+                "managed-vendor-function",
+                "blocker",
+                f"{taken.device} is a vGPU of its driver {taken.device.driver}, and managed='yes' "
+                "has libvirt unbind it",
+                (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+                "it goes to guests from its own driver; unbound, it is lost until all virtual "
+                "functions are made anew",
+                f"write managed='no' in line {taken.hostdev.line}",
+            )
+
+
+def vendor_function(situation: Situation) -> Iterator[Finding]:
+    """Since 9.7 libvirt looks for `vfio-dev/` instead of a driver's name."""
+    version = situation.libvirt
+    if version is None or VENDOR_FUNCTION.is_in(version):
+        return
+    for taken in situation.functions:
+        if not situation.is_vendor_function(taken):
+            continue
+        yield Finding(
+            "vendor-function-old-libvirt",
+            "blocker",
+            f"libvirt {version} cannot give {taken.device} to a guest from its own driver",
+            (situation.cite(taken.hostdev), driver_of(taken.device), _version(situation)),
+            "it knows vfio-pci alone, and says that the device must be detached from the host",
+            f"install libvirt {VENDOR_FUNCTION.since} or later",
+        )
+
+
+def variant(situation: Situation) -> Iterator[Finding]:
+    """Before 9.7 libvirt compares the driver's name with vfio-pci."""
+    version = situation.libvirt
+    if version is None or VENDOR_FUNCTION.is_in(version):
+        return
+    for taken in situation.functions:
+        if not taken.is_bound or taken.device.driver == _PLAIN:
+            continue
+        address = taken.device.address
+        yield Finding(
+            "variant-old-libvirt",
+            "warning" if taken.hostdev.managed else "blocker",
+            f"{taken.device} is on {taken.device.driver}, and libvirt {version} knows vfio-pci "
+            "alone",
+            (situation.cite_managed(taken.hostdev), driver_of(taken.device), _version(situation)),
+            "with managed='no' libvirt takes the variant for a host driver and does not start; "
+            "with managed='yes' it puts the device on vfio-pci, without what the variant is for",
+            f"vfiomgr unbind {address}, then vfiomgr bind {address} --driver {_PLAIN}; or install "
+            f"libvirt {VENDOR_FUNCTION.since} or later",
+        )
+
+
+def _version(situation: Situation) -> str:
+    return (
+        f"{situation.hypervisor.uri if situation.hypervisor else ''}: libvirt {situation.libvirt}"
+    )
+
+
+def managed_and_bound(situation: Situation) -> Iterator[Finding]:
+    """Whoever binds, owns: libvirt leaves such a device as it found it, today."""
+    for taken in situation.functions:
+        if not (taken.hostdev.managed and taken.is_bound):
+            continue
+        if situation.host.origin(taken.device) is None and (
+            situation.host.binding(taken.device.address) is None
+        ):
+            continue
+        yield Finding(
+            "managed-and-bound",
+            "info",
+            f"vfiomgr bound {taken.device}, and managed='yes' says that libvirt does",
+            (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+            "libvirt leaves a device that it finds bound; after an unbind it would take it from "
+            "its host driver itself, without a look at who uses it",
+            f"write managed='no' in line {taken.hostdev.line}: who binds, owns",
+        )
+
+
+def not_kept(situation: Situation) -> Iterator[Finding]:
+    """What vfiomgr bound without --persist is on its host driver after a reboot."""
+    for taken in situation.functions:
+        device = taken.device
+        if taken.hostdev.managed or not taken.is_bound or situation.host.origin(device) is None:
+            continue
+        if situation.host.binding(device.address) is not None or device.physical_function:
+            continue
+        if situation.domain.is_bound_by_hook:
+            continue
+        yield Finding(
+            "binding-not-kept",
+            "info",
+            f"{device} is bound until the next reboot",
+            (situation.cite_managed(taken.hostdev), f"{sysfs(device)}: no rule of vfiomgr persist"),
+            "with managed='no' nobody binds it after a reboot, and the domain does not start then",
+            f"vfiomgr bind {device.address} --persist",
+        )
+
+
+def not_installed(situation: Situation) -> Iterator[Finding]:
+    """A domain that asks for the hook, and no script that libvirt would run."""
+    needs = situation.hook_needs
+    names = (*map(str, needs.functions), *needs.vgpus)
+    if not names or situation.host.file(SCRIPT) is not None:
+        return
+    yield Finding(
+        "hook-not-installed",
+        "blocker",
+        f"the hook is to make {', '.join(names)} ready, and it is not installed",
+        (_mark(situation), f"{SCRIPT} is not there"),
+        "libvirt runs no script before the start, so nobody binds the devices",
+        "vfiomgr libvirt hook install, and restart libvirtd or virtqemud once",
+    )
+
+
+def refused(situation: Situation) -> Iterator[Finding]:
+    """The hook has the guards of `vfiomgr bind`: where one objects, the guest does not start."""
+    functions = situation.hook_needs.functions
+    stuck = {taken.device.address for taken in situation.functions if taken.device.stuck}
+    if not functions or stuck.intersection(functions):
+        return  # of a function that is stuck another rule tells
+    try:
+        plan_bind(situation.host, Bind(functions))
+    except Refusal as refusal:
+        drivers = (t.device for t in situation.functions if t.device.address in functions)
+        yield Finding(
+            "hook-refused",
+            "blocker",
+            refusal.message,
+            (_mark(situation), *map(driver_of, drivers)),
+            "the hook binds with the guards of vfiomgr bind, and a guest whose hook fails does not "
+            "start",
+            f"{refusal.hint} (what is allowed is allowed to vfiomgr bind "
+            f"{' '.join(map(str, functions))}, before the start)",
+        )
+
+
+def _mark(situation: Situation) -> str:
+    line = situation.domain.line("metadata")
+    return f"{situation.at(line)}: <metadata> with {OPT_IN} of {NAMESPACE}"

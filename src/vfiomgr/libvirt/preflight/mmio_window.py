@@ -1,0 +1,256 @@
+"""Rules about addresses: whether the guest's physical space holds its memory and all BARs.
+
+How large windows are, and what of them BARs take, is reckoned where domains are planned
+(planner/guest/aperture.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+from vfiomgr.libvirt.build.mmio_window import ovmf_window
+from vfiomgr.libvirt.model.features import MAXPHYSADDR
+from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
+from vfiomgr.libvirt.preflight.presence import seen
+from vfiomgr.pci.mmio_window import (
+    DEFAULT_WINDOW,
+    TCG_BITS,
+    NoRoom,
+    bar_window,
+    fitting_window,
+    large_bytes,
+    memory_end,
+)
+from vfiomgr.units import GIB, MIB
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.pci.model import PciDevice
+
+_USUAL_BITS = TCG_BITS
+"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also of a CPU model with KVM, where nobody asks more."""
+_LIKE_HOST = frozenset({"host-passthrough", "maximum"})
+"""Modes that are `-cpu host` and `-cpu max`, whose width is the host's with KVM."""
+_LIKE_HOST_SINCE = Version(6, 0)
+"""The QEMU that sets host-phys-bits for them (host_cpu_instance_init in target/i386/host-cpu.c)."""
+_WITH_HOST_BITS = ("rhel", "-hpb")
+"""Machine types of distributions that ask for the host's: Red Hat's, some of Ubuntu's."""
+_HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
+"""pci-hole64-size, where nobody sets it."""
+_CHECKED_SINCE = Version(7, 1)
+"""The QEMU that does not start where the space is too small (pc_memory_init)."""
+_WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
+_AMD = "AuthenticAMD"
+"""Also of the CPU that QEMU emulates by itself (qemu64)."""
+_SOFTWARE = "qemu"
+"""The type of domains without KVM, to whose CPU nothing of the host's is passed."""
+
+
+def space_too_small(situation: Situation) -> Iterator[Finding]:
+    """QEMU: "Address space limit … phys-bits too low" (pc_memory_init in hw/i386/pc.c)."""
+    bits, source = _guest_bits(situation)
+    qemu = situation.hypervisor.qemu if situation.hypervisor else None
+    if bits is None or (qemu is not None and qemu < _CHECKED_SINCE):
+        return
+    end = _highest_address(situation)
+    if end <= 1 << bits:
+        return
+    yield Finding(
+        "address-space-too-small",
+        "blocker",
+        f"memory and 64-bit hole end at {shown_size(end)}, and the guest has {bits} address bits",
+        (
+            situation.cite_memory(),
+            source,
+            f"a 64-bit hole of {shown_size(_hole(situation))}",
+        ),
+        f'QEMU ends with "phys-bits too low": {bits} bits reach {shown_size(1 << bits)}',
+        _wider(situation, end) or "take less memory, or a smaller <pcihole64>",
+    )
+
+
+def _guest_bits(situation: Situation) -> tuple[int | None, str]:
+    """How wide the guest's physical addresses are, and what says so; None where nothing does."""
+    domain, host = situation.domain, situation.host
+    if not domain.is_x86:
+        return None, ""
+    line = situation.at(domain.line("cpu/maxphysaddr"))
+    if domain.cpu.physical_bits is not None:
+        bits = domain.cpu.physical_bits
+        return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
+    if not has_host_bits(situation):
+        if domain.kind == _SOFTWARE:
+            return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
+        return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
+    width = host.cpu_address_bits
+    if width is None:
+        return None, ""
+    limited = min(width, domain.cpu.physical_bits_limit or width)
+    return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
+
+
+def has_host_bits(situation: Situation) -> bool:
+    """Whether the guest's addresses are as wide as the host's."""
+    domain, hypervisor = situation.domain, situation.hypervisor
+    if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
+        return False
+    if domain.cpu.passes_physical_bits:
+        return True
+    if any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
+        return True
+    qemu = hypervisor.qemu if hypervisor else None
+    return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
+
+
+def _highest_address(situation: Situation) -> int:
+    """Where the 64-bit hole ends."""
+    hole = _hole(situation)
+    return _end_of_memory(situation, hole) + hole
+
+
+def _end_of_memory(situation: Situation, hole: int) -> int:
+    is_amd = situation.host.cpu_vendor == _AMD and situation.domain.kind == "kvm"
+    memory = situation.domain.memory.total_bytes
+    return memory_end(memory, hole, is_q35=_is_q35(situation), is_amd=is_amd)
+
+
+def _is_q35(situation: Situation) -> bool:
+    return "q35" in (situation.domain.machine or "")
+
+
+def _hole(situation: Situation) -> int:
+    root = situation.controllers.get(0)
+    if root is not None and root.hole64_kib is not None:
+        return root.hole64_kib * 1024
+    return _HOLE[_is_q35(situation)]
+
+
+def bars_too_large(situation: Situation) -> Iterator[Finding]:
+    """A BAR that finds no place reads as 0, and the guest's driver gives up."""
+    bits, source = _guest_bits(situation)
+    sizes = [(taken, large_bytes([taken.device])) for taken in seen(situation)]
+    needed = bar_window(_slots(situation), _emulated(situation))
+    if bits is None or not needed or _highest_address(situation) > 1 << bits:
+        return
+    window, shown = _window(situation, bits)
+    if needed <= window:
+        return
+    yield Finding(
+        "aperture-too-small",
+        "warning",
+        f"the BARs of the devices need a window of {shown_size(needed)}, and the guest has "
+        f"{shown_size(window)} for them",
+        (
+            *(
+                f"{sysfs(t.device)}/resource: {shown_size(size)} of 64-bit BARs"
+                for t, size in sizes
+                if size
+            ),
+            source,
+            shown,
+        ),
+        "the firmware finds no place for the last BARs: the guest starts, and its driver finds a "
+        "device without memory (BAR0 is 0M)",
+        _wider_window(situation, needed, bits),
+    )
+
+
+def _slots(situation: Situation) -> Iterable[list[PciDevice]]:
+    """The functions of each slot of the guest; one without a place gets a port of its own."""
+    found: dict[object, list[PciDevice]] = defaultdict(list)
+    for taken in seen(situation):
+        guest = taken.hostdev.guest
+        key = (guest.bus, guest.slot) if guest else taken.device.address
+        found[key].append(taken.device)
+    return found.values()
+
+
+def _emulated(situation: Situation) -> int:
+    """How many other devices are behind ports, or will be."""
+    own = situation.domain.hostdevs
+    places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
+    others = (a for a in situation.domain.taken if place(a) not in places)
+    placed = sum(situation.is_single_slot(address.bus) for address in others)
+    waiting = sum(h.guest is None for h in own if h.is_seen and h.kind != "other")
+    return placed + max(0, situation.domain.unplaced - waiting)
+
+
+def _window(situation: Situation, bits: int) -> tuple[int, str]:
+    """How much of the space the firmware uses for BARs, and what says so."""
+    domain, host = situation.domain, situation.host
+    if domain.firmware == "efi":
+        vendor = host.cpu_vendor if domain.kind != _SOFTWARE else _AMD
+        own = ovmf_window(bits, vendor)
+        shown = f"OVMF takes {shown_size(own)} by itself with {bits} bits (since 2022.11)"
+        written = max(_written(domain.qemu_arguments), default=(0, ""))
+        return max((own, shown), written)
+    above = max((1 << bits) - _highest_address(situation) + _hole(situation), 0)
+    return above, "SeaBIOS takes what is above the memory"
+
+
+def _written(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The window that OVMF is told to take where it would take less, and what says so."""
+    for found in filter(None, map(_WINDOW.search, arguments)):
+        yield int(found[1]) * MIB, f"<qemu:commandline>: {found[0]}"
+
+
+def _wider_window(situation: Situation, needed: int, bits: int) -> str:
+    """What makes the window large enough; addresses as wide as the host's come first."""
+    if situation.domain.firmware != "efi":
+        return _wider(situation, needed * 2) or "give the domain fewer of these devices"
+    width, vendor = situation.host.cpu_address_bits, situation.host.cpu_vendor
+    if width is not None and needed <= ovmf_window(width, vendor):
+        wider = _wider(situation, needed)
+        if wider:
+            return wider
+    try:
+        fitting = fitting_window(needed, bits, lambda _: _end_of_memory(situation, DEFAULT_WINDOW))
+    except NoRoom:
+        return _wider(situation, needed * 2) or "give the domain fewer of these devices"
+    window = (
+        "<qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
+        f"value='name=opt/ovmf/X-PciMmio64Mb,string={fitting // MIB}'/>"
+    )
+    return f"write {window} (and xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0')"
+
+
+def _wider(situation: Situation, needed: int) -> str:
+    """Addresses as wide as the host's, where those suffice."""
+    width = situation.host.cpu_address_bits
+    if has_host_bits(situation) or situation.domain.kind == _SOFTWARE:
+        return ""
+    if width is not None and needed > 1 << width:
+        return ""
+    known = f" (the host has {width})" if width is not None else ""
+    version = situation.libvirt
+    since = (
+        f", which libvirt reads since {MAXPHYSADDR.since}"
+        if version is None or not MAXPHYSADDR.is_in(version)
+        else ""
+    )
+    return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
+
+
+def emulated_bits(situation: Situation) -> Iterator[Finding]:
+    """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
+    bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
+    if bits is None or width is None or bits <= width:
+        return
+    line = situation.domain.line("cpu/maxphysaddr")
+    yield Finding(
+        "address-bits-beyond-host",
+        "blocker",
+        f"the guest is to have {bits} address bits, and the host's CPU has {width}",
+        (
+            f"{situation.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
+            f"/proc/cpuinfo: {width} bits physical",
+        ),
+        "libvirt does not start it: an address that the CPU does not have ends in a fault",
+        f"write <maxphysaddr mode='passthrough'/> in line {line}",
+    )

@@ -1,0 +1,260 @@
+"""Rules about distance: devices against the memory and the CPUs that the domain is bound to.
+
+What a guest of several cells takes a device to be near, only an expander with a `<node>` tells it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+from vfiomgr.libvirt.model.domain import EXPANDER, DomainHostdev, PciController
+from vfiomgr.libvirt.preflight.context import sysfs
+from vfiomgr.libvirt.preflight.presence import seen
+from vfiomgr.units import write_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.libvirt.model.domain import GuestAddress
+    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.pci.model import PciDevice
+
+
+def missing_node(situation: Situation) -> Iterator[Finding]:
+    """libvirt: "NUMA node N is unavailable"."""
+    topology = situation.host.topology
+    if topology is None or not topology.nodes:
+        return
+    known = {node.number for node in topology.nodes}
+    absent = sorted(situation.domain.memory.host_nodes - known)
+    if absent:
+        line = situation.domain.line("numatune/memory")
+        yield Finding(
+            "numa-node-missing",
+            "blocker",
+            f"the domain's memory is bound to NUMA node {write_numbers(absent)}, which this host "
+            "does not have",
+            (
+                f"{situation.at(line)}: <numatune>",
+                f"/sys/devices/system/node: node{write_numbers(known)}",
+            ),
+            "libvirt does not start it",
+            f"write a node of this host in line {line}",
+        )
+
+
+def far_memory(situation: Situation) -> Iterator[Finding]:
+    """A device that reaches all of its guest's memory across the link between sockets."""
+    bound = situation.domain.memory.host_nodes
+    far = [d for d in _near_some_node(situation) if bound and d.numa_node not in bound]
+    if far:
+        line = situation.domain.line("numatune/memory")
+        yield Finding(
+            "far-memory",
+            "warning",
+            f"the domain's memory is bound to NUMA node {write_numbers(bound)}, and its devices "
+            "are elsewhere",
+            (
+                f"{situation.at(line)}: <numatune>",
+                *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
+            ),
+            "all that these devices read and write crosses the link between the sockets",
+            f"write nodeset='{_nodes_of(far)}' in line {line}",
+        )
+
+
+def far_cpus(situation: Situation) -> Iterator[Finding]:
+    """Virtual CPUs of which none is near a device."""
+    topology = situation.host.topology
+    pinned = frozenset[int]().union(*(cpus for _, cpus in situation.domain.cpu.pins))
+    if topology is None or not pinned:
+        return
+    far = []
+    for device in _near_some_node(situation):
+        node = topology.node(device.numa_node)
+        if node is not None and node.cpus and pinned.isdisjoint(node.cpus):
+            far.append(device)
+    if far:
+        near = {cpu for n in topology.nodes for cpu in n.cpus if n.number in _numbers(far)}
+        line = situation.domain.line("cputune")
+        yield Finding(
+            "far-cpus",
+            "warning",
+            f"the domain is pinned to CPUs {write_numbers(pinned)}, and none is near its devices",
+            (
+                f"{situation.at(line)}: <cputune>",
+                *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
+                f"/sys/devices/system/node/node{_nodes_of(far)}/cpulist: {write_numbers(near)}",
+            ),
+            "interrupts and buffers of these devices cross the link between the sockets",
+            f"pin its CPUs to some of {write_numbers(near)}",
+        )
+
+
+def unbound(situation: Situation) -> Iterator[Finding]:
+    """A host of several nodes, and a domain that says nothing of them."""
+    topology = situation.host.topology
+    nodes = [n for n in (topology.nodes if topology else ()) if n.memory_bytes]
+    near = _near_some_node(situation)
+    is_bound = situation.domain.memory.host_nodes or situation.domain.cpu.pins
+    if len(nodes) < 2 or not near or is_bound:  # noqa: PLR2004 - several nodes
+        return
+    yield Finding(
+        "numa-unbound",
+        "info",
+        f"the host has {len(nodes)} NUMA nodes, and the domain is bound to none",
+        tuple(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in near),
+        "its memory and CPUs may be far from its devices, and elsewhere at each start",
+        f"write <numatune><memory mode='strict' nodeset='{_nodes_of(near)}'/></numatune>, and pin "
+        "its CPUs there; vfiomgr libvirt domain does both",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """A device of a guest of several cells: where it is on the host, and behind what."""
+
+    hostdev: DomainHostdev
+    node: int
+    where: str
+    """The host's fact, as evidence."""
+    expander: PciController | None
+    """That which tells the guest a node; None where the guest finds -1."""
+
+
+def without_cell(situation: Situation) -> Iterator[Finding]:
+    """The guest reads numa_node -1 of what no expander with a node is above (_PXM in ACPI)."""
+    lost: dict[int, list[_Near]] = defaultdict(list)
+    for near in _near_cells(situation):
+        if near.expander is None:
+            lost[near.node].append(near)
+    for node, devices in lost.items():
+        cell = _cell_on(situation, node)
+        told = "C" if cell is None else str(cell)
+        meant = f" (C: the cell whose <memnode> is of node {node})" if cell is None else ""
+        yield Finding(
+            "device-without-cell",
+            "warning",
+            f"the guest has several NUMA nodes, and is not told which of them "
+            f"{', '.join(near.hostdev.name for near in devices)} "
+            f"{'are' if devices[1:] else 'is'} near",
+            (
+                *(situation.cite(near.hostdev) for near in devices),
+                *(near.where for near in devices),
+                f"{situation.at(situation.domain.line('cpu'))}: cells in <numa> of <cpu>",
+            ),
+            "in the guest numa_node is -1: CUDA and NCCL place buffers and threads anywhere, half "
+            "of them across the link between the sockets",
+            f"put {'them' if devices[1:] else 'it'} on root ports of an expander: <controller "
+            f"type='pci' model='{EXPANDER}'><target busNr='{_free_number(situation, devices)}'>"
+            f"<node>{told}</node></target></controller>{meant}; vfiomgr libvirt domain writes "
+            "such a domain",
+        )
+
+
+def elsewhere(situation: Situation) -> Iterator[Finding]:
+    """An expander that has a guest take its devices for near to what is far on the host."""
+    cells = dict(situation.domain.memory.cell_nodes)
+    wrong: dict[tuple[PciController, int], list[_Near]] = defaultdict(list)
+    for near in _near_cells(situation):
+        if near.expander is not None and _is_far(near.node, cells.get(_cell(near.expander))):
+            wrong[near.expander, near.node].append(near)
+    for (expander, node), devices in wrong.items():
+        told, cell = _cell(expander), _cell_on(situation, node)
+        names = ", ".join(near.hostdev.name for near in devices)
+        yield Finding(
+            "device-of-other-cell",
+            "warning",
+            f"the guest is told that {names} is near its cell {told}, whose memory is on NUMA node "
+            f"{write_numbers(cells[told])} of the host, and it is on node {node}",
+            (
+                *(situation.cite(near.hostdev) for near in devices),
+                f"{situation.at(expander.line)}: expander with <node>{told}</node>",
+                *(near.where for near in devices),
+            ),
+            "what the guest puts near the device is far from it",
+            f"write nodeset='{node}' into <memnode cellid='{told}'>"
+            if cell is None
+            else f"write <node>{cell}</node> in line {expander.line}, or put it behind another "
+            "expander",
+        )
+
+
+def _near_cells(situation: Situation) -> Iterator[_Near]:
+    """The devices of a guest of several cells that may lie on several nodes of the host.
+
+    `<acpi nodeset>` gives a device cells of its own.
+    """
+    topology = situation.host.topology
+    cells = [cell for cell in situation.domain.cpu.cells if cell.memory_bytes or cell.cpus]
+    is_split = topology is not None and len(topology.nodes) > 1 and len(cells) > 1
+    if not is_split or len(situation.domain.memory.host_nodes) == 1:
+        return
+    for hostdev, node, where in _nodes_of_hostdevs(situation):
+        if node is not None and node >= 0 and hostdev.acpi_nodes is None:
+            yield _Near(hostdev, node, where, _expander_above(situation, hostdev.guest))
+
+
+def _nodes_of_hostdevs(
+    situation: Situation,
+) -> Iterator[tuple[DomainHostdev, int | None, str]]:
+    for taken in seen(situation):
+        node = taken.device.numa_node
+        yield taken.hostdev, node, f"{sysfs(taken.device)}/numa_node: {node}"
+    for hostdev, vgpu in situation.vgpus:
+        parent = situation.host.device_named(vgpu.parent)
+        if parent is not None:
+            yield hostdev, parent.numa_node, f"{sysfs(parent)}/numa_node: {parent.numa_node}"
+
+
+def _expander_above(situation: Situation, guest: GuestAddress | None) -> PciController | None:
+    """The expander with a node that a place is behind; libvirt puts nothing there by itself."""
+    seen: set[int] = set()
+    while guest is not None and guest.bus not in seen:
+        seen.add(guest.bus)
+        controller = situation.controllers.get(guest.bus)
+        if controller is None:
+            return None
+        if controller.model == EXPANDER:
+            return controller if controller.numa_node is not None else None
+        guest = controller.guest
+    return None
+
+
+def _cell(expander: PciController) -> int:
+    """The cell that an expander with a node tells."""
+    return expander.numa_node or 0
+
+
+def _is_far(node: int, bound: frozenset[int] | None) -> bool:
+    """Whether memory is bound, and not to that node."""
+    return bound is not None and node not in bound
+
+
+def _cell_on(situation: Situation, node: int) -> int | None:
+    """The cell of the guest whose memory comes from a node of the host."""
+    cells = situation.domain.memory.cell_nodes
+    return next((cell for cell, nodes in cells if node in nodes), None)
+
+
+def _free_number(situation: Situation, devices: list[_Near]) -> int:
+    """Below all expanders, with a number for each port."""
+    taken = (c.bus_nr for c in situation.domain.controllers if c.model == EXPANDER)
+    return min((number for number in taken if number is not None), default=256) - 1 - len(devices)
+
+
+def _near_some_node(situation: Situation) -> list[PciDevice]:
+    """Its functions that the firmware gave a node; -1 says nothing."""
+    devices = (taken.device for taken in seen(situation))
+    return [d for d in devices if d.numa_node is not None and d.numa_node >= 0]
+
+
+def _numbers(devices: list[PciDevice]) -> set[int]:
+    return {d.numa_node for d in devices if d.numa_node is not None}
+
+
+def _nodes_of(devices: list[PciDevice]) -> str:
+    return write_numbers(_numbers(devices))

@@ -1,0 +1,298 @@
+"""Rules about where devices sit in the guest: functions, slots, ports, expanders."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT
+from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
+from vfiomgr.libvirt.preflight.presence import seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.check.model import Severity
+    from vfiomgr.libvirt.model.domain import DomainHostdev, GuestAddress, PciController
+    from vfiomgr.libvirt.preflight.context import Situation, Taken
+
+_LAST_BUS = 255
+
+
+def without_function_zero(situation: Situation) -> Iterator[Finding]:
+    """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
+    for hostdev, guest in _placed(situation):
+        if not guest.function:
+            continue
+        if (guest.bus, guest.slot, 0) in situation.occupied:
+            continue
+        yield Finding(
+            "function-without-zero",
+            "warning",
+            f"the guest never sees {hostdev.name}: its slot has no function 0",
+            (situation.cite(hostdev, _written(guest)),),
+            "a guest looks for other functions only where function 0 answers; libvirt and QEMU "
+            "accept it all the same",
+            f"write function='0x0' in the address of line {hostdev.line}, or add the device whose "
+            f"function 0 this goes with (vfiomgr libvirt hostdev {hostdev.name} prints all of its "
+            "slot)",
+        )
+
+
+def multifunction(situation: Situation) -> Iterator[Finding]:
+    """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
+    for hostdev, guest in _placed(situation):
+        if guest.function or guest.multifunction:
+            continue
+        if not any((guest.bus, guest.slot, n) in situation.occupied for n in range(1, 8)):
+            continue
+        yield Finding(
+            "multifunction-missing",
+            "info",
+            f"{hostdev.name} is function 0 of several, and does not say multifunction='on'",
+            (situation.cite(hostdev, _written(guest)),),
+            "libvirt adds it; with multifunction='off' QEMU does not start",
+            f"write multifunction='on' in the address of line {hostdev.line}",
+        )
+
+
+def same_place(situation: Situation) -> Iterator[Finding]:
+    """libvirt: "Attempted double use of PCI Address"."""
+    told: set[tuple[int, int, int]] = set()
+    for hostdev, guest in _placed(situation):
+        if place(guest) in told or situation.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
+            continue
+        told.add(place(guest))
+        here = place(guest)
+        others = [h for h in situation.domain.hostdevs if h.guest and place(h.guest) == here]
+        yield Finding(
+            "same-place",
+            "blocker",
+            f"{situation.times_taken[place(guest)]} devices are to be at {_written(guest)}",
+            tuple(situation.cite(h, _written(h.guest)) for h in others),
+            "a place in the guest has one function",
+            f"write another address in line {hostdev.line}, or leave <address type='pci'> out: "
+            "libvirt then chooses",
+        )
+
+
+def slot_of_port(situation: Situation) -> Iterator[Finding]:
+    """A PCI Express port has one device below it (27)."""
+    for hostdev, guest in _placed(situation):
+        if not guest.slot or not situation.is_single_slot(guest.bus):
+            continue
+        yield Finding(
+            "slot-not-zero",
+            "blocker",
+            f"{hostdev.name} is to be in slot {guest.slot} below a port, which has slot 0 alone",
+            (situation.cite(hostdev, _written(guest)), _controller(situation, guest.bus)),
+            "libvirt rejects the domain",
+            f"write slot='0x00' in line {hostdev.line}; a second device needs a port of its own",
+        )
+
+
+def on_expander(situation: Situation) -> Iterator[Finding]:
+    """An expander takes ports alone (27)."""
+    for hostdev, guest in _placed(situation):
+        if situation.model_at(guest.bus) != EXPANDER:
+            continue
+        yield Finding(
+            "device-on-expander",
+            "blocker",
+            f"{hostdev.name} is to sit on a {EXPANDER} itself",
+            (situation.cite(hostdev, _written(guest)), _controller(situation, guest.bus)),
+            "libvirt rejects the domain: such a bus takes root ports alone",
+            f"add <controller type='pci' model='{ROOT_PORT}'> with <address type='pci' "
+            f"bus='{guest.bus:#04x}' slot='0x00'/>, and write its index as bus in line "
+            f"{hostdev.line}",
+        )
+
+
+def expander_node(situation: Situation) -> Iterator[Finding]:
+    """libvirt: the node must be one of <cpu><numa> (27)."""
+    cells = {cell.number for cell in situation.domain.cpu.cells}
+    for expander in _expanders(situation):
+        node = expander.numa_node
+        if node is None or node in cells:
+            continue
+        known = ", ".join(map(str, sorted(cells))) or "none"
+        yield Finding(
+            "expander-node",
+            "blocker",
+            f"an expander is to be of NUMA node {node}, which the guest does not have",
+            (f"{situation.at(expander.line)}: <node>{node}</node>; cells of the guest: {known}",),
+            "libvirt rejects the domain",
+            f"write a <cell id='{node}'> into <numa> of <cpu>, or another <node> in line "
+            f"{expander.line}",
+        )
+
+
+def expander_buses(situation: Situation) -> Iterator[Finding]:
+    """Bus numbers of an expander go up from busNr: its own, and one for each port and more."""
+    numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
+    numbered.sort(key=itemgetter(0))
+    for (number, expander), (following, other) in pairwise(numbered):
+        needed = 1 + _below(situation, expander.index)
+        if number + needed <= following:
+            continue
+        severity: Severity = "blocker" if number == following else "warning"
+        yield Finding(
+            "expander-buses",
+            severity,
+            f"the expander with busNr {number} needs {needed} bus numbers, and the next one has "
+            f"busNr {following}",
+            (
+                f"{situation.at(expander.line)}: busNr='{number}'",
+                f"{situation.at(other.line)}: busNr='{following}'",
+            ),
+            "QEMU does not start with one number twice"
+            if number == following
+            else "the guest's firmware has no number for the last ports, and their devices are "
+            "not seen",
+            f"write busNr='{number + needed}' or more in line {other.line}",
+        )
+
+
+def expander_limits(situation: Situation) -> Iterator[Finding]:
+    """Bus numbers of the first expander, above those of pcie.0, and of the last, up to 255."""
+    numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
+    numbered.sort(key=itemgetter(0))
+    if not numbered:
+        return
+    (first, lowest), (last, highest) = numbered[0], numbered[-1]
+    own, behind = _own_buses(situation), 1 + _below(situation, highest.index)
+    if first < own:
+        text = f"the guest's own root has {own} buses, and the first expander has busNr {first}"
+        yield _without_number(situation, lowest, text, f"busNr='{own}' or more")
+    if last + behind > _LAST_BUS + 1:
+        text = (
+            f"the expander with busNr {last} needs {behind} bus numbers, and {_LAST_BUS} is the "
+            "last"
+        )
+        fewer = f"busNr='{_LAST_BUS + 1 - behind}' or less"
+        enough = f"{fewer}, and lower ones for other expanders" if numbered[1:] else fewer
+        yield _without_number(situation, highest, text, enough)
+
+
+def _placed(situation: Situation) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
+    """The devices that are given a place in the guest."""
+    for hostdev in situation.domain.hostdevs:
+        if hostdev.guest is not None:
+            yield hostdev, hostdev.guest
+
+
+def _without_number(
+    situation: Situation, expander: PciController, text: str, remedy: str
+) -> Finding:
+    return Finding(
+        "expander-buses",
+        "warning",
+        text,
+        (f"{situation.at(expander.line)}: busNr='{expander.bus_nr}'",),
+        "the guest's firmware has no number for the last ports, and their devices are not seen",
+        f"write {remedy} in line {expander.line}",
+    )
+
+
+def _own_buses(situation: Situation) -> int:
+    """Of pcie.0: itself, and all controllers that are not behind an expander."""
+    others = [c for c in situation.domain.controllers if c.index and c.model != EXPANDER]
+    behind = sum(_below(situation, expander.index) for expander in _expanders(situation))
+    return 1 + len(others) - behind
+
+
+def _below(situation: Situation, index: int, depth: int = 0) -> int:
+    """How many buses are below a controller: each of its ports makes one, and so on."""
+    if depth > len(situation.controllers):
+        return 0  # controllers that go round in a circle
+    below = [c for c in situation.domain.controllers if c.guest and c.guest.bus == index]
+    return sum(1 + _below(situation, c.index, depth + 1) for c in below if c.index != index)
+
+
+def _expanders(situation: Situation) -> list[PciController]:
+    return [c for c in situation.domain.controllers if c.model == EXPANDER]
+
+
+def companions_left_out(situation: Situation) -> Iterator[Finding]:
+    """A GPU's sound, USB and UCSI functions, which do nothing for the host by themselves."""
+    told: set[tuple[int, int, int]] = set()
+    for taken in situation.functions:
+        device = taken.device
+        others = [d for d in situation.host.slot(device) if d.address not in situation.addresses]
+        if device.physical_function or not others or device.address.slot in told:
+            continue
+        if not device.is_graphics_or_accelerator:
+            continue
+        told.add(device.address.slot)
+        yield Finding(
+            "companion-left-out",
+            "info",
+            f"the domain takes {device} without the other functions of its slot",
+            (situation.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
+            "a guest's driver may miss them: no sound over HDMI, no USB-C; and the device is reset "
+            "as a whole",
+            f"{situation.completion(device)}; it lacks {addresses(others)}",
+        )
+
+
+def companions_apart(situation: Situation) -> Iterator[Finding]:
+    """Functions of one device that the guest finds as several."""
+    for slot in _slots(situation):
+        places = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in slot if t.hostdev.guest}
+        unplaced = sum(t.hostdev.guest is None for t in slot)
+        if len(places) + unplaced < 2 or not _has_gpu(slot):  # noqa: PLR2004 - several places
+            continue
+        yield Finding(
+            "companions-apart",
+            "info",
+            f"the guest gets the functions of {slot[0].device} as {len(places) + unplaced} devices",
+            tuple(situation.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
+            "on the host they are one, and some drivers look for the others beside function 0",
+            f"{situation.completion(slot[0].device)}",
+        )
+
+
+def _slots(situation: Situation) -> list[list[Taken]]:
+    """The functions of each slot of the host that the domain takes several of."""
+    found: dict[tuple[int, int, int], list[Taken]] = defaultdict(list)
+    for taken in seen(situation):
+        if taken.device.physical_function is None:
+            found[taken.device.address.slot].append(taken)
+    return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]
+
+
+def _has_gpu(slot: Sequence[Taken]) -> bool:
+    return any(taken.device.is_graphics_or_accelerator for taken in slot)
+
+
+def no_spare_port(situation: Situation) -> Iterator[Finding]:
+    """A port takes one device; only hot-plug needs one that is free, for libvirt adds the rest."""
+    ports = [c for c in situation.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
+    if not ports or not situation.hostdevs:
+        return
+    used = {address.bus for address in situation.domain.taken}
+    free = [port for port in ports if port.index not in used]
+    if len(free) > situation.domain.unplaced:
+        return
+    yield Finding(
+        "no-free-port",
+        "info",
+        "no root port is free: nothing can be attached while the domain runs",
+        tuple(f"{situation.at(p.line)}: root port {p.index}" for p in ports[-1:]),
+        'libvirt adds no port to a running domain ("No more available PCI slots")',
+        f"add <controller type='pci' model='{ROOT_PORT}'/> for each device to come",
+    )
+
+
+def _written(guest: GuestAddress | None) -> str:
+    if guest is None:
+        return "at no place of its own"
+    return f"guest address bus {guest.bus:#04x} slot {guest.slot:#04x} function {guest.function:#x}"
+
+
+def _controller(situation: Situation, bus: int) -> str:
+    controller = situation.controllers[bus]
+    return f"{situation.at(controller.line)}: controller {bus} is a {controller.model}"

@@ -1,0 +1,165 @@
+"""Rules about what the installed libvirt and QEMU can read: what is newer, is dropped or rejected.
+
+Without validation libvirt drops attributes and elements that it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import Finding
+from vfiomgr.libvirt.model.features import (
+    ACPI_NODESET,
+    AMD_IOMMU,
+    DOMAIN_IOMMUFD,
+    DRIVER_MODEL,
+    IOMMUFD,
+    MAXPHYSADDR,
+    MAXPHYSADDR_LIMIT,
+    PCI_DISPLAY,
+    QEMU_IOMMUFD,
+    VIRTIO_IOMMU,
+    lacks_iommufd,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.libvirt.model.domain import DomainHostdev
+    from vfiomgr.libvirt.model.features import Feature
+    from vfiomgr.libvirt.preflight.context import Situation
+
+_IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
+_OLD_BACKENDS = frozenset({"kvm", "xen"})
+
+
+def dropped(situation: Situation) -> Iterator[Finding]:
+    """What that libvirt does not know and leaves out, without a word."""
+    version = situation.libvirt
+    if version is None:
+        return
+    for line, feature, what in _newer(situation):
+        if feature.is_in(version):
+            continue
+        yield Finding(
+            "element-dropped",
+            "warning",
+            f"libvirt {version} does not know {feature.what}, and leaves it out",
+            (f"{situation.at(line)}: {what}", _version(situation)),
+            "without validation it drops what it does not know, and the domain starts without it",
+            f"install libvirt {feature.since} or later, or take it out of line {line}",
+        )
+
+
+def _newer(situation: Situation) -> Iterator[tuple[int, Feature, str]]:
+    """What the domain has of which the age is known."""
+    domain = situation.domain
+    for hostdev in domain.hostdevs:
+        yield from ((hostdev.line, *found) for found in _newer_of(hostdev))
+    cpu, line = domain.cpu, domain.line("cpu/maxphysaddr")
+    if cpu.passes_physical_bits or cpu.physical_bits is not None:
+        yield line, MAXPHYSADDR, "<maxphysaddr>"
+    if cpu.physical_bits_limit is not None:
+        yield line, MAXPHYSADDR_LIMIT, f"limit='{cpu.physical_bits_limit}'"
+    if domain.has_iommufd:
+        yield domain.line("iommufd"), DOMAIN_IOMMUFD, "<iommufd enabled='yes'>"
+
+
+def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
+    if hostdev.driver_model is not None:
+        yield DRIVER_MODEL, f"<driver model='{hostdev.driver_model}'> of {hostdev.name}"
+    if hostdev.iommufd is not None:
+        yield IOMMUFD, f"<driver iommufd> of {hostdev.name}"
+    if hostdev.kind == "pci" and (hostdev.display or hostdev.ramfb):
+        yield PCI_DISPLAY, f"display or ramfb of {hostdev.name}"
+    if hostdev.acpi_nodes is not None:
+        yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
+
+
+def unknown_iommu(situation: Situation) -> Iterator[Finding]:
+    """A value that it does not know is an error (27)."""
+    iommu, version = situation.domain.iommu, situation.libvirt
+    feature = _IOMMUS.get(iommu.model) if iommu else None
+    if feature is None or version is None or feature.is_in(version):
+        return
+    line = situation.domain.line("devices/iommu")
+    yield Finding(
+        "iommu-model-unknown",
+        "blocker",
+        f"libvirt {version} does not know {feature.what}",
+        (f"{situation.at(line)}: {feature.what}", _version(situation)),
+        "it rejects the domain",
+        f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line {line}",
+    )
+
+
+def old_backend(situation: Situation) -> Iterator[Finding]:
+    """Assignment by KVM itself went with Linux 4.12; Xen's is for Xen."""
+    for hostdev in situation.domain.hostdevs:
+        if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
+            yield Finding(
+                "old-backend",
+                "blocker",
+                f"{hostdev.name} is to go to the guest by {hostdev.driver}, which QEMU lacks",
+                (situation.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
+                "QEMU gives devices to guests through VFIO alone",
+                f"write <driver name='vfio'/> in line {hostdev.line}, or leave it out",
+            )
+
+
+def iommufd(situation: Situation) -> Iterator[Finding]:
+    """What iommufd needs beyond libvirt: the kernel's node and a QEMU that opens it."""
+    wanting = [hostdev for hostdev in situation.hostdevs if hostdev.iommufd]
+    if not (wanting or situation.domain.has_iommufd):
+        return
+    lacking = tuple(_lacking_for_iommufd(situation))
+    if lacking:
+        yield Finding(
+            "iommufd-missing",
+            "blocker",
+            "the domain wants iommufd, which this host lacks",
+            (
+                *(situation.cite(hostdev, "iommufd='yes'") for hostdev in wanting),
+                *lacking,
+            ),
+            "QEMU opens /dev/iommu and the cdev of each device",
+            "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
+            f"{QEMU_IOMMUFD} or later; or take iommufd out: VFIO groups do the same",
+        )
+
+
+def _lacking_for_iommufd(situation: Situation) -> Iterator[str]:
+    facts = situation.host.readiness
+    if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
+        yield "/dev/iommu is not there"
+    qemu = situation.hypervisor.qemu if situation.hypervisor else None
+    if lacks_iommufd(qemu):
+        yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
+
+
+def driver_model(situation: Situation) -> Iterator[Finding]:
+    """`<driver model>` names a module (virPCIDeviceFindBestVFIOVariant does it by itself)."""
+    known = situation.host.vfio_modules
+    for hostdev in situation.hostdevs:
+        model = hostdev.driver_model
+        if model is None or known is None or not hostdev.managed:
+            continue
+        if model.replace("-", "_") in {name.replace("-", "_") for name in known}:
+            continue
+        yield Finding(
+            "driver-model-missing",
+            "blocker",
+            f"{hostdev.name} is to be on {model}, which this kernel does not have",
+            (
+                situation.cite(hostdev, f"<driver model='{model}'>"),
+                f"modules of {situation.host.kernel_release}: {', '.join(known) or 'none'}",
+            ),
+            "with managed='yes' libvirt loads that module and binds the device to it",
+            f"write a driver that is there in line {hostdev.line}, or leave model out: libvirt "
+            "then takes the one that fits",
+        )
+
+
+def _version(situation: Situation) -> str:
+    uri = situation.hypervisor.uri if situation.hypervisor else ""
+    return f"{uri}: libvirt {situation.libvirt}"

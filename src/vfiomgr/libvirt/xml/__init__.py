@@ -1,0 +1,1 @@
+"""Domain XML: read, rendered and edited."""

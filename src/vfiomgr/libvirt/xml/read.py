@@ -1,0 +1,246 @@
+"""Domains, read from their XML (https://libvirt.org/formatdomain.html).
+
+Elements and attributes that are not known, or newer, say nothing here and are no mistake.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
+from vfiomgr.libvirt.hook.model import NAMESPACE
+from vfiomgr.libvirt.model.domain import Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
+from vfiomgr.libvirt.xml.read_devices import (
+    count_own_mappings,
+    count_unplaced,
+    read_controllers,
+    read_hostdevs,
+    read_nvme_disks,
+    read_taken,
+)
+from vfiomgr.libvirt.xml.values import is_on, number_of, set_of, size_of, uuid_of, whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.documents.xml_text import Element
+
+_UNLIMITED = 9_007_199_254_740_991 * 1024
+"""VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, in KiB: virsh dumpxml never prints it, but may be given it."""
+_BINDING_MODES = frozenset({"", "strict", "interleave", "restrictive"})
+"""Of numatune: `preferred` only asks."""
+_LOCATED = (
+    "metadata",
+    "memory",
+    "vcpu",
+    "os/type",
+    "memtune/hard_limit",
+    "memoryBacking/hugepages",
+    "numatune/memory",
+    "cpu",
+    "cpu/maxphysaddr",
+    "cputune",
+    "os/boot",
+    "iommufd",
+    "devices",
+    "devices/iommu",
+)
+"""Elements whose places messages tell."""
+_MOST_CPUS = 16_384
+_MOST_BITS = 128
+_MOST_CELLS = 1024
+
+
+def read_domain(text: bytes, source: str) -> Domain:
+    """What a domain's XML says; `source` is the file, or the domain's name, for messages.
+
+    Raises:
+        InvalidDocument: it is no XML, no domain, or what devices depend on cannot be understood.
+
+    """
+    return domain_of(parse(text, source))
+
+
+def domain_of(root: Element) -> Domain:
+    """What a domain's element says.
+
+    Raises:
+        InvalidDocument: as `read_domain`.
+
+    """
+    name = _name(root)
+    kind = root.find("os/type")
+    return Domain(
+        source=root.source,
+        name=name,
+        uuid=_uuid(root),
+        kind=root.get("type"),
+        machine=None if kind is None else kind.get("machine") or None,
+        architecture=None if kind is None else kind.get("arch") or None,
+        memory=_memory(root),
+        cpu=_cpu(root),
+        firmware=_firmware(root),
+        hostdevs=(*read_hostdevs(root), *read_nvme_disks(root)),
+        controllers=read_controllers(root),
+        taken=read_taken(root),
+        unplaced=count_unplaced(root),
+        own_mappings=count_own_mappings(root),
+        iommu=_iommu(root),
+        has_graphics=bool(root.each("devices/graphics")),
+        has_os_boot=bool(root.each("os/boot")),
+        boot_orders=tuple(_boot_orders(root)),
+        qemu_arguments=tuple(_qemu_arguments(root)),
+        has_iommufd=is_on(root.find("iommufd"), "enabled"),
+        is_bound_by_hook=is_bound_by_hook(root),
+        lines=tuple(_lines(root)),
+    )
+
+
+def is_bound_by_hook(root: Element) -> bool:
+    """Whether a domain's element asks for vfiomgr's hook."""
+    metadata = root.find("metadata")
+    marks = () if metadata is None else metadata.all("devices", NAMESPACE)
+    return any(map(says_yes, marks))
+
+
+def says_yes(mark: Element) -> bool:
+    """Whether an element of vfiomgr's own wants the devices of its domain bound."""
+    return mark.name == "devices" and mark.get("bind") == "yes"
+
+
+def _lines(root: Element) -> Iterator[tuple[str, int]]:
+    yield root.name, root.line
+    for path in _LOCATED:
+        found = root.find(path)
+        if found is not None:
+            yield path, found.line
+
+
+def _boot_orders(root: Element) -> Iterator[int]:
+    devices = root.find("devices")
+    for device in () if devices is None else devices.children:
+        order = next((boot.get("order") for boot in device.all("boot")), "")
+        if order.isdecimal():
+            yield int(order)
+
+
+def _name(root: Element) -> str:
+    if (root.name, root.namespace) != ("domain", None):
+        message = f"<{root.tag}> is no domain"
+        root.fail(message, "a domain begins with: <domain type='kvm'>; virsh dumpxml prints one")
+    name = root.find("name")
+    if name is None or not name.text.strip():
+        root.fail("a domain without a name", "give it <name>…</name>, which libvirt requires")
+    return name.text.strip()
+
+
+def _uuid(root: Element) -> str | None:
+    found = root.find("uuid")
+    return None if found is None else uuid_of(found, found.text)
+
+
+def _memory(root: Element) -> DomainMemory:
+    limit = root.find("memtune/hard_limit")
+    hard_limit = None if limit is None else size_of(limit)
+    return DomainMemory(
+        total_bytes=_total_memory(root),
+        hard_limit_bytes=hard_limit if hard_limit and hard_limit < _UNLIMITED else None,
+        is_locked=root.find("memoryBacking/locked") is not None,
+        has_hugepages=root.find("memoryBacking/hugepages") is not None,
+        hugepage_bytes=tuple(
+            size_of(page, attribute="size") for page in root.each("memoryBacking/hugepages/page")
+        ),
+        host_nodes=frozenset().union(*_bound_nodes(root)),
+        cell_nodes=tuple(
+            (number_of(node, "cellid", _MOST_CELLS), set_of(node, node.get("nodeset")))
+            for node in root.each("numatune/memnode")
+        ),
+    )
+
+
+def _total_memory(root: Element) -> int:
+    """`<memory>`; libvirt makes it the sum of the cells where it is not written."""
+    memory = root.find("memory")
+    if memory is not None:
+        return size_of(memory)
+    return sum(cell.memory_bytes for cell in _cells(root))
+
+
+def _bound_nodes(root: Element) -> Iterator[frozenset[int]]:
+    for element in (*root.each("numatune/memory"), *root.each("numatune/memnode")):
+        if element.get("mode") in _BINDING_MODES:
+            yield set_of(element, element.get("nodeset"))
+
+
+def _cpu(root: Element) -> DomainCpu:
+    count, cpu, width = root.find("vcpu"), root.find("cpu"), root.find("cpu/maxphysaddr")
+    is_emulated = (
+        width is not None and width.get("mode") == "emulate" and "bits" in width.attributes
+    )
+    return DomainCpu(
+        count=1 if count is None else _count(count),
+        mode=None if cpu is None else cpu.get("mode") or None,
+        physical_bits=number_of(width, "bits", _MOST_BITS) if width and is_emulated else None,
+        passes_physical_bits=width is not None and width.get("mode") == "passthrough",
+        physical_bits_limit=(
+            number_of(width, "limit", _MOST_BITS) if width and "limit" in width.attributes else None
+        ),
+        pins=tuple(
+            (number_of(pin, "vcpu", _MOST_CPUS), set_of(pin, pin.get("cpuset")))
+            for pin in root.each("cputune/vcpupin")
+        ),
+        cells=tuple(_cells(root)),
+        hides_kvm=is_on(root.find("features/kvm/hidden"), "state"),
+    )
+
+
+def _count(element: Element) -> int:
+    digits = element.text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(_MOST_CPUS))):
+        element.fail(f"{digits!r} is no number of CPUs", "write e.g. <vcpu>4</vcpu>")
+    return int(digits)
+
+
+def _cells(root: Element) -> Iterator[NumaCell]:
+    """NUMA nodes of the guest; those without a number are counted."""
+    for position, cell in enumerate(root.each("cpu/numa/cell")):
+        yield NumaCell(
+            number=number_of(cell, "id", _MOST_CPUS, position),
+            memory_bytes=size_of(cell, attribute="memory") if "memory" in cell.attributes else 0,
+            cpus=set_of(cell, cell.get("cpus")),
+        )
+
+
+def _qemu_arguments(root: Element) -> Iterator[str]:
+    for line in root.all("commandline", QEMU_NAMESPACE):
+        yield from (argument.get("value") for argument in line.all("arg", QEMU_NAMESPACE))
+    for override in root.all("override", QEMU_NAMESPACE):
+        for device in override.all("device", QEMU_NAMESPACE):
+            for frontend in device.all("frontend", QEMU_NAMESPACE):
+                for changed in frontend.all("property", QEMU_NAMESPACE):
+                    name = f"device.{device.get('alias')}.{changed.get('name')}"
+                    yield from ("-set", f"{name}={changed.get('value')}")
+
+
+def _firmware(root: Element) -> str | None:
+    system, loader = root.find("os"), root.find("os/loader")
+    if system is not None and system.get("firmware"):
+        return system.get("firmware")
+    return "efi" if loader is not None and loader.get("type") == "pflash" else None
+
+
+def _iommu(root: Element) -> DomainIommu | None:
+    element = root.find("devices/iommu")
+    if element is None:
+        return None
+    driver, alias = element.find("driver"), element.find("alias")
+    bits = None if driver is None else number_of(driver, "aw_bits", _MOST_BITS, 0)
+    return DomainIommu(
+        model=element.get("model"),
+        has_caching_mode=is_on(driver, "caching_mode"),
+        address_bits=bits or None,
+        has_eim=is_on(driver, "eim"),
+        is_eim_off=driver is not None and driver.get("eim") == "off",
+        alias="" if alias is None else alias.get("name"),
+        bus=None if driver is None else whole_number(driver.get("pciBus")),
+    )

@@ -1,0 +1,199 @@
+"""libvirt's XML, an element a template of templates/libvirt (libvirt.org/formatdomain.html)."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.resources import resource_directory
+from vfiomgr.errors import UsageError
+from vfiomgr.units import write_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jinja2 import Environment
+
+    from vfiomgr.libvirt.build.model import DomainWish, GuestPlan
+    from vfiomgr.vgpu.guest_device import DomainHostdev, GuestHostdev
+
+_LETTERS = 26
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_PREFIXES = {"virtio": "vd", "sata": "sd"}
+
+
+def hostdev(planned: GuestHostdev) -> str:
+    """The element of one function or mediated device."""
+    return _render(f"hostdev-{planned.device.kind}", device=planned.device, title=planned.title)
+
+
+def hostdev_source(device: DomainHostdev) -> str:
+    """The element that names a device of a domain, for libvirt to find it there."""
+    return _render("hostdev-source", hostdev=device)
+
+
+def node_mdev(uuid: str, parent: str, type_id: str) -> str:
+    """A mediated device for nodeDeviceDefineXML; `parent` is libvirt's name of it."""
+    return _render("nodedev-mdev", uuid=uuid, parent=parent, type=type_id)
+
+
+def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
+    """A whole domain; `with_reasons` writes each part's reason as a comment before it."""
+    return _render(
+        "domain",
+        plan=plan,
+        wish=plan.wish,
+        elements=_explained(plan, _elements(plan), with_reasons=with_reasons),
+        devices=_explained(plan, _devices(plan), with_reasons=with_reasons),
+        last=_explained(plan, _last(plan), with_reasons=with_reasons),
+    )
+
+
+def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The parts before the devices, each with what the plan calls it."""
+    wish = plan.wish
+
+    def part(name: str) -> str:
+        return _render(name, plan=plan, wish=wish, cells_with_memory=_cells_with_memory(plan))
+
+    yield part("memory"), ("memory",)
+    if wish.hugepage_bytes or wish.is_locked:
+        yield part("memory-backing"), ()
+    if plan.memory.hard_limit_bytes is not None:
+        yield part("memtune"), ("memtune",)
+    yield part("vcpu"), ()
+    if plan.has_iommufd:
+        yield part("iommufd"), ()
+    if plan.cpus.pins:
+        yield part("cputune"), ("cputune",)
+    if plan.memory.host_nodes:
+        yield part("numatune"), ("numatune",)
+    yield part("os"), ("firmware",)
+    yield part("features"), ()
+    cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
+    yield part("cpu"), ("cpu", "maxphysaddr", *cells)
+    if wish.is_windows:
+        yield part("clock"), ()
+
+
+def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:
+    return tuple(entry.cell.number for entry in plan.memory.cells if entry.cell.memory_bytes)
+
+
+def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    wish = plan.wish
+    for controller in plan.controllers:
+        parts = (f"controller {controller.index}",) if controller.index else ("hole",)
+        yield _render("controller", device=controller), parts
+    yield _render("usb"), ()
+    targets = _targets(wish)
+    for number, disk in enumerate(wish.disks):
+        order = plan.boot_order(f"disk {number}")
+        bus, target = wish.bus_of(disk), targets[number]
+        yield _render("disk", disk=disk, target=target, bus=bus, order=order), ()
+    for number, path in enumerate(wish.cdroms):
+        order, target = plan.boot_order(f"cdrom {number}"), _target("sata", number)
+        yield _render("cdrom", path=path, target=target, order=order), ()
+    for number, network in enumerate(wish.networks):
+        order = plan.boot_order(f"network {number}")
+        model = wish.model_of(network)
+        yield _render("network", network=network, model=model, order=order), ()
+    yield _render("serial"), ()
+    if wish.graphics == "vnc":
+        yield _render("pointer"), ()
+        yield _render("graphics"), ()
+    given = [wished.hand_over for wished in wish.devices]
+    shows_device = any(hand_over.display or hand_over.has_vga for hand_over in given)
+    video = "none" if wish.graphics == "none" or shows_device else "vga"
+    yield _render("video", model=video), ()
+    for planned in plan.hostdevs:
+        yield hostdev(planned), (f"hostdev {planned.device.name}",)
+    if wish.has_tpm:
+        yield _render("tpm"), ()
+    yield _render("balloon"), ()
+    if plan.iommu is not None:
+        yield _render("iommu", plan=plan), ("iommu",)
+
+
+def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What is QEMU's own, in a namespace of its own."""
+    changed = [planned for planned in plan.hostdevs if planned.properties]
+    if changed:
+        yield _render("override", changed=changed), ()
+    if plan.cpus.aperture_mib is not None:
+        yield _render("commandline", plan=plan), ("fw_cfg",)
+
+
+def _explained(
+    plan: GuestPlan, elements: Iterator[tuple[str, tuple[str, ...]]], *, with_reasons: bool
+) -> list[object]:
+    """The elements as text that is XML already, each after its reasons."""
+    from markupsafe import Markup  # noqa: PLC0415 - as jinja2
+
+    texts: list[object] = []
+    for element, parts in elements:
+        reasons = [plan.why(part) for part in parts] if with_reasons else []
+        texts += [Markup(f"<!-- {_comment(reason)} -->") for reason in reasons if reason]  # noqa: S704 - a comment holds no markup
+        texts.append(Markup(element.rstrip("\n")))  # noqa: S704 - rendered above, and escaped there
+    return texts
+
+
+def _targets(wish: DomainWish) -> list[str]:
+    """The names of the disks, counted on each bus; CD-ROMs come first on SATA."""
+    free = {"virtio": count(), "sata": count(len(wish.cdroms))}
+    return [_target(bus, next(free[bus])) for bus in map(wish.bus_of, wish.disks)]
+
+
+def _target(bus: str, number: int) -> str:
+    """`vda`, …, `vdz`, `vdaa`, …; of SATA `sda`, …."""
+    name = ""
+    while number >= 0:
+        number, letter = divmod(number, _LETTERS)
+        name = chr(ord("a") + letter) + name
+        number -= 1
+    return f"{_PREFIXES[bus]}{name}"
+
+
+def _render(name: str, **values: object) -> str:
+    return _environment().get_template(f"{name}.xml.j2").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - slow
+
+    environment = Environment(
+        loader=FileSystemLoader(f"{resource_directory('templates')}/libvirt"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_without_controls,
+    )
+    environment.filters["comment"] = _comment
+    environment.filters["numbers"] = write_numbers
+    return environment
+
+
+def _without_controls(value: object) -> object:
+    """What goes into a template, but for characters that XML has not, or not in a line.
+
+    Raises:
+        UsageError: it has one (https://www.w3.org/TR/xml/#charsets); elements, which are Markup,
+            have line breaks.
+
+    """
+    if type(value) is str and (found := _CONTROL.search(value)) is not None:
+        message = (
+            f"{value!r} has the character {found[0]!r}, which a domain's XML cannot have there"
+        )
+        raise UsageError(message, "take it out, or name the file otherwise")
+    return value
+
+
+def _comment(text: str) -> str:
+    """The text as a comment may hold it: no two hyphens in a row, nothing unprintable."""
+    return "".join(c for c in re.sub(r"-(?=-)", "- ", text) if c.isprintable()).rstrip("-")

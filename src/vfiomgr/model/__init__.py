@@ -1,1 +1,0 @@
-"""Frozen values and documents; nothing here does input or output."""

@@ -1,0 +1,1 @@
+"""Functions bound to VFIO drivers and given back: guards, resets, the steps."""

@@ -1,0 +1,69 @@
+"""How an IOMMU is switched on, by what a host shows of its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of IOMMU: its name in firmware setups, and the words that switch it off or on."""
+
+    firmware: str
+    off: frozenset[str] = frozenset()
+    on: str = ""
+
+
+_INTEL = _Kind("VT-d", frozenset({"intel_iommu=off", "iommu=off"}), "intel_iommu=on")
+_AMD = _Kind("AMD-Vi (IOMMU)", frozenset({"amd_iommu=off", "iommu=off"}))
+_ARM = _Kind("the SMMU (IOMMU)")
+_OTHER = _Kind("the IOMMU")
+_OFF = _INTEL.off | _AMD.off
+_UNKNOWN = _Kind("VT-d or AMD-Vi (IOMMU)", _OFF, "intel_iommu=on")
+_BY_TABLE = {"DMAR": _INTEL, "IVRS": _AMD, "IORT": _ARM}
+_BY_CPU = {
+    "GenuineIntel": _INTEL,
+    "CentaurHauls": _INTEL,
+    "Shanghai": _INTEL,
+    "AuthenticAMD": _AMD,
+    "HygonGenuine": _AMD,
+}
+"""Zhaoxin's have the registers of Intel's IOMMU, and Hygon's those of AMD's."""
+_BY_ARCHITECTURE = {None: _UNKNOWN, "x86_64": _UNKNOWN, "aarch64": _ARM}
+_ARM_RELEASES = ("arm64", "aarch64")
+
+
+def iommu_remedy(host: HostSnapshot) -> str:
+    """What switches the IOMMU on, by what this host shows.
+
+    An AMD IOMMU is used as soon as the firmware describes it, and so is an SMMU; an Intel one may
+    have to be asked for (Documentation/admin-guide/kernel-parameters.txt).
+    """
+    told = next((_BY_TABLE[t] for t in host.iommu.firmware_tables if t in _BY_TABLE), None)
+    kind = told or _guessed(host)
+    off = told.off if told else _OFF
+    switched_off = [word for word in (host.kernel_command_line or "").split() if word in off]
+    steps = []
+    if not host.iommu.firmware_tables:
+        steps.append(f"enable {kind.firmware} in the firmware setup")
+    if switched_off:
+        steps.append(f"take {' '.join(switched_off)} off the kernel command line")
+    elif kind.on:
+        which = " (on an Intel host)" if kind is _UNKNOWN else ""
+        steps.append(f"put {kind.on} on the kernel command line{which}")
+    look = "see dmesg for smmu" if kind is _ARM else "see dmesg for IOMMU"
+    return f"{', '.join(steps) or look}; then reboot and look with vfiomgr groups"
+
+
+def _guessed(host: HostSnapshot) -> _Kind:
+    """By the CPU and the architecture, where no table of the firmware describes the IOMMU."""
+    cpu = _BY_CPU.get((host.cpu_vendor or "").strip())
+    if cpu is not None:
+        return cpu
+    if any(name in (host.kernel_release or "") for name in _ARM_RELEASES):
+        return _ARM
+    return _BY_ARCHITECTURE.get(host.architecture, _OTHER)

@@ -1,0 +1,64 @@
+"""Requests about functions as they are: bind, unbind, reset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.diagnostic import Allowance
+from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.reset_capabilities import ResetMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Hand functions to guests: put them and their companions on a VFIO driver."""
+
+    addresses: tuple[PciAddress, ...]
+    driver: str | None = None
+    """None: the variant of VFIO that fits each function best."""
+    only: bool = False
+    """Leave the other functions of the slot where they are."""
+    with_group: bool = False
+    """Take the foreign members of the IOMMU groups too."""
+    allow: frozenset[Allowance] = frozenset()
+    reset_method: ResetMethod | None = None
+    """Reset the named functions by this method alone, until they are given back."""
+    no_d3cold: bool = False
+    """Keep the functions out of D3cold, until they are given back."""
+    persist: bool = False
+    """Bind them again whenever the kernel finds them."""
+    owner: NodeOwner | None = None
+    """Who may open their nodes besides root."""
+    update_initramfs: bool = False
+    """Make the initramfs anew where it must hold what `persist` writes."""
+    program: str | None = None
+    """Where vfiomgr itself is, for the service that watches for hot-plugged functions."""
+    kind: Literal["bind"] = "bind"
+
+
+@dataclass(frozen=True, slots=True)
+class Unbind:
+    """Give functions back to the drivers that they had."""
+
+    addresses: tuple[PciAddress, ...]
+    only: bool = False
+    with_group: bool = False
+    allow: frozenset[Allowance] = frozenset()
+    forget: bool = False
+    """Remove what `persist` wrote, too."""
+    update_initramfs: bool = False
+    kind: Literal["unbind"] = "unbind"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reset a function, by one method or by the first that works."""
+
+    address: PciAddress
+    method: ResetMethod | None = None
+    allow: frozenset[Allowance] = frozenset()
+    methods_after: str | None = None
+    """None: as they are; else what a run that was cut off had found, e.g. `flr bus`."""
+    kind: Literal["reset"] = "reset"

@@ -1,0 +1,219 @@
+"""Steps that move a function between drivers, record its original state, or reset it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr import paths
+from vfiomgr.paths import echo
+from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.pci.original_state import DriverState, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class RememberOrigin:
+    """Record what a function was like, so that `unbind` can give it back."""
+
+    origin: Origin
+    kind: Literal["remember-origin"] = "remember-origin"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.origin.device.address}: remember that it was on {self.origin.state}"
+
+    def commands(self) -> tuple[str, ...]:
+        """Nothing: the record is vfiomgr's own."""
+        return ()
+
+    def inverse(self) -> ForgetOrigin:
+        """Forget it again."""
+        return ForgetOrigin(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetOrigin:
+    """Drop the record of a function that has been given back."""
+
+    origin: Origin
+    kind: Literal["forget-origin"] = "forget-origin"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.origin.device.address}: forget its first state"
+
+    def commands(self) -> tuple[str, ...]:
+        """Nothing: the record is vfiomgr's own."""
+        return ()
+
+    def inverse(self) -> RememberOrigin:
+        """Remember it again."""
+        return RememberOrigin(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDriver:
+    """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
+
+    device: DeviceIdentity
+    before: DriverState
+    after: DriverState
+    kind: Literal["change-driver"] = "change-driver"
+
+    def describe(self) -> str:
+        """One line for people."""
+        pins = "".join(f", {name} {text}" for name, text in _pins(self.before, self.after))
+        return f"{self.device.address}: {self.before} -> {self.after}{pins}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        directory = paths.pci_device(self.device.address)
+        pins = _pins(self.before, self.after)
+        lines = [echo(text, directory / name) for name, text in pins]
+        if self.before.driver_override != self.after.driver_override:
+            lines.append(echo(self.after.driver_override or "", directory / "driver_override"))
+        if self.before.driver != self.after.driver:
+            if self.before.driver:
+                lines.append(echo(str(self.device.address), directory / "driver/unbind"))
+            if self.after.driver:
+                lines.append(echo(str(self.device.address), probe_file(self.after)))
+        if self.after.power_control:
+            lines.append(echo(self.after.power_control, directory / "power/control"))
+        return tuple(lines)
+
+    def inverse(self) -> ChangeDriver:
+        """The way back."""
+        return ChangeDriver(self.device, before=self.after, after=self.before)
+
+
+def _pins(before: DriverState, after: DriverState) -> list[tuple[str, str]]:
+    """The attributes of reset and power that `after` names and `before` has otherwise."""
+    pins: list[tuple[str, str]] = []
+    if after.d3cold_allowed is not None and after.d3cold_allowed != before.d3cold_allowed:
+        pins.append(("d3cold_allowed", str(int(after.d3cold_allowed))))
+    if after.reset_method is not None and after.reset_method != before.reset_method:
+        pins.append(("reset_method", after.reset_method))
+    return pins
+
+
+def probe_file(state: DriverState) -> paths.HostPath:
+    """Where to write an address so that `state.driver` takes it.
+
+    With driver_override set to the driver, drivers_probe can find no other; without, only the
+    driver's own `bind` picks it among several that match.
+    """
+    if state.driver is None or state.driver_override == state.driver:
+        return paths.PCI_DRIVERS_PROBE
+    return paths.PCI_DRIVERS / state.driver / "bind"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseDriver:
+    """Take a function off a driver whose predecessor nobody recorded; the kernel picks the next."""
+
+    device: DeviceIdentity
+    before: DriverState
+    kind: Literal["release-driver"] = "release-driver"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: {self.before} -> whichever driver the kernel picks"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        directory = paths.pci_device(self.device.address)
+        return (
+            echo("", directory / "driver_override"),
+            echo(str(self.device.address), directory / "driver/unbind"),
+            echo(str(self.device.address), paths.PCI_DRIVERS_PROBE),
+        )
+
+    def inverse(self) -> ChangeDriver:
+        """Back onto the driver that had it."""
+        return ChangeDriver(self.device, before=DriverState(None, None), after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitVfioNode:
+    """Wait until a guest can open the IOMMU group (or the function's cdev)."""
+
+    group: int
+    device: DeviceIdentity
+    kind: Literal["await-vfio-node"] = "await-vfio-node"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: wait for {paths.vfio_group_node(self.group)}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (f"ls -l {paths.vfio_group_node(self.group)}",)
+
+    def inverse(self) -> None:
+        """None: waiting changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetResetMethod:
+    """Choose how the kernel resets a function; the texts are lists such as `flr bus`."""
+
+    device: DeviceIdentity
+    before: str
+    after: str
+    kind: Literal["set-reset-method"] = "set-reset-method"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: reset_method {self.before} -> {self.after}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (echo(self.after, paths.pci_device(self.device.address) / "reset_method"),)
+
+    def inverse(self) -> SetResetMethod:
+        """As it was."""
+        return SetResetMethod(self.device, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetFunction:
+    """Reset a function. No state but an event: taken twice, it happens twice.
+
+    `kept` are the command register and the BARs that it must have after; None where it slept.
+    """
+
+    device: DeviceIdentity
+    kept: str | None
+    kind: Literal["reset-function"] = "reset-function"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: reset, and look whether it answers as before"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (echo("1", paths.pci_device(self.device.address) / "reset"),)
+
+    def inverse(self) -> RequireAnswer:
+        """Nothing undoes a reset; but one that did harm did not leave all as it was."""
+        return RequireAnswer(self.device, self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class RequireAnswer:
+    """Make sure that a function answers on the bus, and is as it was before a reset."""
+
+    device: DeviceIdentity
+    kept: str | None
+    kind: Literal["require-answer"] = "require-answer"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: bring it back as it was on the bus"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (f"lspci -xxs {self.device.address}",)
+
+    def inverse(self) -> None:
+        """None: looking changes nothing."""

@@ -1,0 +1,1 @@
+"""PCI functions, IOMMU groups and NUMA nodes, as sysfs shows them."""

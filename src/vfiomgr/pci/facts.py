@@ -1,0 +1,449 @@
+"""One PCI function by topic: what it is, where it sits, who has it, how it is split and powered."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from vfiomgr import paths
+from vfiomgr.errors import HostError
+from vfiomgr.host import bounded, stuck
+from vfiomgr.pci.model import UNKNOWN_CALL, Bar, DeviceIdentity, PciAddress, PciDevice, is_address
+from vfiomgr.pci.nodes import nodes_of
+from vfiomgr.pci.original_state import DriverState
+from vfiomgr.pci.vpd import read_serial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.paths import HostPath
+    from vfiomgr.pci.names import Names
+
+
+_CONFIG_BYTES = 16
+"""As far as the header type; each dword more is another access to the device."""
+_HEADER_TYPE_OFFSET = 0x0E
+_HEADER_TYPE_MASK = 0x7F
+_BARS = 6
+_IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
+"""Flags of the third column of `resource` (include/linux/ioport.h)."""
+_MODALIAS = re.compile(
+    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
+    r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
+)
+"""All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
+_RESOURCE = re.compile(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
+_NO_FLAGS = " 0x0000000000000000"
+"""At the end of the line of a BAR that is not there, as most are."""
+_INTEGER = re.compile(r"-?[0-9]+")
+_VIRTFN = re.compile(r"virtfn(\d+)")
+
+
+class Function:
+    """The directory of a function, listed once: what it has not is not opened in vain."""
+
+    __slots__ = ("directory", "entries", "tree")
+
+    def __init__(self, tree: HostTree, directory: HostPath) -> None:
+        self.tree = tree
+        self.directory = directory
+        self.entries = frozenset(tree.children(directory))
+
+    def read(self, attribute: str) -> str | None:
+        """The text of an attribute; None where it is absent or empty."""
+        if attribute not in self.entries:
+            return None
+        return self.tree.read(self.directory / attribute) or None
+
+    def link_name(self, link: str) -> str | None:
+        """The last component of what a link leads to."""
+        return self.tree.link_name(self.directory / link) if link in self.entries else None
+
+    def children(self, name: str) -> list[str]:
+        """What a directory of the function holds."""
+        return self.tree.children(self.directory / name) if name in self.entries else []
+
+
+class Identifiers(NamedTuple):
+    """What a function is, in hexadecimal digits without prefix."""
+
+    vendor_id: str
+    device_id: str
+    subsystem_id: str
+    class_code: str
+
+
+def identifiers_of(tree: HostTree, directory: HostPath, modalias: str | None) -> Identifiers | None:
+    """From `modalias`, or from the single attributes; None where the function is gone."""
+    if match := _MODALIAS.fullmatch(modalias or ""):
+        parts = [part.lower() for part in match.groups()]
+        return Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
+    vendor, device, code, subvendor, subdevice = (
+        _hexadecimal(tree.read(directory / attribute))
+        for attribute in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
+    )
+    if not (vendor and device and code):
+        return None
+    return Identifiers(vendor, device, f"{subvendor or '0000'}:{subdevice or '0000'}", code)
+
+
+def bridge_path(tree: HostTree, directory: HostPath) -> str:
+    """The bridges above a function, from its root complex."""
+    target = tree.link(directory) or ""
+    return target.partition("devices/")[2].rpartition("/")[0]
+
+
+class Place(TypedDict):
+    """Where a function sits."""
+
+    bridge_path: str
+    iommu_group: int | None
+    numa_node: int | None
+
+
+def place_of(function: Function) -> Place:
+    """Read where a function sits; a node of -1 means that the firmware did not say."""
+    node = _number(function.read("numa_node"))
+    return Place(
+        bridge_path=bridge_path(function.tree, function.directory),
+        iommu_group=_number(function.link_name("iommu_group")),
+        numa_node=None if node is None or node < 0 else node,
+    )
+
+
+class Service(TypedDict):
+    """Who has a function, and what it offers to programs and guests."""
+
+    driver: str | None
+    vfio_device: str | None
+    vfio_cdev: bool
+    nodes: tuple[str, ...]
+
+
+def service_of(function: Function) -> Service:
+    """Read which driver has a function, and the nodes that came with it."""
+    driver = function.link_name("driver")
+    vfio_device = next(iter(function.children("vfio-dev")), None)
+    return Service(
+        driver=driver,
+        vfio_device=vfio_device,
+        vfio_cdev=vfio_device is not None and function.tree.exists(paths.VFIO_CDEVS / vfio_device),
+        nodes=nodes_of(function, driver),
+    )
+
+
+class Sriov(TypedDict):
+    """How a function is split, or from which one it was split off."""
+
+    physical_function: PciAddress | None
+    virtual_functions: tuple[PciAddress, ...]
+    sriov_totalvfs: int | None
+    sriov_numvfs: int | None
+    sriov_drivers_autoprobe: bool | None
+
+
+def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
+    """Read how a function is split; sriov_numvfs is shown under the lock of the device."""
+    return Sriov(
+        physical_function=_address(function.link_name("physfn")),
+        virtual_functions=virtual_functions_of(function),
+        sriov_totalvfs=_number(function.read("sriov_totalvfs")),
+        sriov_numvfs=_number(sriov_numvfs),
+        sriov_drivers_autoprobe=flag(function.read("sriov_drivers_autoprobe")),
+    )
+
+
+def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
+    """In the order of their index, which need not be that of their addresses."""
+    names = (name for name in function.entries if name.startswith("virtfn"))
+    links = sorted((int(match[1]), match[0]) for match in map(_VIRTFN.fullmatch, names) if match)
+    targets = (_address(function.link_name(name)) for _, name in links)
+    return tuple(target for target in targets if target)
+
+
+class Power(TypedDict):
+    """How a function can be reset, and whether it sleeps."""
+
+    reset_method: tuple[str, ...]
+    power_state: str | None
+    power_control: str | None
+    runtime_status: str | None
+    d3cold_allowed: bool | None
+
+
+def power_of(function: Function) -> Power:
+    """Read how a function is reset and powered."""
+    tree, directory = function.tree, function.directory
+    return Power(
+        reset_method=tuple((function.read("reset_method") or "").split()),
+        power_state=function.read("power_state"),
+        power_control=tree.read(directory / "power/control") or None,
+        runtime_status=tree.read(directory / "power/runtime_status") or None,
+        d3cold_allowed=flag(function.read("d3cold_allowed")),
+    )
+
+
+class Registers(TypedDict):
+    """What a function says on the bus, and the memory that it has there."""
+
+    revision: str
+    header_type: int | None
+    is_responsive: bool
+    bars: tuple[Bar, ...]
+
+
+def registers_of(function: Function, *, is_asleep: bool) -> Registers:
+    """Read the head of the configuration space, unless that would wake or hang, and the BARs."""
+    config = b"" if is_asleep else config_header(function.tree, function.directory)
+    return Registers(
+        revision=_hexadecimal(function.read("revision")) or "00",
+        header_type=_header_type(config),
+        is_responsive=is_alive(config),
+        bars=_bars(function.read("resource")),
+    )
+
+
+def config_header(tree: HostTree, directory: HostPath) -> bytes:
+    """The configuration space as far as the header type; reading wakes a sleeping function."""
+    return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
+
+
+def is_alive(config: bytes) -> bool:
+    """A dead function reads as all ones; a virtual one does so in its vendor and device alone."""
+    return not config or config.count(0xFF) < len(config)
+
+
+def _header_type(config: bytes) -> int | None:
+    if len(config) <= _HEADER_TYPE_OFFSET or not is_alive(config):
+        return None
+    return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
+
+
+def _bars(resource: str | None) -> tuple[Bar, ...]:
+    """The six BARs of `resource`: start, end and flags, one line each."""
+    bars: list[Bar] = []
+    for index, line in enumerate((resource or "").splitlines()[:_BARS]):
+        match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
+        if match is None:
+            continue
+        start, end, flags = (int(field, 16) for field in match.groups())
+        if flags & (_IO | _MEM) and end > start:
+            bars.append(
+                Bar(
+                    index=index,
+                    start=start,
+                    size=end - start + 1,
+                    is_memory=bool(flags & _MEM),
+                    is_64bit=bool(flags & _MEM_64),
+                    is_prefetchable=bool(flags & _PREFETCH),
+                )
+            )
+    return tuple(bars)
+
+
+def override(text: str | None) -> str | None:
+    """None where unset: the kernel prints `(null)`, or nothing."""
+    return None if text in (None, "", "(null)") else text
+
+
+def flag(text: str | None) -> bool | None:
+    """An attribute of 0 or 1."""
+    return text == "1" if text else None
+
+
+def _hexadecimal(text: str | None) -> str | None:
+    return None if not text else text.removeprefix("0x").lower()
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
+
+
+def _address(name: str | None) -> PciAddress | None:
+    return PciAddress.parse(name) if name is not None and is_address(name) else None
+
+
+_ASLEEP = "suspended"
+"""Reading the configuration space of a function in this state would wake it (pci_read_config)."""
+_UNDER_LOCK = ("driver_override", "sriov_numvfs")
+"""Attributes that are shown under the lock of the device; so is `uevent`, which nobody needs."""
+
+
+def list_addresses(tree: HostTree) -> tuple[PciAddress, ...]:
+    """Of all functions, in no order."""
+    names = filter(is_address, tree.children(paths.PCI_DEVICES))
+    return tuple(map(PciAddress.parse, names))
+
+
+def read_devices(
+    tree: HostTree,
+    names: Names,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    only: frozenset[tuple[int, int, int]] | None = None,
+) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
+    """All functions, or those in some slots `only`, sorted by address.
+
+    The second are the addresses of those of which nothing shows what they are; one that vanished
+    meanwhile is none of them. One that cannot be read hides no other. Serial numbers are read in
+    the slots that are named alone: it takes its time.
+    """
+    found: list[PciDevice] = []
+    unidentified: list[str] = []
+    addresses = list(filter(is_address, tree.children(paths.PCI_DEVICES)))
+    if only is not None:
+        addresses = [name for name in addresses if PciAddress.parse(name).slot in only]
+    locked = _read_locked(tree, addresses)
+    modules = DriverModules(tree)
+    for name in addresses:
+        try:
+            device = read_device(tree, name, names, locked.get(name), modules)
+        except HostError as error:
+            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+        else:
+            found += [device] if device else []
+            unidentified += [name] if device is None and _is_there(tree, name) else []
+    found = [
+        replace(device, serial=read_serial(tree, device.address))
+        if device.address.slot in serials_of
+        else device
+        for device in found
+    ]
+    devices = tuple(sorted(found, key=lambda device: device.address))
+    return devices, tuple(sorted(unidentified, key=PciAddress.parse))
+
+
+def _is_there(tree: HostTree, name: str) -> bool:
+    return tree.exists(paths.PCI_DEVICES / name)
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What a function shows under its lock; or what the kernel has not returned from meanwhile."""
+
+    driver_override: str | None
+    sriov_numvfs: str | None
+    stuck: str | None = None
+
+
+def _read_locked(tree: HostTree, addresses: Iterable[str]) -> dict[str, Locked]:
+    """Ask for all that is under locks in a child, which alone hangs where a lock is kept.
+
+    A probe, a remove, a reset and a change of sriov_numvfs hold the lock of the device
+    (really_probe and __device_release_driver in drivers/base/dd.c), with and without a driver.
+    """
+    if not tree.can_hang:
+        return {}
+    marked = stuck.read_marks(tree)
+    asked = {
+        name: [paths.PCI_DEVICES / name / attribute for attribute in _UNDER_LOCK]
+        for name in addresses
+        if name not in marked
+    }
+    answers = bounded.read_attributes(tree, asked)
+    silent = Locked(None, None, UNKNOWN_CALL)
+    found = {name: Locked(*values) if values else silent for name, values in answers.items()}
+    return found | {name: Locked(None, None, what) for name, what in marked.items()}
+
+
+class DriverModules:
+    """The modules of drivers, each looked up once."""
+
+    def __init__(self, tree: HostTree) -> None:
+        self._tree = tree
+        self._known: dict[str, str | None] = {}
+
+    def of(self, driver: str | None) -> str | None:
+        """The module that holds a driver; None for a built-in one."""
+        if driver is None:
+            return None
+        if driver not in self._known:
+            self._known[driver] = self._tree.link_name(paths.PCI_DRIVERS / driver / "module")
+        return self._known[driver]
+
+
+def read_device(
+    tree: HostTree,
+    name: str,
+    names: Names,
+    locked: Locked | None = None,
+    modules: DriverModules | None = None,
+) -> PciDevice | None:
+    """One function; None where it vanished meanwhile.
+
+    `locked` is what was read of it under its lock; without, it is read here.
+    """
+    directory = paths.PCI_DEVICES / name
+    modalias = tree.read(directory / "modalias") or None
+    known = identifiers_of(tree, directory, modalias)
+    if known is None:
+        return None
+    found = Function(tree, directory)
+    locked = locked or Locked(*map(found.read, _UNDER_LOCK))
+    service, power = service_of(found), power_of(found)
+    is_asleep = locked.stuck is not None or power["runtime_status"] == _ASLEEP
+    own_name, class_name = names.of(
+        directory, known.vendor_id, known.device_id, known.class_code, modalias
+    )
+    return PciDevice(
+        address=PciAddress.parse(name),
+        name=own_name,
+        vendor_id=known.vendor_id,
+        device_id=known.device_id,
+        subsystem_id=known.subsystem_id,
+        class_code=known.class_code,
+        class_name=class_name,
+        driver_override=override(locked.driver_override),
+        driver_module=(modules or DriverModules(tree)).of(service["driver"]),
+        modalias=modalias,
+        is_boot_display=False,
+        stuck=locked.stuck,
+        **service,
+        **power,
+        **place_of(found),
+        **sriov_of(found, locked.sriov_numvfs),
+        **registers_of(found, is_asleep=is_asleep),
+    )
+
+
+def read_identity(
+    tree: HostTree, address: PciAddress, *, with_serial: bool = False
+) -> DeviceIdentity | None:
+    """What is at an address now; None where there is nothing."""
+    directory = paths.pci_device(address)
+    known = identifiers_of(tree, directory, tree.read(directory / "modalias"))
+    if known is None:
+        return None
+    return DeviceIdentity(
+        address=address,
+        **known._asdict(),
+        bridge_path=bridge_path(tree, directory),
+        serial=read_serial(tree, address) if with_serial else None,
+    )
+
+
+def read_driver_state(
+    tree: HostTree, address: PciAddress, *, with_pins: bool = False
+) -> DriverState:
+    """Which driver has a function now, and its override; `with_pins` reset and D3cold too."""
+    directory = paths.pci_device(address)
+    allowed = tree.read(directory / "d3cold_allowed") if with_pins else None
+    return DriverState(
+        driver=tree.link_name(directory / "driver"),
+        driver_override=override(tree.read(directory / "driver_override")),
+        power_control=tree.read(directory / "power/control") or None,
+        reset_method=tree.read(directory / "reset_method") if with_pins else None,
+        d3cold_allowed=flag(allowed),
+    )
+
+
+def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddress, ...]:
+    """The virtual functions of a physical one, by its links."""
+    return virtual_functions_of(Function(tree, paths.pci_device(address)))
+
+
+def answers(tree: HostTree, address: PciAddress) -> bool:
+    """Whether the configuration space still reads as something else than all ones."""
+    return is_alive(config_header(tree, paths.pci_device(address)))

@@ -1,0 +1,262 @@
+"""PCI functions, as the kernel describes them in sysfs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from vfiomgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FULL = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_SHORT = re.compile(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_MAX_DEVICE = 0x1F
+_WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"
+"""The same as a regular expression of JSON Schema."""
+
+CLASS_DISPLAY = "03"
+CLASS_BRIDGE = "06"
+CLASS_ACCELERATOR = "12"
+CLASS_VGA = "0300"
+CLASS_AUDIO = "0403"
+CLASS_OTHER_BRIDGE = "0680"
+"""NVSwitches have this class; with an endpoint's header they are no bridges."""
+
+HEADER_ENDPOINT = 0
+UNKNOWN_CALL = "a call on it"
+"""What a function is stuck in that another program does with it, perhaps for a moment only."""
+
+_INTEL = "8086"
+_DENIED = frozenset(
+    {"0435", "0443", "19e2", "19e3", "37c8", "37c9"}  # QuickAssist, functions and VFs
+    | {"0b25", "0cfe"}  # DSA and IAX of Sapphire Rapids
+)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PciAddress:
+    """domain:bus:device.function; compared as numbers, the domain up to 32 bits wide."""
+
+    domain: int
+    bus: int
+    device: int
+    function: int
+    is_text_in_documents: ClassVar[bool] = True
+
+    @classmethod
+    def parse(cls, text: str, known: Iterable[PciAddress] = ()) -> Self:
+        """Read `0000:04:00.0` (any width of domain), or `04:00.0` where `known` leaves no doubt.
+
+        Raises:
+            UsageError: the text is no address, or a short one fits functions of several domains.
+
+        """
+        lowered = text.strip().lower()
+        if match := _FULL.fullmatch(lowered):
+            return cls._checked(text, *(int(part, 16) for part in match.groups()))
+        if match := _SHORT.fullmatch(lowered):
+            bus, device, function = (int(part, 16) for part in match.groups())
+            domains = sorted(
+                a.domain for a in known if (a.bus, a.device, a.function) == (bus, device, function)
+            )
+            if len(domains) > 1:
+                choices = ", ".join(str(cls(d, bus, device, function)) for d in domains)
+                message = f"{text!r} is ambiguous: it names {choices}"
+                raise UsageError(message, "give the address with its domain")
+            return cls._checked(text, domains[0] if domains else 0, bus, device, function)
+        message = f"{text!r} is not a PCI address"
+        raise UsageError(
+            message,
+            "write it as domain:bus:device.function in hexadecimal, e.g. 0000:04:00.0; "
+            "vfiomgr list --all shows them",
+        )
+
+    @classmethod
+    def _checked(cls, text: str, domain: int, bus: int, device: int, function: int) -> Self:
+        if device > _MAX_DEVICE:
+            message = f"{text!r} is not a PCI address: a device number is at most 1f"
+            raise UsageError(message, "vfiomgr list --all shows the addresses of this host")
+        return cls(domain, bus, device, function)
+
+    def __str__(self) -> str:
+        """As the kernel writes it: at least four digits of domain."""
+        return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
+
+    @property
+    def slot(self) -> tuple[int, int, int]:
+        """What the functions of one slot have in common."""
+        return (self.domain, self.bus, self.device)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:  # noqa: ANN401 - pydantic's own hook
+        """In documents an address is a string."""
+        from pydantic_core import core_schema  # noqa: PLC0415 - documents only
+
+        def validate(value: object) -> PciAddress:
+            if isinstance(value, PciAddress):
+                return value
+            try:
+                return cls.parse(str(value))
+            except UsageError as error:
+                raise ValueError(error.message) from None
+
+        return core_schema.no_info_plain_validator_function(
+            validate, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: object, _handler: object) -> dict[str, Any]:
+        """The form that `parse` reads."""
+        return {"type": "string", "pattern": _WRITTEN}
+
+
+def is_address(name: str) -> bool:
+    """Whether a name in sysfs is that of a PCI function."""
+    return _FULL.fullmatch(name) is not None
+
+
+def is_vfio_driver(name: str | None) -> bool:
+    """Whether a driver is vfio-pci or one of its variants; all have `vfio` in their names."""
+    return name is not None and "vfio" in name
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """What makes a function the same one after a reboot or a hot-plug."""
+
+    address: PciAddress
+    vendor_id: str
+    device_id: str
+    subsystem_id: str
+    class_code: str
+    bridge_path: str
+    serial: str | None = None
+    """From the vital product data; None where there is none, or nobody could read it."""
+
+    def is_same_as(self, other: DeviceIdentity) -> bool:
+        """Whether both are the same device; an unknown serial number speaks neither way."""
+        if self.serial is None or other.serial is None:
+            return replace(self, serial=None) == replace(other, serial=None)
+        return self == other
+
+    def __str__(self) -> str:
+        """Address and identifiers."""
+        serial = f" serial {self.serial}" if self.serial else ""
+        return f"{self.address} [{self.vendor_id}:{self.device_id} {self.subsystem_id}]{serial}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A base address register that decodes memory or ports; `size` in bytes."""
+
+    index: int
+    start: int
+    size: int
+    is_memory: bool
+    is_64bit: bool
+    is_prefetchable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """One PCI function; identifiers are hexadecimal without prefix, as in pci.ids."""
+
+    address: PciAddress
+    name: str
+    vendor_id: str
+    device_id: str
+    subsystem_id: str
+    class_code: str
+    class_name: str
+    revision: str
+    header_type: int | None
+    bridge_path: str
+    """The bridges from the root complex, e.g. `pci0000:00/0000:00:03.0`."""
+    driver: str | None
+    driver_override: str | None
+    driver_module: str | None
+    modalias: str | None
+    iommu_group: int | None
+    numa_node: int | None
+    physical_function: PciAddress | None
+    virtual_functions: tuple[PciAddress, ...]
+    sriov_totalvfs: int | None
+    sriov_numvfs: int | None
+    sriov_drivers_autoprobe: bool | None
+    is_boot_display: bool
+    is_responsive: bool
+    """Whether the configuration space answers; a dead device reads as all ones."""
+    vfio_device: str | None
+    """The name below `vfio-dev/`, e.g. `vfio0`, while a VFIO driver serves the function."""
+    vfio_cdev: bool
+    """Whether `/dev/vfio/devices/<vfio_device>` exists."""
+    reset_method: tuple[str, ...]
+    power_state: str | None
+    power_control: str | None
+    runtime_status: str | None
+    d3cold_allowed: bool | None
+    nodes: tuple[str, ...]
+    """What its host driver made below /dev, e.g. `/dev/dri/card0`, `/dev/nvidia0`."""
+    bars: tuple[Bar, ...]
+    stuck: str | None = None
+    """What the kernel has not returned from, e.g. an unbind; its attributes are unknown then."""
+    serial: str | None = None
+    """From the vital product data, where somebody asked for it."""
+    display_signs: tuple[str, ...] = ()
+    """What shows that the console is on it."""
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """What must still be true when a plan about this function is carried out."""
+        return DeviceIdentity(
+            self.address,
+            self.vendor_id,
+            self.device_id,
+            self.subsystem_id,
+            self.class_code,
+            self.bridge_path,
+            self.serial,
+        )
+
+    @property
+    def is_bridge(self) -> bool:
+        """By header type, and by class where that is an endpoint's (host and ISA bridges)."""
+        if self.header_type not in (None, HEADER_ENDPOINT):
+            return True
+        return self.class_code.startswith(CLASS_BRIDGE) and not self.class_code.startswith(
+            CLASS_OTHER_BRIDGE
+        )
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether vfio-pci denies it unless told otherwise (vfio_pci_dev_in_denylist)."""
+        return self.vendor_id == _INTEL and self.device_id in _DENIED
+
+    @property
+    def is_on_vfio(self) -> bool:
+        """Whether vfio-pci or one of its variant drivers has the function."""
+        return is_vfio_driver(self.driver)
+
+    @property
+    def is_for_guests(self) -> bool:
+        """Whether its driver, VFIO's or a vendor's, offers the function to guests."""
+        return self.is_on_vfio or self.vfio_device is not None
+
+    @property
+    def is_graphics_or_accelerator(self) -> bool:
+        """Display controllers, processing accelerators and NVSwitches."""
+        is_gpu = self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR))
+        return (is_gpu and not self.is_bridge) or self.is_nvswitch
+
+    @property
+    def is_nvswitch(self) -> bool:
+        """NVIDIA's switch between GPUs, which is no GPU itself."""
+        is_other = self.class_code.startswith(CLASS_OTHER_BRIDGE)
+        return is_other and self.vendor_id == "10de" and not self.is_bridge
+
+    def __str__(self) -> str:
+        """Address and name."""
+        return f"{self.address} ({self.name})"

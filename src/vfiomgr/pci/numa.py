@@ -1,0 +1,116 @@
+"""NUMA nodes and processors of a host: where a guest's memory and CPUs can lie."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.paths import HostPath
+from vfiomgr.units import parse_numbers
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+
+@dataclass(frozen=True, slots=True)
+class HugepagePool:
+    """The huge pages of one size on a node: how many there are, and how many nobody has."""
+
+    page_bytes: int
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """`/sys/devices/system/node/node<number>`; one without CPUs or without memory is a node too."""
+
+    number: int
+    cpus: tuple[int, ...]
+    """Those that are online."""
+    memory_bytes: int
+    free_bytes: int
+    """Unused pages, and those that the page cache gives up."""
+    hugepages: tuple[HugepagePool, ...] = ()
+    distances: tuple[int, ...] = ()
+    """To the nodes that are online, by their numbers; 10 to itself (ACPI's SLIT)."""
+
+    def pool(self, page_bytes: int) -> HugepagePool | None:
+        """The pages of a size."""
+        return next((pool for pool in self.hugepages if pool.page_bytes == page_bytes), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTopology:
+    """Nodes and processors of a host."""
+
+    nodes: tuple[NumaNode, ...]
+    """Sorted by number; empty where the kernel has no NUMA."""
+    boot_cpu_threads: tuple[int, ...] = ()
+    """The threads of the core of CPU 0, which serves the host's own interrupts and timers."""
+    isolated_cpus: tuple[int, ...] = ()
+    """Between which the scheduler moves no thread (isolcpus=)."""
+
+    def node(self, number: int | None) -> NumaNode | None:
+        """The node of a number."""
+        return next((node for node in self.nodes if node.number == number), None)
+
+
+PARTS: tuple[Any, ...] = (HostTopology, NumaNode, HugepagePool)
+"""The values that a snapshot holds."""
+
+
+NODES = HostPath("/sys/devices/system/node")
+CPUS = HostPath("/sys/devices/system/cpu")
+_NODE = re.compile(r"node(\d+)")
+_POOL = re.compile(r"hugepages-(\d+)kB")
+_MEMORY = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB")
+_KIB = 1024
+_GIVEN_UP = ("MemFree", "Inactive(file)", "SReclaimable")
+"""What a node can give: as MemAvailable of the whole host counts, which no node has."""
+
+
+def read_topology(tree: HostTree) -> HostTopology:
+    """The nodes with what is free on them now, and what concerns processors."""
+    names = filter(None, map(_NODE.fullmatch, tree.children(NODES)))
+    online = parse_numbers(tree.read(CPUS / "online"))
+    nodes = [_read_node(tree, int(match[1]), frozenset(online)) for match in names]
+    threads = tree.read(CPUS / "cpu0/topology/thread_siblings_list")
+    return HostTopology(
+        nodes=tuple(sorted(nodes, key=lambda node: node.number)),
+        boot_cpu_threads=parse_numbers(threads),
+        isolated_cpus=parse_numbers(tree.read(CPUS / "isolated")),
+    )
+
+
+def _read_node(tree: HostTree, number: int, online: frozenset[int]) -> NumaNode:
+    directory = NODES / f"node{number}"
+    memory = dict(_MEMORY.findall(tree.read(directory / "meminfo") or ""))
+    cpus = parse_numbers(tree.read(directory / "cpulist"))
+    distances = tree.read(directory / "distance") or ""
+    return NumaNode(
+        number=number,
+        cpus=tuple(cpu for cpu in cpus if not online or cpu in online),
+        memory_bytes=int(memory.get("MemTotal", 0)) * _KIB,
+        free_bytes=sum(int(memory.get(name, 0)) for name in _GIVEN_UP) * _KIB,
+        hugepages=_read_pools(tree, directory / "hugepages"),
+        distances=tuple(map(int, filter(str.isdecimal, distances.split()))),
+    )
+
+
+def _read_pools(tree: HostTree, directory: HostPath) -> tuple[HugepagePool, ...]:
+    matches = filter(None, map(_POOL.fullmatch, tree.children(directory)))
+    pools = (
+        HugepagePool(
+            page_bytes=int(match[1]) * _KIB,
+            total=_number(tree.read(directory / match[0] / "nr_hugepages")),
+            free=_number(tree.read(directory / match[0] / "free_hugepages")),
+        )
+        for match in matches
+    )
+    return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

@@ -1,0 +1,165 @@
+"""What a function was like before vfiomgr took it: what `unbind` gives back."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.host.own_files import NotARecord, read_own
+from vfiomgr.paths import STATE
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.paths import HostPath
+
+
+@dataclass(frozen=True, slots=True)
+class DriverState:
+    """Which driver has a function, and why; None of the attributes below means: as it comes."""
+
+    driver: str | None
+    driver_override: str | None
+    power_control: str | None = None
+    reset_method: str | None = None
+    """Methods in the order in which the kernel tries them, e.g. `flr bus`."""
+    d3cold_allowed: bool | None = None
+
+    def is_met_by(self, other: DriverState) -> bool:
+        """Whether `other` is as this state wants it, in all that this one names."""
+        pairs = (
+            (self.power_control, other.power_control),
+            (self.reset_method, other.reset_method),
+            (self.d3cold_allowed, other.d3cold_allowed),
+        )
+        same = (self.driver, self.driver_override) == (other.driver, other.driver_override)
+        return same and all(mine is None or mine == theirs for mine, theirs in pairs)
+
+    def __str__(self) -> str:
+        """`nvidia`, or `vfio-pci (driver_override vfio-pci)`."""
+        name = self.driver or "no driver"
+        return f"{name} (driver_override {self.driver_override})" if self.driver_override else name
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first state of a function; good for the boot and the device that it was recorded of."""
+
+    device: DeviceIdentity
+    state: DriverState
+    driver_module: str | None
+    boot_id: str
+
+
+_ORIGINS = STATE / "origins"
+_LIMIT = 1 << 16
+
+
+class _UnreadableError(ValueError):
+    """A record that may hold a state, and does not tell it."""
+
+
+def origin_file(address: PciAddress | str) -> HostPath:
+    """Where the record of a function is."""
+    return _ORIGINS / f"{address}.json"
+
+
+def read_origins(tree: HostTree) -> tuple[Origin, ...]:
+    """All records; one that cannot be read hides no other."""
+    found: list[Origin] = []
+    for name in tree.children(_ORIGINS):
+        try:
+            origin = _read(tree, name)
+        except ValueError as error:
+            message = f"ignoring {_ORIGINS / name}: {error}"
+            warnings.warn(message, stacklevel=2)
+        else:
+            found += [] if origin is None else [origin]
+    return tuple(sorted(found, key=lambda origin: origin.device.address))
+
+
+def unreadable_origins(tree: HostTree) -> dict[str, str]:
+    """The functions whose records cannot be read, and why; what was never written is not one."""
+    found: dict[str, str] = {}
+    for name in tree.children(_ORIGINS):
+        try:
+            _read(tree, name)
+        except _UnreadableError as error:
+            found[name.removesuffix(".json")] = str(error)
+        except ValueError:
+            continue  # it holds no state
+    return found
+
+
+def _read(tree: HostTree, name: str) -> Origin | None:
+    """One record; None where it is gone, closed to this user, or a temporary file.
+
+    Raises:
+        _UnreadableError: it may hold the state of a function.
+        ValueError: it is something else.
+
+    """
+    if name.startswith("."):
+        return None
+    if not name.endswith(".json") or not is_address(name.removesuffix(".json")):
+        message = "not a record of vfiomgr"
+        raise ValueError(message)
+    try:
+        data = read_own(tree, _ORIGINS / name, _LIMIT)
+    except OSError:
+        return None
+    except NotARecord as error:
+        raise _UnreadableError(error) from None
+    if not data.strip(b"\0"):
+        # A power cut leaves a file like this, and ends the boot that the record was good for.
+        message = "it is empty"
+        raise ValueError(message)
+    try:
+        origin = _parse(data.decode())
+    except (ValueError, KeyError, TypeError, AttributeError, VfiomgrError, RecursionError) as error:
+        message = f"it is not a record of vfiomgr ({type(error).__name__}: {error})"
+        raise _UnreadableError(message) from None
+    if origin_file(origin.device.address).name != name:
+        message = f"it is about {origin.device.address}"
+        raise _UnreadableError(message)
+    return origin
+
+
+def write_origin(tree: HostTree, origin: Origin) -> None:
+    """Record a first state; it is good for this boot, so that no power cut can lose it."""
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
+    tree.make_directory(_ORIGINS)
+    data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
+    tree.replace(origin_file(origin.device.address), data.encode(), durable=False)
+
+
+def remove_origin(tree: HostTree, origin: Origin) -> None:
+    """Drop a record."""
+    tree.remove(origin_file(origin.device.address))
+
+
+def _parse(text: str) -> Origin:
+
+    document = parse_json(text)
+    if document["api_version"] != API_VERSION:
+        message = f"api_version is {document['api_version']!r}"
+        raise ValueError(message)
+    device, state = document["device"], document["state"]
+    texts = (*device.values(), document["driver_module"], document["boot_id"])
+    if not all(isinstance(text, str | None) for text in texts) or not all(
+        isinstance(value, bool if key == "d3cold_allowed" else str) or value is None
+        for key, value in state.items()
+    ):
+        message = "a value is of another type"
+        raise TypeError(message)
+    return Origin(
+        device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),
+        state=DriverState(**state),
+        driver_module=document["driver_module"],
+        boot_id=document["boot_id"],
+    )

@@ -1,0 +1,1 @@
+"""What is kept for the next boot: udev rules, units, the initramfs."""

@@ -1,0 +1,164 @@
+"""What is kept below /etc for the next boot, and who may open the nodes of VFIO now."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.paths import SCRIPT, VFIO_CDEVS, VFIO_NODES, HostPath
+from vfiomgr.persistence import installed_layout
+from vfiomgr.persistence.model import (
+    DRIVERCTL,
+    HOOKS,
+    RULES,
+    SWEPT,
+    UNIT,
+    Initramfs,
+    Tool,
+    is_rule_file,
+    parse_rule,
+)
+from vfiomgr.snapshot.model import NodeFact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.persistence.model import PersistedBinding
+
+_SYSTEMD = HostPath("/run/systemd/system")
+_STORAGE, _NETWORK, _DISPLAY, _USB = "01", "02", "03", "0c03"
+_ASSIGNMENT = re.compile(r"""(\w+)\+?=(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(\S*))""")
+_COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+_INITRAMFS_TOOLS = HostPath("/etc/initramfs-tools")
+_DRACUT = HostPath("/etc/dracut.conf")
+_MKINITCPIO = HostPath("/etc/mkinitcpio.conf")
+
+
+def read_files(tree: HostTree) -> tuple[TextFile, ...]:
+    """The rules, hooks, units and layout that vfiomgr wrote, and the entries of driverctl."""
+    paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
+    paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
+    paths += [*HOOKS.values(), UNIT, SWEPT, *installed_layout.FILES, SCRIPT]
+    texts = ((path, tree.read_text(path)) for path in paths)
+    files = tuple(TextFile(path, text) for path, text in texts if text is not None)
+    for file in files:
+        if file.path.startswith(RULES) and parse_rule(file.text) is None:
+            warnings.warn(f"{file.path} holds no record of vfiomgr and is ignored", stacklevel=2)
+    return files
+
+
+def read_rules(tree: HostTree) -> tuple[PersistedBinding, ...]:
+    """What the rules of vfiomgr say."""
+    files = (file for file in read_files(tree) if file.path.startswith(RULES))
+    bindings = (parse_rule(file.text) for file in files)
+    return tuple(binding for binding in bindings if binding is not None)
+
+
+def rules_changed(tree: HostTree) -> int | None:
+    """When a rule was last written or removed."""
+    return tree.modified(RULES)
+
+
+def read_nodes(tree: HostTree) -> tuple[NodeFact, ...]:
+    """Who may open the nodes of groups and devices."""
+    paths = [VFIO_NODES / name for name in tree.children(VFIO_NODES) if name.isdecimal()]
+    paths += [VFIO_CDEVS / name for name in tree.children(VFIO_CDEVS)]
+    found = ((path, tree.access(path)) for path in paths)
+    return tuple(NodeFact(path, access) for path, access in found if access is not None)
+
+
+def has_systemd(tree: HostTree) -> bool:
+    """Whether systemd runs the host (sd_booted(3))."""
+    return tree.exists(_SYSTEMD)
+
+
+def read_initramfs(tree: HostTree) -> Initramfs | None:
+    """The tool that makes the host's initramfs, and what it is told to take in.
+
+    The image itself is not unpacked: that takes seconds, and the next one may differ.
+    """
+    for place, read in (
+        (_INITRAMFS_TOOLS / "initramfs.conf", _initramfs_tools),
+        (_MKINITCPIO, _mkinitcpio),
+        (_DRACUT, _dracut),
+        (HostPath("/etc/dracut.conf.d"), _dracut),
+    ):
+        if tree.exists(place):
+            return read(tree)
+    return None
+
+
+def _initramfs_tools(tree: HostTree) -> Initramfs:
+    """initramfs.conf(5); the hook `framebuffer` takes display drivers where FRAMEBUFFER is set."""
+    shipped = HostPath("/usr/share/initramfs-tools")
+    settings = _settings(
+        tree,
+        [
+            _INITRAMFS_TOOLS / "initramfs.conf",
+            *_in(tree, _INITRAMFS_TOOLS / "conf.d"),
+            *_in(tree, shipped / "conf-hooks.d"),
+            *_in(tree, _INITRAMFS_TOOLS / "conf-hooks.d"),
+        ],
+    )
+    classes = [_STORAGE, _NETWORK, _USB] if settings.get("MODULES") == ["most"] else []
+    classes += [_DISPLAY] if settings.get("FRAMEBUFFER", ["n"])[-1:] == ["y"] else []
+    lines = _plain(tree, _INITRAMFS_TOOLS / "modules").splitlines()
+    named = [line.split()[0] for line in lines if line.strip()]
+    return _of("initramfs-tools", named, classes)
+
+
+def _dracut(tree: HostTree) -> Initramfs:
+    """dracut.conf(5); without other word it takes drivers of storage, networks and displays."""
+    paths = [_DRACUT, *_in(tree, HostPath("/etc/dracut.conf.d"), but=HOOKS["dracut"])]
+    settings = _settings(tree, paths)
+    classes = [_STORAGE, _NETWORK, _USB]
+    classes += [_DISPLAY] if "drm" not in settings.get("omit_dracutmodules", []) else []
+    named = settings.get("add_drivers", []) + settings.get("force_drivers", [])
+    return _of("dracut", named, classes, omitted=settings.get("omit_drivers", []))
+
+
+def _mkinitcpio(tree: HostTree) -> Initramfs:
+    """mkinitcpio.conf(5): MODULES, and the hooks `kms` and `block`, which bring drivers."""
+    fragments = HostPath("/etc/mkinitcpio.conf.d")
+    settings = _settings(tree, [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])])
+    hooks = settings.get("HOOKS", [])
+    classes = [_DISPLAY] * ("kms" in hooks) + [_STORAGE] * ("block" in hooks)
+    named = settings.get("MODULES", [])
+    return _of("mkinitcpio", named, classes, reads_fragments=tree.exists(fragments))
+
+
+def _of(
+    tool: Tool,
+    named: Iterable[str],
+    classes: Iterable[str],
+    *,
+    omitted: Iterable[str] = (),
+    reads_fragments: bool = True,
+) -> Initramfs:
+    modules, left_out = (
+        tuple(sorted({name.replace("-", "_") for name in names})) for names in (named, omitted)
+    )
+    return Initramfs(tool, modules, tuple(classes), left_out, reads_fragments)
+
+
+def _settings(tree: HostTree, paths: Iterable[HostPath]) -> dict[str, list[str]]:
+    """The words of each assignment of a shell-like file; `+=` adds, and so do all others.
+
+    To take a driver for one that is in the image is the safe side.
+    """
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for name, *values in _ASSIGNMENT.findall(_plain(tree, path)):
+            found.setdefault(name, []).extend(" ".join(values).split())
+    return found
+
+
+def _plain(tree: HostTree, path: HostPath) -> str:
+    return _COMMENT.sub("", tree.read_text(path) or "")
+
+
+def _in(tree: HostTree, directory: HostPath, but: str = "") -> Iterator[HostPath]:
+    return (p for p in (directory / name for name in tree.children(directory)) if p != but)

@@ -1,0 +1,52 @@
+"""Exchanging files of the host's configuration, whose texts were made before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.plan import Plan
+from vfiomgr.errors import Refusal
+from vfiomgr.persistence.steps import ReplaceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.persistence.requests import ChangeFiles, FileChange
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def plan_change(host: HostSnapshot, intent: ChangeFiles) -> Plan:
+    """The changes that are still to be made: a run that was cut off may have made some.
+
+    Raises:
+        Refusal: a file holds none of the texts that it is to have on the way.
+
+    """
+    wanted = set(_wanted(host, intent))
+    steps = tuple(
+        ReplaceFile(change.path, change.before, change.after, change.mode)
+        for number, change in enumerate(intent.changes)
+        if number in wanted
+    )
+    return Plan(
+        intent.summary,
+        steps,
+        locks=intent.locks,
+        notes=intent.notes,
+        already=() if steps else intent.already,
+    )
+
+
+def _wanted(host: HostSnapshot, intent: ChangeFiles) -> Iterator[int]:
+    """The numbers of changes that are still to be made."""
+    by_path: dict[str, list[tuple[int, FileChange]]] = {}
+    for numbered in enumerate(intent.changes):
+        by_path.setdefault(numbered[1].path, []).append(numbered)
+    for path, changes in by_path.items():
+        texts = [changes[0][1].before, *(change.after for _, change in changes)]
+        current = host.file(path)
+        if current not in texts:
+            message = f"{path} was changed meanwhile, and not by this run"
+            raise Refusal(message, "look at it, then run the command again")
+        done = len(texts) - 1 - texts[::-1].index(current)
+        yield from (number for number, _ in changes[done:])

@@ -1,0 +1,372 @@
+"""What outlives a reboot: which function goes to which driver, and who may open its nodes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.pci.model import DeviceIdentity, PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+RULES = HostPath("/etc/udev/rules.d")
+DRIVERCTL = HostPath("/etc/driverctl.d")
+_VERSION = "vfiomgr/v1"
+_PREFIX, _SUFFIX = "05-vfiomgr-", ".rules"
+"""udev sorts by name: before 80-drivers.rules, which loads the host's drivers."""
+_RECORD = "# vfiomgr-record: "
+_LINE = ", \\\n  "
+_DRIVER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_IDENTIFIER = re.compile(r"[0-9a-f]{4}")
+_SUBSYSTEM = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+_CLASS = re.compile(r"[0-9a-f]{6}")
+_DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:._@/-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class PersistedBinding:
+    """One function that goes to a VFIO driver whenever the kernel finds it."""
+
+    device: DeviceIdentity
+    driver: str
+    module: str
+    """The module that brings the driver, with `_` for `-`."""
+    owner: NodeOwner | None = None
+
+    @property
+    def address(self) -> PciAddress:
+        """Where the function is."""
+        return self.device.address
+
+    def is_of(self, device: DeviceIdentity | None) -> bool:
+        """Whether it was recorded of this very device."""
+        return device is not None and self.device.is_same_as(device)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverctlOverride:
+    """An entry of /etc/driverctl.d: driverctl knows an address, not which device is there."""
+
+    address: PciAddress
+    driver: str
+    file: TextFile
+
+
+def rule_file(address: PciAddress) -> HostPath:
+    """The file of a function's rules."""
+    return RULES / f"{_PREFIX}{address}{_SUFFIX}"
+
+
+def is_rule_file(name: str) -> bool:
+    """Whether a file in /etc/udev/rules.d has a name that vfiomgr gives."""
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+
+
+def render_rule(binding: PersistedBinding) -> str:
+    """The rules of a function for udev (udev(7)), with the record that `parse_rule` reads.
+
+    The first rule is for the function's own event. The second is for the events of all others: the
+    driver of a twin, loaded by the twin's event, would probe this function too. Neither touches
+    another device at the address.
+
+    Raises:
+        Refusal: a value that a rule could not hold; rules have no way to escape one.
+
+    """
+    import json  # noqa: PLC0415 - `list` needs none
+
+    _require_plain(binding)
+    record = {"api_version": _VERSION, **asdict(binding)}
+    record["device"]["address"] = str(binding.address)
+    return "\n".join(
+        [
+            f"# vfiomgr: {binding.address} goes to {binding.driver}.",
+            f"# Take it back with: vfiomgr persist remove {binding.address}",
+            _RECORD + json.dumps(record),
+            *map(_LINE.join, _driver_rules(binding)),
+            *map(_LINE.join, _access_rules(binding)),
+            "",
+        ]
+    )
+
+
+def parse_rule(text: str) -> PersistedBinding | None:
+    """The record in a file that `render_rule` wrote; None where there is none."""
+    for line in text.splitlines():
+        if line.startswith(_RECORD):
+            try:
+                return _binding(parse_json(line.removeprefix(_RECORD)))
+            except (ValueError, KeyError, TypeError, AttributeError, VfiomgrError):
+                return None
+    return None
+
+
+def parse_driverctl(file: TextFile) -> DriverctlOverride | None:
+    """An entry of driverctl: the file's name is the address, its text the driver."""
+    try:
+        address = PciAddress.parse(HostPath(file.path).name.removeprefix("pci-"))
+    except VfiomgrError:
+        return None
+    driver = file.text.strip()
+    return DriverctlOverride(address, driver, file) if _DRIVER.fullmatch(driver) else None
+
+
+def _binding(record: dict[str, object]) -> PersistedBinding:
+    if record["api_version"] != _VERSION:
+        message = f"api_version is {record['api_version']!r}"
+        raise ValueError(message)
+    device, driver, module = record["device"], record["driver"], record["module"]
+    if not (isinstance(device, dict) and isinstance(driver, str) and isinstance(module, str)):
+        message = "not a record of vfiomgr"
+        raise TypeError(message)
+    identity = DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])})
+    owner = record["owner"]
+    return PersistedBinding(
+        identity, driver, module, NodeOwner(**owner) if isinstance(owner, dict) else None
+    )
+
+
+def _require_plain(binding: PersistedBinding) -> None:
+    device = binding.device
+    for what, value, pattern in (
+        ("driver", binding.driver, _DRIVER),
+        ("module", binding.module, _DRIVER),
+        ("vendor", device.vendor_id, _IDENTIFIER),
+        ("device", device.device_id, _IDENTIFIER),
+        ("subsystem", device.subsystem_id, _SUBSYSTEM),
+        ("class", device.class_code, _CLASS),
+        ("bridge path", device.bridge_path, _DIRECTORY),
+    ):
+        if not pattern.fullmatch(value):
+            message = f"{device.address} cannot be persisted: its {what} is {value!r}"
+            raise Refusal(message, "leave out --persist, and report it: no rule can hold this")
+
+
+def _driver_rules(binding: PersistedBinding) -> tuple[list[str], list[str]]:
+    device, driver = binding.device, binding.driver
+    place = f"/devices/{device.bridge_path}/{device.address}"
+    other = f"[pci/{device.address}]"
+    own = [
+        'ACTION=="add"',
+        'SUBSYSTEM=="pci"',
+        f'KERNEL=="{device.address}"',
+        f'DEVPATH=="{place}"',
+        *_identity(device, ""),
+        f'ATTR{{driver_override}}="{driver}"',
+        f'RUN{{builtin}}+="kmod load {binding.module}"',
+        'TAG+="systemd"',
+        'ENV{SYSTEMD_WANTS}+="vfiomgr-persist.service"',
+    ]
+    others = [
+        'ACTION=="add"',
+        'SUBSYSTEM=="pci"',
+        f'KERNEL!="{device.address}"',
+        f'TEST=="/sys{place}"',
+        f'TEST!="/sys{place}/driver"',
+        *_identity(device, other),
+        f'ATTR{{{other}driver_override}}="{driver}"',
+    ]
+    return own, others
+
+
+def _identity(device: DeviceIdentity, prefix: str) -> list[str]:
+    """One match for each identifier; a line of udev holds only if all of its matches do."""
+    subsystem_vendor, subsystem_device = device.subsystem_id.split(":")
+    values = {
+        "vendor": device.vendor_id,
+        "device": device.device_id,
+        "subsystem_vendor": subsystem_vendor,
+        "subsystem_device": subsystem_device,
+        "class": device.class_code,
+    }
+    return [f'ATTR{{{prefix}{name}}}=="0x{value}"' for name, value in values.items()]
+
+
+def _access_rules(binding: PersistedBinding) -> list[list[str]]:
+    """Rules for the node of the group and for the cdev, bound to the function they lead to.
+
+    A group's number differs from boot to boot, so the rule asks which group holds the function.
+    """
+    if binding.owner is None:
+        return []
+    access = binding.owner.access
+    group = f"/sys/kernel/iommu_groups/%k/devices/{binding.address}"
+    matches = [
+        [
+            'SUBSYSTEM=="vfio"',
+            'KERNEL=="[0-9]*"',
+            f'TEST=="{group}"',
+            *_identity(binding.device, f"[pci/{binding.address}]"),
+        ],
+        [
+            'SUBSYSTEM=="vfio-dev"',
+            f'KERNELS=="{binding.address}"',
+            *_identity(binding.device, f"[pci/{binding.address}]"),
+        ],
+    ]
+    given = [f'OWNER:="{access.uid}"', f'GROUP:="{access.gid}"', f'MODE:="{access.mode:04o}"']
+    return [['ACTION!="remove"', *match, *given] for match in matches]
+
+
+Tool = Literal["initramfs-tools", "dracut", "mkinitcpio"]
+
+HOOKS: dict[Tool, HostPath] = {
+    "initramfs-tools": HostPath("/etc/initramfs-tools/hooks/vfiomgr"),
+    "dracut": HostPath("/etc/dracut.conf.d/90-vfiomgr.conf"),
+    "mkinitcpio": HostPath("/etc/mkinitcpio.conf.d/vfiomgr.conf"),
+}
+MODES: dict[Tool, int] = {"initramfs-tools": 0o755, "dracut": 0o644, "mkinitcpio": 0o644}
+COMMANDS: dict[Tool, tuple[str, ...]] = {
+    "initramfs-tools": ("update-initramfs", "-u", "-k", "all"),
+    "dracut": ("dracut", "--force", "--regenerate-all"),
+    "mkinitcpio": ("mkinitcpio", "-P"),
+}
+
+_HOOK = """\
+#!/bin/sh
+# vfiomgr: its rules, and the modules that they name, for update-initramfs.
+case "$1" in
+prereqs)
+    echo udev
+    exit 0
+    ;;
+esac
+. /usr/share/initramfs-tools/hook-functions
+for rules in /etc/udev/rules.d/05-vfiomgr-*.rules; do
+    [ -e "$rules" ] || continue
+    mkdir -p "$DESTDIR/etc/udev/rules.d"
+    cp -p "$rules" "$DESTDIR/etc/udev/rules.d/"
+    for module in $(sed -n 's/.*"kmod load \\([A-Za-z0-9_-]*\\)".*/\\1/p' "$rules"); do
+        manual_add_modules "$module"
+    done
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Initramfs:
+    """What the configuration of the host's tool says; names of modules with `_` for `-`."""
+
+    tool: Tool
+    modules: tuple[str, ...] = ()
+    """Modules that it names."""
+    classes: tuple[str, ...] = ()
+    """Beginnings of the PCI classes whose drivers it takes in."""
+    omitted: tuple[str, ...] = ()
+    """Modules that it leaves out in any case."""
+    reads_fragments: bool = True
+    """Whether the tool reads the directory that a hook of vfiomgr goes into."""
+
+    def brings(self, module: str | None, class_code: str) -> bool:
+        """Whether a function's driver comes with it, as far as its configuration tells."""
+        name = (module or "").replace("-", "_")
+        if name in self.omitted:
+            return False
+        return name in self.modules or class_code.startswith(self.classes or ("none",))
+
+    @property
+    def hook(self) -> HostPath:
+        """The file that makes the tool take vfiomgr's rules in."""
+        return HOOKS[self.tool]
+
+    @property
+    def command(self) -> str:
+        """What makes the initramfs anew."""
+        return " ".join(COMMANDS[self.tool])
+
+
+def render_hook(tool: Tool, bindings: Iterable[PersistedBinding]) -> str:
+    """The text of the hook for these bindings."""
+    if tool == "initramfs-tools":
+        return _HOOK
+    kept = sorted(bindings, key=lambda binding: binding.address)
+    files = " ".join(rule_file(binding.address) for binding in kept)
+    modules = " ".join(sorted({binding.module for binding in kept}))
+    head = f"# vfiomgr: its rules, and the modules that they name, for {tool}.\n"
+    if tool == "dracut":
+        return f'{head}install_items+=" {files} "\nadd_drivers+=" {modules} "\n'
+    return f"{head}FILES+=({files})\nMODULES+=({modules})\n"
+
+
+UNITS = HostPath("/etc/systemd/system")
+UNIT = UNITS / "vfiomgr-persist.service"
+SWEPT = RUNTIME / "persist-swept"
+"""Tells the service that it has looked at all functions in this boot."""
+_PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+( -I -m vfiomgr)?")
+_CAPABILITIES = (
+    "CAP_SYS_ADMIN CAP_SYS_MODULE CAP_SYS_PTRACE CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH "
+    "CAP_CHOWN CAP_FOWNER CAP_MKNOD"
+)
+SANDBOX = f"""\
+NoNewPrivileges=yes
+CapabilityBoundingSet={_CAPABILITIES}
+ProtectSystem=strict
+StateDirectory=vfiomgr
+ReadWritePaths=/run -/etc/cdi -/etc/vfiomgr -/etc/mdevctl.d
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectControlGroups=yes
+ProtectKernelLogs=yes
+ProtectHostname=yes
+RestrictAddressFamilies=AF_UNIX AF_NETLINK
+IPAddressDeny=any
+RestrictNamespaces=net
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @module
+SystemCallErrorNumber=EPERM
+"""
+"""What a service of vfiomgr may do (systemd.exec(5)): docs/decisions/0014-programs-and-services.md.
+
+Not protected is what its work is about: /sys, kernel modules, device nodes, other processes (who
+holds a device), the host's own network namespace (events of udev, routes)."""
+
+_REAL_TIME = """\
+CapabilityBoundingSet=CAP_SYS_NICE
+RestrictRealtime=no
+"""
+"""For the listeners (host/hotplug.py), which race with the kernel; it adds to what is above."""
+
+
+def render_unit(program: str) -> str:
+    """The unit; udev starts it with the first persisted function (SYSTEMD_WANTS in its rule).
+
+    Raises:
+        Refusal: a path that would have to be quoted.
+
+    """
+    return f"""\
+# vfiomgr: removed with the last rule, by vfiomgr persist remove.
+[Unit]
+Description=Persisted PCI functions go to their VFIO drivers, also when they are hot-plugged
+After=local-fs.target
+
+[Service]
+ExecStart={require_plain(program)} persist watch
+Restart=on-failure
+SuccessExitStatus=130
+{SANDBOX}{_REAL_TIME}"""
+
+
+def require_plain(program: str) -> str:
+    """The words that run vfiomgr, as a unit and a shell can hold them: a path, or an interpreter's.
+
+    Raises:
+        Refusal: it would have to be quoted.
+
+    """
+    if not _PLAIN.fullmatch(program):
+        message = f"no unit of systemd can be written for {program!r}"
+        raise Refusal(message, "install vfiomgr at a path of letters, digits and ._+/- only")
+    return program

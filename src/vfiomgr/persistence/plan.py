@@ -1,0 +1,411 @@
+"""Rules of udev that an installed layout wrote, or keeps away, beside those of `bind --persist`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection
+from vfiomgr.engine.load_module import LoadModule
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.steps import Step
+from vfiomgr.host.accounts import ROOT_ONLY
+from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
+from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.persistence.installed_layout import RECORD, parse_record
+from vfiomgr.persistence.model import (
+    COMMANDS,
+    MODES,
+    SWEPT,
+    UNIT,
+    PersistedBinding,
+    render_hook,
+    render_rule,
+    render_unit,
+    rule_file,
+)
+from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.host.accounts import NodeAccess, NodeOwner
+    from vfiomgr.passthrough.requests import Bind, Unbind
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.persistence.installed_layout import InstalledLayout, WrittenRule
+    from vfiomgr.persistence.model import DriverctlOverride
+    from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
+    from vfiomgr.snapshot.model import HostSnapshot
+
+    Bindings = dict[PciAddress, PersistedBinding]
+
+
+_parsed = lru_cache(maxsize=1)(parse_record)
+"""Asked for each function of a plan."""
+
+
+def layout_name(host: HostSnapshot) -> str:
+    """What the installed layout is called."""
+    installed = _installed(host)
+    return installed.name if installed is not None else ""
+
+
+def of_layout(host: HostSnapshot, address: PciAddress) -> WrittenRule | None:
+    """What the installed layout has to say about a function's rule: its own, or that there is none.
+
+    A rule that somebody changed since is no longer the layout's.
+    """
+    installed = _installed(host)
+    path = rule_file(address)
+    for rule in installed.rules if installed is not None else ():
+        if rule.path == path and (rule.is_absence or rule.is_as_written(host.file(path))):
+            return rule
+    return None
+
+
+def _installed(host: HostSnapshot) -> InstalledLayout | None:
+    text = host.file(RECORD)
+    return None if text is None else _parsed(text)
+
+
+def objections(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Objection]:
+    """Functions that the installed layout pins: no rule may have them before they are."""
+    for device in devices:
+        rule = of_layout(host, device.address)
+        if rule is not None and rule.is_absence:
+            yield Objection(
+                f"{device} is pinned (reset_method, d3cold) by the layout {layout_name(host)}, "
+                "which is installed, as it leaves its host driver: with a rule it never has one",
+                "leave out --persist, since the layout binds it at each boot; or first "
+                "vfiomgr layout uninstall",
+            )
+
+
+def replacement_notes(host: HostSnapshot, wanted: Iterable[PersistedBinding]) -> Iterator[str]:
+    """Rules of the layout that are to be replaced by others."""
+    for binding in wanted:
+        rule = of_layout(host, binding.address)
+        if rule is not None and not rule.is_as_written(render_rule(binding)):
+            yield (
+                f"the rule that the layout {layout_name(host)} wrote for {binding.address} is "
+                "replaced, and is not the layout's any more; applied at boot, after any rule, the "
+                "layout wins"
+            )
+
+
+def removal_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterator[str]:
+    """Functions that the layout binds again, whatever becomes of their rules."""
+    names = [str(address) for address in addresses if of_layout(host, address) is not None]
+    if names:
+        yield (
+            f"the layout {layout_name(host)}, which is installed, binds {', '.join(names)} again "
+            "at the next boot: vfiomgr layout uninstall ends that"
+        )
+
+
+LOCK = "persistence"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What persistence adds to a plan."""
+
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    locks: tuple[str, ...] = ()
+
+    def with_notes(self, notes: Iterable[str]) -> Part:
+        """The same with more to say, said first."""
+        return Part(self.steps, (*notes, *self.notes), self.already, self.locks)
+
+
+def part_of_bind(
+    host: HostSnapshot,
+    drivers: Mapping[PciAddress, LoadModule],
+    moving: Sequence[PciDevice],
+    intent: Bind,
+) -> Part:
+    """Rules for all functions that a plan takes or has taken, and access to their nodes."""
+    targets = [host.device(address) for address in drivers]
+    access = tuple(_access_steps(host, targets, moving, intent.owner))
+    notes = tuple(_driverctl_notes(host, targets))
+    if not intent.persist:
+        if access:
+            notes += ("its owner has the node until the next unbind; --persist keeps it",)
+        return Part(access, notes)
+    wanted = bindings(host)
+    for device in targets:
+        choice = drivers[device.address]
+        wanted[device.address] = binding_for(host, device, choice, intent.owner)
+    replacing = replacement_notes(host, [wanted[d.address] for d in targets])
+    part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    return Part(
+        (*access, *part.steps),
+        (
+            *notes,
+            *_other_device_notes(host, targets),
+            *_built_in_notes(targets),
+            *replacing,
+            *part.notes,
+        ),
+        tuple(f"{d} is persisted already" for d in targets if wanted[d.address] in host.persisted),
+        part.locks,
+    )
+
+
+def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], intent: Unbind) -> Part:
+    """What becomes of the rules of functions that go back to the host."""
+    kept = [d.address for d in targets if host.file(rule_file(d.address)) is not None]
+    again = tuple(removal_notes(host, [device.address for device in targets]))
+    if intent.forget:
+        return _without(host, kept, rebuild=intent.update_initramfs).with_notes(again)
+    names = [str(a) for a in kept if of_layout(host, a) is None]
+    if not names:
+        return Part(notes=again)
+    command = f"vfiomgr persist remove {' '.join(names)}"
+    told = f"rules bind {', '.join(names)} again at the next boot: {command}"
+    return Part(notes=(told, *again))
+
+
+def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[SetNodeAccess]:
+    """Nodes that somebody was given are root's again before their last function goes back."""
+    for device in moving:
+        group = device.iommu_group
+        access = None if group is None else host.access(vfio_group_node(group))
+        staying = [d for d in host.group_members(group) if d.is_on_vfio and d not in moving]
+        if access not in (None, ROOT_ONLY) and not staying:
+            yield SetNodeAccess(device.identity, group, access, ROOT_ONLY)
+
+
+def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
+    """Remove rules; what they bound stays where it is until unbind or the next boot."""
+    addresses = intent.addresses
+    notes: list[str] = []
+    if intent.every:
+        addresses = tuple(binding.address for binding in host.persisted)
+        staying = [a for a in addresses if of_layout(host, a) is not None]
+        addresses = tuple(a for a in addresses if a not in staying)
+        notes += [_of_layout_note(host, staying)] if staying else []
+    gone = [a for a in addresses if host.file(rule_file(a)) is None]
+    there = [a for a in addresses if a not in gone]
+    notes += [*removal_notes(host, there), *_staying_notes(host, there)]
+    part = _without(host, there, rebuild=intent.update_initramfs)
+    return Plan(
+        summary=f"forget {', '.join(map(str, addresses)) or 'all that is persisted'}",
+        steps=part.steps,
+        locks=part.locks,
+        notes=(*notes, *part.notes),
+        already=tuple(f"vfiomgr has no rule for {address}" for address in gone)
+        or (() if addresses or notes else ("nothing is persisted",)),
+    )
+
+
+def _of_layout_note(host: HostSnapshot, staying: Iterable[PciAddress]) -> str:
+    return (
+        f"rules of the layout {layout_name(host)} stay "
+        f"({', '.join(map(str, staying))}): vfiomgr layout uninstall takes them back"
+    )
+
+
+def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
+    """Take over entries of driverctl that are for VFIO drivers; leave the others and say why."""
+    wanted, taken, notes = bindings(host), [], []
+    present = {device.address: device for device in host.devices}
+    for entry in host.driverctl_overrides:
+        device = present.get(entry.address)
+        why = _why_left(host, entry, device)
+        if device is None or why:
+            notes.append(f"{entry.address} stays with driverctl: {why}")
+            continue
+        choice = LoadModule(entry.driver, entry.driver)
+        wanted[entry.address] = binding_for(host, device, choice, None)
+        taken.append(entry)
+    part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
+    return Plan(
+        summary=f"take over {', '.join(str(e.address) for e in taken) or 'nothing'} of driverctl",
+        steps=(*unswept(host, part.steps), *part.steps, *removals) if taken else (),
+        locks=(LOCK,),
+        notes=(*notes, *part.notes) if taken else tuple(notes),
+        already=() if taken else ("driverctl keeps nothing that vfiomgr would take over",),
+    )
+
+
+def _why_left(host: HostSnapshot, entry: DriverctlOverride, device: PciDevice | None) -> str:
+    if device is None:
+        return "there is no device now whose identity could be recorded"
+    if not is_vfio_driver(entry.driver):
+        return f"{entry.driver} is no VFIO driver"
+    if of_layout(host, entry.address) is not None:
+        name = layout_name(host)
+        return (
+            f"the layout {name}, which is installed, has it at each boot already; "
+            f"driverctl unset-override {entry.address} ends what driverctl does"
+        )
+    return ""
+
+
+def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
+    """A service that is started now is told to move nothing of what is there."""
+    if any(getattr(step, "path", None) == UNIT for step in steps) and host.file(UNIT) is None:
+        yield from replaced(host, SWEPT, host.file(SWEPT) or "")
+
+
+def bindings(host: HostSnapshot) -> Bindings:
+    """What the rules say now."""
+    return {binding.address: binding for binding in host.persisted}
+
+
+def binding_for(
+    host: HostSnapshot, device: PciDevice, choice: LoadModule, owner: NodeOwner | None
+) -> PersistedBinding:
+    """A rule of the same device that is written anew keeps what is not told anew."""
+    module = choice.module.replace("-", "_")
+    old = host.binding(device.address)
+    if old is None or not old.is_of(device.identity):
+        return PersistedBinding(device.identity, choice.driver, module, owner)
+    identity = old.device if device.identity.serial is None else device.identity
+    return PersistedBinding(identity, choice.driver, module, owner or old.owner)
+
+
+def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bool) -> Part:
+    wanted = {a: b for a, b in bindings(host).items() if a not in addresses}
+    broken = [rule_file(a) for a in addresses if host.binding(a) is None]
+    unreadable = tuple(step for path in broken for step in replaced(host, path, None))
+    part = exchange(host, wanted, None, rebuild=rebuild)
+    return Part((*unreadable, *part.steps), part.notes, part.already, (LOCK,))
+
+
+def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:
+    """From the rules that are there to those that are wanted, and all that goes with them."""
+    steps = [
+        step
+        for address in sorted({*bindings(host), *wanted})
+        for step in replaced(host, rule_file(address), _rendered(wanted.get(address)))
+    ]
+    notes: list[str] = []
+    if not wanted:
+        steps += replaced(host, UNIT, None)
+    elif program is not None and host.has_systemd:
+        steps += replaced(host, UNIT, render_unit(program))
+    elif not host.has_systemd and not set(wanted.values()) <= set(host.persisted):
+        notes.append(
+            "no systemd here: keep `vfiomgr persist watch` running for hot-plugged functions"
+        )
+    image = _initramfs_part(host, wanted, rebuild=rebuild, is_changed=bool(steps))
+    return Part((*steps, *image.steps), (*notes, *image.notes), locks=(LOCK,))
+
+
+def _rendered(binding: PersistedBinding | None) -> str | None:
+    return None if binding is None else render_rule(binding)
+
+
+def replaced(
+    host: HostSnapshot, path: str, after: str | None, mode: int = 0o644
+) -> Iterator[ReplaceFile]:
+    """The step to a file's text, where it is another."""
+    before = host.file(path)
+    if before != after:
+        yield ReplaceFile(path, before, after, mode)
+
+
+def _initramfs_part(
+    host: HostSnapshot, wanted: Bindings, *, rebuild: bool, is_changed: bool
+) -> Part:
+    """The hook where the initramfs brings a driver, and making it anew where rules change."""
+    image = host.initramfs
+    if image is None:
+        return Part()
+    had_hook = host.file(image.hook) is not None
+    needed = bool(wanted) and (had_hook or any(_is_brought(host, b) for b in wanted.values()))
+    if not (needed or had_hook):
+        return Part()
+    text = render_hook(image.tool, wanted.values()) if needed else None
+    if text is not None and not image.reads_fragments:
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        advice = f"add {' and '.join(lines)} to /etc/mkinitcpio.conf, then run {image.command}"
+        return Part(notes=(f"the initramfs brings a host driver: {advice}",) * is_changed)
+    steps: list[Step] = [*replaced(host, image.hook, text, MODES[image.tool])]
+    if not (steps or is_changed):
+        return Part()
+    if rebuild:
+        return Part((*steps, RebuildInitramfs(COMMANDS[image.tool])))
+    told = f"the initramfs must hold the rules: make it anew with {image.command}"
+    return Part(tuple(steps), (f"{told}, or pass --update-initramfs",))
+
+
+def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:
+    """Whether the initramfs brings the function's host driver, or its VFIO driver."""
+    image = host.initramfs
+    device = next((d for d in host.devices if d.address == binding.address), None)
+    origin = None if device is None else host.origin(device)
+    module = origin.driver_module if origin else device.driver_module if device else None
+    return image is not None and (
+        image.brings(module, binding.device.class_code) or binding.module in image.modules
+    )
+
+
+def _access_steps(
+    host: HostSnapshot,
+    targets: Iterable[PciDevice],
+    moving: Sequence[PciDevice],
+    owner: NodeOwner | None,
+) -> Iterator[SetNodeAccess]:
+    for device in targets:
+        if owner is None:
+            return
+        found = accesses(host, device)
+        if device in moving or any(access != owner.access for access in found):
+            before = found[0] if found else ROOT_ONLY
+            yield SetNodeAccess(device.identity, device.iommu_group, before, owner.access)
+
+
+def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
+    """Who may open the nodes of a function that are there: its group's, its own."""
+    group = device.iommu_group
+    nodes = [] if group is None else [str(vfio_group_node(group))]
+    nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
+    return [access for access in map(host.access, nodes) if access is not None]
+
+
+def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...]:
+    """What is to be said of functions that get rules."""
+    return (
+        *_driverctl_notes(host, targets),
+        *_other_device_notes(host, targets),
+        *_built_in_notes(targets),
+    )
+
+
+def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:
+    addresses = {device.address for device in targets}
+    for entry in host.driverctl_overrides:
+        if entry.address in addresses:
+            yield (
+                f"driverctl keeps {entry.address} on {entry.driver} ({entry.file.path}): "
+                "vfiomgr persist import takes that over"
+            )
+
+
+def _other_device_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:
+    for device in targets:
+        binding = host.binding(device.address)
+        if binding is not None and not binding.is_of(device.identity):
+            yield f"the rule of another device, {binding.device}, is replaced"
+
+
+def _built_in_notes(targets: Iterable[PciDevice]) -> Iterator[str]:
+    for device in targets:
+        if device.driver and not device.is_on_vfio and device.driver_module is None:
+            yield (
+                f"no module of {device.driver} is seen: if it is built into the kernel, it has "
+                f"{device.address} before any rule is read at boot; vfiomgr persist watch moves it"
+            )
+
+
+def _staying_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterator[str]:
+    for device in host.devices:
+        if device.address in addresses and device.is_on_vfio:
+            yield f"{device} stays on {device.driver} until vfiomgr unbind {device.address}"

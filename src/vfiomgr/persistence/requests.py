@@ -1,0 +1,58 @@
+"""Requests about what is kept for the next boot, and about files of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.pci.model import PciAddress
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPersisted:
+    """Remove the rules of functions, of all with `every`; nothing moves now."""
+
+    addresses: tuple[PciAddress, ...] = ()
+    every: bool = False
+    update_initramfs: bool = False
+    kind: Literal["forget-persisted"] = "forget-persisted"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportDriverctl:
+    """Take over what driverctl keeps for VFIO drivers; nothing moves now."""
+
+    update_initramfs: bool = False
+    program: str | None = None
+    kind: Literal["import-driverctl"] = "import-driverctl"
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file's whole text before and after; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFiles:
+    """Exchange files of the host's configuration, in this order, all or none.
+
+    A file may be exchanged several times. Devices have no part in it: no kernel need be there.
+    """
+
+    summary: str
+    changes: tuple[FileChange, ...]
+    locks: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()
+    """What is told where there is nothing to change."""
+    kind: Literal["change-files"] = "change-files"
+
+    def inverse(self) -> ChangeFiles:
+        """What takes all of it back."""
+        back = (FileChange(c.path, c.after, c.before, c.mode) for c in reversed(self.changes))
+        return ChangeFiles(f"take back: {self.summary}", tuple(back), self.locks)

@@ -1,0 +1,82 @@
+"""Steps about the host around its devices: its configuration, and the nodes of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr import paths
+from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.pci.model import DeviceIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceFile:
+    """Exchange the whole text of a file of the host's configuration; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
+    mode: int = 0o644
+    kind: Literal["replace-file"] = "replace-file"
+
+    def describe(self) -> str:
+        """One line for people."""
+        verb = "remove" if self.after is None else "write" if self.before is None else "change"
+        return f"{verb} {self.path}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        if self.after is None:
+            return (f"rm {self.path}",)
+        lines = self.after.splitlines()
+        return (f"cat > {self.path} <<'END'", *lines, "END", f"chmod {self.mode:04o} {self.path}")
+
+    def inverse(self) -> ReplaceFile:
+        """The text that was there."""
+        return ReplaceFile(self.path, before=self.after, after=self.before, mode=self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class SetNodeAccess:
+    """Give the nodes through which a guest opens a function to a user."""
+
+    device: DeviceIdentity
+    group: int | None
+    before: NodeAccess
+    after: NodeAccess
+    kind: Literal["set-node-access"] = "set-node-access"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"{self.device.address}: its nodes of VFIO {self.before} -> {self.after}"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        if self.group is None:
+            return ()
+        node, access = paths.vfio_group_node(self.group), self.after
+        return (f"chown {access.uid}:{access.gid} {node}", f"chmod {access.mode:04o} {node}")
+
+    def inverse(self) -> SetNodeAccess:
+        """Back to whom they belonged; nodes that are gone by then need nothing."""
+        return SetNodeAccess(self.device, self.group, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildInitramfs:
+    """Make the host's initramfs anew, from the configuration as it is then."""
+
+    command: tuple[str, ...]
+    kind: Literal["rebuild-initramfs"] = "rebuild-initramfs"
+
+    def describe(self) -> str:
+        """One line for people."""
+        return "make the initramfs anew; this takes a while"
+
+    def commands(self) -> tuple[str, ...]:
+        """What a person could type instead."""
+        return (" ".join(self.command),)
+
+    def inverse(self) -> None:
+        """None: it follows the files that it reads, and a tool that fails leaves the old image."""

@@ -1,1 +1,0 @@
-"""What Kata Containers makes of a host and a pod: pure rules."""

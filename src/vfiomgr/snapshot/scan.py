@@ -1,0 +1,118 @@
+"""From the files of a host to a snapshot of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
+from vfiomgr.pci import display, iommu, original_state
+from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.names import Names
+from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
+from vfiomgr.vgpu.facts import mdev, vendor
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+
+def scan(  # noqa: PLR0913 - each is a question of its own, with a default
+    tree: HostTree,
+    machine: HostTree,
+    *,
+    with_users: bool = False,
+    with_readiness: bool = False,
+    with_resets: bool = False,
+    with_gpu_modes: bool = False,
+    with_claims: bool = True,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+) -> HostSnapshot:
+    """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
+
+    `with_users` adds what a change must know: open device nodes, by a walk through /proc, and
+    variant drivers, and `with_claims` whether the kernel has disks in use, for which it opens idle
+    ones for a moment; `with_readiness` what only a check of the host needs; `with_resets` the
+    capabilities of all functions that are awake; `with_gpu_modes` what nvidia-smi tells of vGPUs.
+    Serial numbers are read in the slots of `serials_of`.
+    """
+    from vfiomgr.snapshot.extra_facts import with_surroundings  # noqa: PLC0415 - lists need none
+
+    return with_surroundings(
+        scan_devices(tree, machine, serials_of),
+        tree,
+        with_users=with_users,
+        with_readiness=with_readiness,
+        with_resets=with_resets,
+        with_gpu_modes=with_gpu_modes,
+        with_claims=with_claims,
+    )
+
+
+_ARCHITECTURES = (
+    ("flags", "x86_64"),
+    ("CPU implementer", "aarch64"),
+    ("isa", "riscv64"),
+    ("cpu", "ppc64le"),
+)
+"""By what /proc/cpuinfo has of one kind of CPU alone (arch/*/kernel: show_cpuinfo, c_show)."""
+
+
+def scan_devices(
+    tree: HostTree,
+    machine: HostTree,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    only: frozenset[tuple[int, int, int]] | None = None,
+) -> HostSnapshot:
+    """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them.
+
+    With the slots that are `only` to be read there are no other functions in it.
+    """
+    groups = iommu.read_groups(tree)
+    found, unidentified = pci_facts.read_devices(tree, Names(tree, machine), serials_of, only)
+    devices = display.mark_displays(tree, found)
+    if unidentified:
+        warnings.warn(_left_out(unidentified), stacklevel=2)
+    cpu = _cpu(tree)
+    mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
+    vendor_parents, vendor_vgpus = vendor.read_vendor_vgpus(tree, devices)
+    return HostSnapshot(
+        kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
+        kernel_command_line=tree.read(HostPath("/proc/cmdline")),
+        boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
+        cpu_vendor=cpu.get("vendor_id"),
+        cpu_address_bits=_address_bits(cpu),
+        architecture=next((name for key, name in _ARCHITECTURES if key in cpu), None),
+        iommu=iommu.read_state(tree, groups),
+        pci_drivers=tuple(tree.children(PCI_DRIVERS)),
+        devices=devices,
+        groups=groups,
+        vgpu_parents=(*mdev_parents, *vendor_parents),
+        vgpus=(*mdevs, *vendor_vgpus),
+        origins=original_state.read_origins(tree),
+        host_uses=None,
+        vfio=iommu.read_vfio_state(tree),
+        pci_unidentified=unidentified,
+        pci_unlisted=None if devices else tree.why_unlisted(PCI_DEVICES),
+    )
+
+
+_SHOWN = 4
+"""Addresses that a warning names; a recording can lack the files of all functions."""
+
+
+def _left_out(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"cannot identify {', '.join(names[:_SHOWN])}{more}, left out: {UNIDENTIFIED}"
+
+
+def _cpu(tree: HostTree) -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor."""
+    first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _address_bits(cpu: dict[str, str]) -> int | None:
+    """Of `48 bits physical, 48 bits virtual` (show_cpuinfo in arch/x86/kernel/cpu/proc.c)."""
+    bits = cpu.get("address sizes", "").partition(" ")[0]
+    return int(bits) if bits.isdecimal() else None

@@ -1,0 +1,263 @@
+"""Who uses a device: processes that have its nodes open or mapped, and the units they run in.
+
+Not seen: packet sockets, which the kernel takes from an interface that goes (packet_notifier), and
+what counts the users of a module, not of a device (/sys/module/MODULE/refcnt).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from vfiomgr.host import bounded
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.snapshot.uses.below import functions_below
+from vfiomgr.snapshot.uses.mounts import remote_places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from vfiomgr.host.tree import HostTree
+
+    Disks = Mapping[str, tuple[PciAddress, ...]]
+
+_PROC = HostPath("/proc")
+_VFIO = "/dev/vfio/"
+_WATCHED = (
+    _VFIO,
+    "/dev/dri/",
+    "/dev/accel/",
+    "/dev/snd/",
+    "/dev/infiniband/",
+    "/dev/nvidia",
+    "/dev/kfd",
+)
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
+_CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg")
+"""Classes whose nodes rest on functions in more than one way: partitions, LVM, RAID."""
+_PLACES = {"bsg": "/dev/bsg/"}
+"""Where udev puts the nodes of a class, if not below /dev itself (bsg_devnode in block/bsg.c)."""
+_NODES = "/dev/"
+_GONE = " (deleted)"
+
+
+def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
+    """Processes that use a watched node; None where some process cannot be looked into.
+
+    The descriptors of other users' processes can be read by root alone; a recording has none.
+    """
+    descriptors = _all_descriptors(tree)
+    if descriptors is None:
+        return None
+    disks = _nodes_of_disks(tree)
+    functions = {disk.node: disk.functions for disk in disks}
+    mapped, renamed = _mapped(tree, descriptors), _renamed(tree, descriptors, disks)
+    watched: dict[str, set[str]] = {}
+    for pid, opened in descriptors.items():
+        nodes = {*opened.values(), *mapped.get(pid, ()), *renamed.get(pid, ())}
+        watched[pid] = {n for n in nodes if n and (n.startswith(_WATCHED) or n in functions)}
+    return _described(tree, watched, functions)
+
+
+def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
+    """Processes that have one of the nodes of VFIO open; None where one cannot be looked into.
+
+    A guest has the descriptor of its group or its cdev for as long as it has the device, and what
+    it maps is the device's, not the node's: no table of mappings has to be read.
+    """
+    if not nodes:
+        return ()
+    descriptors = _all_descriptors(tree)
+    if descriptors is None:
+        return None
+    held = {pid: nodes & frozenset(opened.values()) for pid, opened in descriptors.items()}
+    return _described(tree, held, {})
+
+
+def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
+    """The files that each process has open; None where some process cannot be looked into."""
+    pids = [name for name in tree.children(_PROC) if name.isdecimal()]
+    if not pids or not _shows_all(tree):
+        return None
+    try:
+        return {pid: opened for pid in pids if (opened := _opened(tree, pid)) is not None}
+    except PermissionError:
+        return None
+
+
+def _shows_all(tree: HostTree) -> bool:
+    """Whether /proc is the host's: in a PID namespace of its own it hides all other processes."""
+    try:
+        namespace = os.stat(tree.locate(_PROC / "self/ns/pid")).st_ino
+    except OSError:
+        return True  # a tree of another host, or a simulated one
+    return namespace == _FIRST_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class _DiskNode:
+    """A node of a disk, a partition, a volume or a controller, and the functions below it."""
+
+    node: str
+    number: str
+    """`b259:0`: kind, major and minor."""
+    functions: tuple[PciAddress, ...]
+
+
+def _nodes_of_disks(tree: HostTree) -> tuple[_DiskNode, ...]:
+    """The nodes that rest on functions in more than one way, or on a controller's."""
+    found: list[_DiskNode] = []
+    for kind in _CLASSES:
+        directory, place = HostPath("/sys/class") / kind, _PLACES.get(kind, _NODES)
+        for name in tree.children(directory):
+            functions = tuple(functions_below(tree, directory / name))
+            if functions:
+                number = tree.read(directory / name / "dev") or ""
+                number = f"{'b' if kind == 'block' else 'c'}{number}"
+                found.append(_DiskNode(place + name.replace("!", "/"), number, functions))
+    return tuple(found)
+
+
+def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
+    """Files by descriptor of a process; None of one without descriptors, as kernel threads are."""
+    directory = _PROC / pid / "fd"
+    try:
+        names = os.listdir(tree.locate(directory / ""))
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it ended meanwhile
+    targets = ((name, tree.link(directory / name)) for name in names)
+    return {n: target for n, target in targets if target and target[0] == "/"} if names else None
+
+
+def _renamed(
+    tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
+) -> Mapping[str, Iterable[str | None]]:
+    """Nodes of disks that processes have open by other names: in a /dev of their own, anywhere.
+
+    A guest of libvirt and a container have such a /dev. Which device it is, a child asks, since
+    the file may be on a server that does not answer. What is on a server is no node of a disk here,
+    and hundreds of guests may have their images there.
+    """
+    by_number = {disk.number: disk.node for disk in disks}
+    known, remote = frozenset(by_number.values()), remote_places(tree)
+    if not by_number or not tree.is_machine:
+        return {}
+    unclear = {
+        pid: [name for name, target in opened.items() if _is_unclear(target, known, remote)]
+        for pid, opened in descriptors.items()
+    }
+    questions = {
+        pid: partial(_devices_of, tree, pid, names, by_number)
+        for pid, names in unclear.items()
+        if names
+    }
+    found = bounded.ask_each(tree, questions)
+    for pid in questions.keys() - found.keys():
+        text = f"process {pid} has a file open that does not answer; it is taken for no disk"
+        warnings.warn(text, stacklevel=2)
+    return found
+
+
+def _is_unclear(target: str, known: AbstractSet[str], remote: tuple[str, ...]) -> bool:
+    clear = (*_WATCHED, "/memfd:", "/dev/null", *remote)
+    return target not in known and not target.startswith(clear)
+
+
+def _devices_of(
+    tree: HostTree, pid: str, names: Iterable[str], by_number: Mapping[str, str]
+) -> tuple[str, ...]:
+    numbers = (tree.device_of(_PROC / pid / "fd" / name) for name in names)
+    return tuple(
+        sorted({by_number[number] for number in numbers if number and number in by_number})
+    )
+
+
+def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | None]]:
+    """Nodes below /dev that processes have mapped: a mapping needs no open descriptor.
+
+    A process that the kernel changes the memory of, perhaps for ever, keeps its maps locked
+    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child asks.
+    """
+    questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
+    found = bounded.ask(tree, questions)
+    silent = next((pid for pid in questions if pid not in found), None)
+    if silent is not None:
+        text = f"process {silent} does not tell what it has mapped, perhaps of a device"
+        warnings.warn(f"{text}; it and later ones are taken to map nothing", stacklevel=2)
+    return found
+
+
+def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:
+    """The paths below /dev in a table of mappings, where the path is the last of six columns."""
+    table, node = tree.read_whole(_PROC / pid / "maps") or b"", b" " + _NODES.encode()
+    if node not in table:
+        return ()
+    paths = {line.split(None, 5)[-1] for line in table.splitlines() if node in line}
+    return tuple(sorted(path.decode(errors="replace").removesuffix(_GONE) for path in paths))
+
+
+def _described(
+    tree: HostTree, used: Mapping[str, AbstractSet[str]], disks: Disks
+) -> tuple[DeviceUser, ...]:
+    """Processes as users of each node that they use."""
+    guests = _guests(tree, [pid for pid, nodes in used.items() if any(map(_is_vfio, nodes))])
+    return tuple(
+        user
+        for pid, nodes in used.items()
+        if nodes
+        for user in _users(tree, pid, sorted(nodes), disks, guests.get(pid))
+    )
+
+
+def _users(
+    tree: HostTree, pid: str, nodes: Iterable[str], disks: Disks, guest: str | None
+) -> Iterator[DeviceUser]:
+    command = tree.read(_PROC / pid / "comm") or "?"
+    unit = _unit(tree.read(_PROC / pid / "cgroup"))
+    for node in nodes:
+        functions = disks.get(node, ())
+        yield DeviceUser(node, int(pid), command, unit, functions, guest)
+
+
+def _is_vfio(node: str) -> bool:
+    return node.startswith(_VFIO)
+
+
+def _guests(tree: HostTree, pids: Iterable[str]) -> dict[str, str | None]:
+    """The names of the guests that processes run.
+
+    A command line is in the memory of its process, which may be locked for ever, as its table of
+    mappings (get_mm_cmdline in fs/proc/base.c), so a child asks.
+    """
+    answers = bounded.ask(tree, {pid: partial(_guest, tree, pid) for pid in pids})
+    return {pid: name for pid, (name,) in answers.items()}
+
+
+def _guest(tree: HostTree, pid: str) -> tuple[str | None]:
+    """Of `-name guest=win,debug-threads=on`, or `-name win`; a comma in a name is written twice."""
+    words = (tree.read_whole(_PROC / pid / "cmdline") or b"").decode(errors="replace").split("\0")
+    for option, value in pairwise(words):
+        if option in ("-name", "--name"):
+            fields = [field.replace("\0", ",") for field in value.replace(",,", "\0").split(",")]
+            named = [field.removeprefix("guest=") for field in fields if field[:6] == "guest="]
+            plain = [] if "=" in fields[0] else fields[:1]
+            return (next(filter(None, (*named, *plain)), None),)
+    return (None,)
+
+
+def _unit(cgroups: str | None) -> str | None:
+    """The innermost unit of a process; a line is hierarchy:controllers:path (cgroups(7))."""
+    for line in (cgroups or "").splitlines():
+        path = line.split(":", 2)[-1]
+        units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
+        if units:
+            return units[-1]
+    return None

@@ -1,0 +1,1 @@
+"""What of the running host rests on a device."""

@@ -1,0 +1,52 @@
+"""What of the host rests on PCI functions: file systems, swap, volumes, the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.snapshot.uses.disks import read_claims, read_disk_uses
+from vfiomgr.snapshot.uses.interfaces import read_network_uses
+from vfiomgr.snapshot.uses.mounts import PROC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot, HostUse
+
+
+def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:
+    """What tables of the host tell at once; None where there is no /proc to tell."""
+    if not tree.children(PROC):
+        return None
+    return (*read_disk_uses(tree, everywhere=False), *read_network_uses(tree))
+
+
+def read_all_uses(
+    tree: HostTree, devices: Iterable[PciDevice], *, with_claims: bool = True
+) -> tuple[HostUse, ...] | None:
+    """As `read_host_uses`, for those who decide by it.
+
+    With the mounts of all namespaces, all interfaces that do something, and `with_claims` what the
+    kernel says of each disk that nobody is known to use.
+    """
+    if not tree.children(PROC):
+        return None
+    disks = read_disk_uses(tree, everywhere=True)
+    known = frozenset(use.address for use in disks)
+    claims = read_claims(tree, known) if with_claims else ()
+    return (*disks, *claims, *read_network_uses(tree, devices))
+
+
+def with_present_uses(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
+    """A host scanned for a change, with what rests on its functions by now.
+
+    Persistence mode, which only a program tells, stays as it was found.
+    """
+    found = None if host.host_uses is None else read_all_uses(tree, host.devices)
+    if found is None:
+        return host
+    kept = (use for use in host.host_uses or () if use.kind == "persistence-mode")
+    return replace(host, host_uses=(*found, *kept))

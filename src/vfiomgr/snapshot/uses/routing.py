@@ -1,0 +1,190 @@
+"""Dumps of rtnetlink: the little of it that says what network interfaces do.
+
+It takes less than pyroute2, which would be one more dependency of a program that runs as root.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vfiomgr.host import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+
+
+_ERROR, _DONE = 2, 3
+_DUMP = 0x301
+"""NLM_F_REQUEST | NLM_F_DUMP."""
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_NESTED = 0x3FFF
+"""Without NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
+_ALIGN = 4
+_BUFFER = 1 << 16
+_PATIENCE = 2.0
+_MOST = 1 << 23
+"""Bytes of a dump: a router of the internet has a million routes, and a few of them do."""
+
+
+def dump(kind: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """The messages of a dump, as kind and body.
+
+    Raises:
+        OSError: the kernel refuses it, or gives no answer.
+
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as channel:
+        channel.settimeout(_PATIENCE)
+        channel.send(_HEADER.pack(_HEADER.size + size, kind, _DUMP, 1, 0) + bytes(size))
+        read = 0
+        while read < _MOST:
+            data = channel.recv(_BUFFER)
+            read += len(data)
+            for kind_of_answer, body in messages(data):
+                if kind_of_answer == _DONE:
+                    return
+                if kind_of_answer == _ERROR:
+                    raise OSError(-struct.unpack_from("=i", body)[0], "rtnetlink")
+                yield kind_of_answer, body
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The messages of a datagram (netlink(7)); what is cut off ends them."""
+    while len(data) >= _HEADER.size:
+        length, kind, *_ = _HEADER.unpack_from(data)
+        if not _HEADER.size <= length <= len(data):
+            return
+        yield kind, data[_HEADER.size : length]
+        data = data[aligned(length) :]
+
+
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The attributes of a message, or nested in one, as kind and value."""
+    while len(data) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(data)
+        if not _ATTRIBUTE.size <= length <= len(data):
+            return
+        yield kind & _NESTED, data[_ATTRIBUTE.size : length]
+        data = data[aligned(length) :]
+
+
+def aligned(length: int) -> int:
+    """Where the next record begins."""
+    return (length + _ALIGN - 1) // _ALIGN * _ALIGN
+
+
+def number(data: bytes | None) -> int | None:
+    """An attribute that is a number in the machine's order of bytes."""
+    return int.from_bytes(data, sys.byteorder) if data else None
+
+
+_GET_ADDRESS, _GET_ROUTE = 22, 26
+_NEW_ADDRESS, _NEW_ROUTE = 20, 24
+_ADDRESS = struct.Struct("=BBBBI")
+"""ifaddrmsg: family, length of the prefix, flags, scope, index."""
+_ROUTE = struct.Struct("=BBBBBBBBI")
+"""rtmsg: family, lengths of two prefixes, tos, table, protocol, scope, type, flags."""
+_HOP = struct.Struct("=HBBI")
+"""rtnexthop: length, flags, hops, index."""
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_DST, _RTA_OIF, _RTA_MULTIPATH, _RTA_TABLE = 1, 4, 9, 15
+_UNICAST, _OF_KERNEL, _MAIN, _CLONED = 1, 2, 254, 0x200
+_MOST_ROUTES = 4
+
+
+@dataclass(slots=True)
+class Routing:
+    """By the index of an interface: `192.0.2.5/24`, and `10.0.0.0/8`, `default in table 100`."""
+
+    addresses: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    routes: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+
+def ask_routing(tree: HostTree) -> Routing | None:
+    """As `read_routing`, by a child: a driver that hangs may keep the lock of all interfaces."""
+    (text,) = bounded.ask(tree, {"routing": _written_routing}).get("routing", (None,))
+    if text is None:
+        return None
+    addresses, routes = json.loads(text)
+    found = Routing()
+    found.addresses.update({int(index): texts for index, texts in addresses.items()})
+    found.routes.update({int(index): texts for index, texts in routes.items()})
+    return found
+
+
+def _written_routing() -> tuple[str | None]:
+    found = read_routing()
+    return (None if found is None else json.dumps([found.addresses, found.routes]),)
+
+
+def read_routing() -> Routing | None:
+    """The addresses and routes in this process's network namespace; None where it may not ask.
+
+    Routes that the kernel made of addresses are left out, like those of its local table.
+    """
+    found = Routing()
+    try:
+        for kind, body in dump(_GET_ADDRESS, _ADDRESS.size):
+            if kind == _NEW_ADDRESS:
+                add_address(found, body)
+        for kind, body in dump(_GET_ROUTE, _ROUTE.size):
+            if kind == _NEW_ROUTE:
+                add_route(found, body)
+    except OSError:
+        return None
+    return found
+
+
+def add_address(found: Routing, body: bytes) -> None:
+    """Note an address of an interface, IPv4 or IPv6."""
+    if len(body) < _ADDRESS.size:
+        return
+    family, prefix, _, _, index = _ADDRESS.unpack_from(body)
+    parts = dict(attributes(body[_ADDRESS.size :]))
+    address = _shown(family, parts.get(_IFA_LOCAL) or parts.get(_IFA_ADDRESS))
+    if address is not None:
+        found.addresses[index].append(f"{address}/{prefix}")
+
+
+def add_route(found: Routing, body: bytes) -> None:
+    """Note a route that somebody made, at the interfaces that it leads to."""
+    if len(body) < _ROUTE.size:
+        return
+    family, prefix, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
+    if kind != _UNICAST or protocol == _OF_KERNEL or flags & _CLONED:
+        return
+    parts = dict(attributes(body[_ROUTE.size :]))
+    numbered = number(parts.get(_RTA_TABLE)) or table
+    to = _shown(family, parts.get(_RTA_DST))
+    text = "default" if to is None else f"{to}/{prefix}"
+    text += "" if numbered == _MAIN else f" in table {numbered}"
+    for index in filter(None, (number(parts.get(_RTA_OIF)), *_hops(parts))):
+        if len(found.routes[index]) < _MOST_ROUTES:
+            found.routes[index].append(text)
+
+
+def _hops(parts: dict[int, bytes]) -> Iterator[int]:
+    """The interfaces of a route with several ways."""
+    data = parts.get(_RTA_MULTIPATH, b"")
+    while len(data) >= _HOP.size:
+        length, _, _, index = _HOP.unpack_from(data)
+        if length < _HOP.size:
+            return
+        yield index
+        data = data[aligned(length) :]
+
+
+def _shown(family: int, data: bytes | None) -> str | None:
+    try:
+        return None if data is None else socket.inet_ntop(family, data)
+    except (OSError, ValueError):
+        return None  # of a family that has no such addresses

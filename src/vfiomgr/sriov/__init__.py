@@ -1,0 +1,1 @@
+"""Virtual functions: their number, and what each gets of its GPU."""

@@ -1,0 +1,342 @@
+"""`vfiomgr sriov quota`, and the options that name a share of a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.options import WholeNumber, mebibytes
+from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.usage import forbid_alone
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
+from vfiomgr.pci.iommu import group_number
+from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
+from vfiomgr.sriov.steps import SetQuotas, SetVfCount
+from vfiomgr.vgpu.mig.steps import RunSriovManage
+from vfiomgr.vgpu.quota.model import PRIORITIES, Share, in_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.api import Outcome
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, Priority
+
+
+_QUOTA_HEADINGS = ("FUNCTION", "ADDRESS", "MEMORY", "QUANTUM", "PREEMPTION", "PRIORITY", "NOTES")
+_LARGEST = (1 << 32) - 1
+_MIB = 1 << 20
+
+
+def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with the options of a share."""
+    options = (
+        click.option("--vf-memory", metavar="SIZE", help="Of the GPU's memory for each, e.g. 4G."),
+        click.option(
+            "--exec-quantum",
+            type=WholeNumber(0, _LARGEST),
+            metavar="MS",
+            help="How long each runs at a time; 0: without limit.",
+        ),
+        click.option(
+            "--preempt-timeout",
+            type=WholeNumber(0, _LARGEST),
+            metavar="US",
+            help="How long each may take to stop; 0: without limit.",
+        ),
+        click.option("--priority", type=click.Choice(PRIORITIES), help="Of all functions alike."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def share_of(
+    vf_memory: str | None,
+    exec_quantum: int | None,
+    preempt_timeout: int | None,
+    priority: Priority | None,
+) -> Share | None:
+    """What the options name; None where they name nothing."""
+    memory = None if vf_memory is None else mebibytes("--vf-memory", vf_memory) * _MIB
+    share = Share(memory, exec_quantum, preempt_timeout, priority)
+    return share if share.quantities else None
+
+
+@click.command("quota")
+@click.argument("address", shell_complete=complete_address)
+@share_options
+@click.option("--physical", is_flag=True, help="Of the physical function itself, the host's own.")
+@session_options()
+@click.pass_obj
+def quota(
+    session: Session,
+    *,
+    address: str,
+    vf_memory: str | None,
+    exec_quantum: int | None,
+    preempt_timeout: int | None,
+    priority: Priority | None,
+    physical: bool,
+) -> None:
+    """Show what the functions of a GPU get of it, or change that while they are there.
+
+    ADDRESS is a virtual function, or a physical one for all of its virtual ones. Time and priority
+    can be changed while guests run; memory not, and with i915 only before the functions are made:
+    `vfiomgr sriov set`. What the quotas were comes back with the last of the functions.
+
+    \b
+    Examples:
+      vfiomgr sriov quota 0000:03:00.0
+      vfiomgr sriov quota 0000:03:00.0 --exec-quantum 20 --preempt-timeout 1000
+      vfiomgr sriov quota 03:00.2 --vf-memory 6G --dry-run
+      vfiomgr sriov quota 03:00.0 --physical --priority high
+    """
+    share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
+    (chosen,) = session.addresses((address,))
+    if physical and share is None:
+        forbid_alone("--physical", "a quota", "all are shown without it")
+    if share is None:
+        host = session.host()
+        _show(session, host, host.device(chosen))
+        return
+    outcome = plan_or_apply(session, ChangeQuotas(chosen, share, is_physical=physical))
+    if outcome is None:
+        return
+    host = session.host()
+    gpu = _physical(host, host.device(chosen))
+    rows = quota_items(host, gpu) if gpu is not None else []
+    named = [row for row in rows if str(chosen) in (str(row["address"]), str(rows[0]["address"]))]
+    shown = [f"{row['address'] or row['function']} has {_in_words(row)}" for row in named]
+    print_outcome(session, outcome, shown if outcome.is_changed else [], quotas=named)
+
+
+def _show(session: Session, host: HostSnapshot, device: PciDevice) -> None:
+    gpu = _physical(host, device)
+    items = [] if gpu is None else quota_items(host, gpu)
+    if gpu is not None and str(device.address) != gpu.gpu:
+        items = [item for item in items if str(item["address"]) == str(device.address)]
+    if session.format != "table":
+        facts = {"gpu": gpu.gpu, "interface": gpu.interface, "memory": gpu.memory} if gpu else {}
+        print_document("QuotaList", {**facts, "items": items}, session.format)
+    elif items:
+        print_table(_QUOTA_HEADINGS, [_quota_row(item) for item in items])
+    else:
+        driver = device.driver or "no driver"
+        note(f"{device} is on {driver}, which shows no quotas of virtual functions")
+    if gpu is not None and gpu.interface == "debugfs":
+        note("xe of this kernel shows quotas in debugfs; they can be set as of Linux 6.19")
+
+
+def _physical(host: HostSnapshot, device: PciDevice) -> GpuQuotas | None:
+    physical = host.device_named(str(device.physical_function or device.address))
+    return host.quotas_of(physical) if physical is not None else None
+
+
+def quota_items(host: HostSnapshot, gpu: GpuQuotas) -> list[dict[str, object]]:
+    """The physical function, and the virtual ones that are there or have memory already."""
+    device = host.device_named(gpu.gpu)
+    addresses = () if device is None else (device.address, *device.virtual_functions)
+    return [
+        quota_item(function, addresses[function.number] if is_there else None)
+        for function in gpu.functions
+        if (is_there := function.number < len(addresses)) or function.memory
+    ]
+
+
+def quota_item(function: FunctionQuotas, address: object) -> dict[str, object]:
+    """What a function gets, as JSON has it; bytes, milliseconds, microseconds."""
+    return {
+        "function": f"vf{function.number}" if function.number else "pf",
+        "address": address,
+        "memory": function.memory,
+        "exec_quantum_ms": function.exec_quantum_ms,
+        "preempt_timeout_us": function.preempt_timeout_us,
+        "sched_priority": function.sched_priority,
+        "differing": function.differing,
+        "attributes": {attribute.name: attribute.text for attribute in function.attributes},
+    }
+
+
+def _quota_row(item: dict[str, Any]) -> tuple[str, ...]:
+    memory, differing = item["memory"], item["differing"]
+    limits = (item["exec_quantum_ms"], "ms"), (item["preempt_timeout_us"], "us")
+    notes = [f"{name} differs between tiles" for name in differing]
+    notes += ["not made yet"] if item["address"] is None else []
+    return (
+        item["function"],
+        or_dash(item["address"]),
+        "-" if memory is None else in_bytes(memory),
+        *(
+            "-" if number is None else f"{number} {unit}" if number else "no limit"
+            for number, unit in limits
+        ),
+        or_dash(item["sched_priority"]),
+        or_dash("; ".join(notes)),
+    )
+
+
+def _in_words(item: dict[str, Any]) -> str:
+    _, _, memory, quantum, preemption, priority, _ = _quota_row(item)
+    return f"memory {memory}, quantum {quantum}, preemption {preemption}, priority {priority}"
+
+
+_HEADINGS = ("ADDRESS", "NAME", "DRIVER", "VFS", "AUTOPROBE", "VF DRIVERS")
+
+
+@click.group("sriov")
+@session_options()
+def sriov() -> None:
+    """SR-IOV: how many virtual functions (VFs) a device has, and what each gets of it."""
+
+
+sriov.add_command(quota)
+
+
+@sriov.command("list")
+@session_options()
+@click.pass_obj
+def list_physical_functions(session: Session) -> None:
+    """List devices that make virtual functions: how many there are, and who has them.
+
+    \b
+    Examples:
+      vfiomgr sriov list
+      vfiomgr sriov list --format json
+    """
+    host = session.host()
+    items = [_item(host, device) for device in host.devices if device.sriov_totalvfs]
+    if session.format != "table":
+        print_document("PhysicalFunctionList", {"items": items}, session.format)
+    elif any(item["quotas"] for item in items):
+        rows = [(*_row(item), or_dash(_each(host, item))) for item in items]
+        print_table((*_HEADINGS, "EACH GETS"), rows)
+    elif items:
+        print_table(_HEADINGS, [_row(item) for item in items])
+    else:
+        note("no device of this host makes virtual functions")
+
+
+def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
+    drivers = [vf.driver for vf in host.devices if vf.address in device.virtual_functions]
+    known = host.quotas_of(device)
+    return {
+        "address": device.address,
+        "name": device.name,
+        "driver": device.driver,
+        "sriov_totalvfs": device.sriov_totalvfs,
+        "sriov_numvfs": device.sriov_numvfs or 0,
+        "sriov_drivers_autoprobe": device.sriov_drivers_autoprobe,
+        "virtual_functions": device.virtual_functions,
+        "vf_drivers": {name or "": drivers.count(name) for name in _sorted(drivers)},
+        "quotas": [] if known is None else quota_items(host, known),
+    }
+
+
+def _each(host: HostSnapshot, item: dict[str, object]) -> str | None:
+    """What each virtual function gets of a GPU."""
+    functions = host.device(item["address"]).virtual_functions  # type: ignore[arg-type]
+    found = {str(host.function_quotas(host.device(address))) for address in functions}
+    if not item["quotas"] or not found:
+        return None
+    return found.pop() if len(found) == 1 else "different quotas: vfiomgr sriov quota"
+
+
+def _sorted(drivers: Iterable[str | None]) -> list[str | None]:
+    return sorted(set(drivers), key=lambda name: name or "")
+
+
+def _row(item: dict[str, object]) -> tuple[str, ...]:
+    autoprobe = {True: "on", False: "off", None: None}[item["sriov_drivers_autoprobe"]]  # type: ignore[index]
+    drivers: dict[str, int] = item["vf_drivers"]  # type: ignore[assignment]
+    return (
+        str(item["address"]),
+        str(item["name"]),
+        or_dash(item["driver"]),
+        f"{item['sriov_numvfs']} of {item['sriov_totalvfs']}",
+        or_dash(autoprobe),
+        or_dash(", ".join(f"{count} on {name or 'none'}" for name, count in drivers.items())),
+    )
+
+
+@sriov.command("set")
+@click.argument("address", shell_complete=complete_address)
+@click.argument("count", type=WholeNumber(min=0))
+@click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
+@share_options
+@session_options()
+@click.pass_obj
+def set_count(
+    session: Session,
+    *,
+    address: str,
+    count: int,
+    autoprobe: bool,
+    vf_memory: str | None,
+    exec_quantum: int | None,
+    preempt_timeout: int | None,
+    priority: Priority | None,
+) -> None:
+    """Make COUNT virtual functions of a device; 0 removes them all.
+
+    Those that exist are removed first, so none of them may be in use. The new ones have no driver,
+    ready for `vfiomgr bind`, unless --autoprobe is given. Intel's GPUs (xe, i915) give each what
+    the options name, set before the functions are made; of what none names, an equal share. With 0
+    all quotas are as they were.
+
+    \b
+    Examples:
+      vfiomgr sriov set 0000:05:00.0 4
+      vfiomgr sriov set 05:00.0 8 --dry-run
+      vfiomgr sriov set 05:00.0 0
+      vfiomgr sriov set 03:00.0 4 --vf-memory 4G --exec-quantum 20 --preempt-timeout 1000
+    """
+    share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
+    (chosen,) = session.addresses((address,))
+    outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe, share=share))
+    if outcome is None:
+        return
+    made = [_made(session, vf) for vf in read_virtual_functions(session.tree, chosen)]
+    shares = _shares(session, chosen) if _has_quotas(outcome) else {}
+    lines = [
+        f"{vf['address']} is in IOMMU group {or_dash(vf['iommu_group'])}, "
+        f"on {vf['driver'] or 'no driver'}{shares.get(str(vf['address']), '')}"
+        for vf in made
+    ]
+    shown = (lines or [f"{chosen} has no virtual functions"]) if outcome.is_changed else []
+    print_outcome(session, outcome, shown, virtual_functions=made)
+    _tell_undo(session, outcome)
+
+
+def _has_quotas(outcome: Outcome) -> bool:
+    return any(isinstance(step, SetQuotas) for step in outcome.plan.steps)
+
+
+def _shares(session: Session, address: PciAddress) -> dict[str, str]:
+    """What came of the quotas, read again from the host; the driver may have aligned them."""
+    host = session.host()
+    functions = host.device(address).virtual_functions
+    known = [(vf, host.function_quotas(host.device(vf))) for vf in functions]
+    return {str(vf): f", with {quotas}" for vf, quotas in known if quotas is not None}
+
+
+def _made(session: Session, address: PciAddress) -> dict[str, object]:
+    """What came of a virtual function, read again from the host."""
+    return {
+        "address": address,
+        "iommu_group": group_number(session.tree, pci_device(address)),
+        "driver": read_driver_state(session.tree, address).driver,
+    }
+
+
+def _tell_undo(session: Session, outcome: Outcome) -> None:
+    steps = outcome.plan.steps
+    counts = [step for step in steps if isinstance(step, SetVfCount | RunSriovManage)]
+    if counts and session.format == "table":
+        first = counts[0]
+        note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")

@@ -1,0 +1,121 @@
+"""Virtual functions by NVIDIA's own program, which also puts them on their driver.
+
+It takes the GPU from its driver, sets sriov_numvfs, and gives the GPU back. Where it is cut off
+between them, the GPU is left on pci-pf-stub or on no driver, and a second call finds all done.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.verified_write import explaining, require_runnable, require_same_device
+from vfiomgr.errors import HostError, ProgramFailed
+from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, pci_device
+from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.iommu import group_number
+from vfiomgr.sriov.apply import await_groups, virtual_function_count
+from vfiomgr.vgpu.mig.steps import sriov_manage_command
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.vgpu.mig.steps import RunSriovManage
+
+ATTEMPTS = 5
+PAUSE = 1.0
+"""Seconds; whoever asks a GPU for its state (NVML, DCGM) has it open for less."""
+_BUSY = "cannot obtain unbindlock"
+_DRIVER = "nvidia"
+_QUIET = (
+    "stop what has the GPU open, e.g. systemctl stop nvidia-dcgm nvidia-dcgm-exporter "
+    "nvidia-persistenced; vfiomgr show names the processes"
+)
+
+
+def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
+    """Have all virtual functions, each on its driver, or none.
+
+    Raises:
+        HostError: the program failed, or did not do what it says.
+
+    """
+    require_same_device(tree, step.device)
+    address = step.device.address
+    present = virtual_function_count(tree, address)
+    wanted = _wanted(tree, step)
+    if present and wanted and (present != wanted or _driverless(tree, address)):
+        _call(tree, step, is_on=False)
+        present = virtual_function_count(tree, address)
+    if present != wanted:
+        _call(tree, step, is_on=bool(step.after))
+    _bring_back(tree, address)
+    _verify(tree, step)
+
+
+def _wanted(tree: HostTree, step: RunSriovManage) -> int:
+    """How many there are to be: no more than the driver that has the GPU by now allows.
+
+    A driver may allow fewer than the device could have (pci_sriov_set_totalvfs in
+    drivers/pci/iov.c), which shows only while it has the device.
+    """
+    most = tree.read(pci_device(step.device.address) / "sriov_totalvfs") or ""
+    return min(step.after, int(most)) if most.isdecimal() else step.after
+
+
+def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
+    """Run it; again, a few times, while somebody has the GPU open for a moment."""
+    require_runnable(tree, SRIOV_MANAGE)
+    command = sriov_manage_command(step.device, is_on=is_on)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            tree.call(*command, limit=None)  # whoever runs the step has a deadline
+        except ProgramFailed as error:
+            if _BUSY not in error.said.lower():
+                raise _explained(error) from error
+            if attempt == ATTEMPTS:
+                message = f"{step.device.address} is in use: {error.message}"
+                raise HostError(message, _QUIET) from error
+            time.sleep(PAUSE)
+        else:
+            return
+
+
+def _explained(error: ProgramFailed) -> HostError:
+    remedy = (
+        "see dmesg (NVRM); is the driver that is loaded NVIDIA's vGPU host driver, and is SR-IOV "
+        "enabled in the firmware?"
+    )
+    return HostError(error.message, remedy)
+
+
+def _bring_back(tree: HostTree, address: PciAddress) -> None:
+    """Give the GPU back to its driver where the program left it without."""
+    link = pci_device(address) / "driver"
+    driver = tree.link_name(link)
+    if driver == _DRIVER:
+        return
+    if driver is not None:
+        with explaining("unbind", str(address)):
+            tree.write(link / "unbind", str(address))
+    with explaining("bind", f"{address} to {_DRIVER}"):
+        tree.write(PCI_DRIVERS / _DRIVER / "bind", str(address))
+
+
+def _verify(tree: HostTree, step: RunSriovManage) -> None:
+    address = step.device.address
+    count, wanted = virtual_function_count(tree, address), _wanted(tree, step)
+    if count != wanted:
+        message = f"{address} has {count} virtual functions after sriov-manage, not {wanted}"
+        raise HostError(message, "see dmesg (NVRM) for the driver's words")
+    if group_number(tree, pci_device(address)) is not None:
+        await_groups(tree, pci_facts.read_virtual_functions(tree, address))
+    lost = _driverless(tree, address)
+    if lost:
+        message = f"virtual functions without a driver after sriov-manage: {', '.join(lost)}"
+        raise HostError(message, "see dmesg (NVRM) for the driver's words")
+
+
+def _driverless(tree: HostTree, address: PciAddress) -> list[str]:
+    functions = pci_facts.read_virtual_functions(tree, address)
+    return [str(vf) for vf in functions if tree.link_name(pci_device(vf) / "driver") is None]

@@ -1,0 +1,309 @@
+"""SR-IOV: how many virtual functions a physical one has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.locks import device_lock
+from vfiomgr.engine.plan import Plan
+from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
+from vfiomgr.pci.original_state import DriverState
+from vfiomgr.sriov import quota_plan
+from vfiomgr.sriov.quota_plan import Provision
+from vfiomgr.sriov.requests import ChangeQuotas
+from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
+from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu.mig.model import counted
+from vfiomgr.vgpu.mig.sriov_manage import DRIVER, makes_by_program, persistence_before
+from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous
+from vfiomgr.vgpu.projection import without_instances
+from vfiomgr.vgpu.quota import refusals
+from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.sriov.requests import SetVirtualFunctions
+
+_CLASS_NETWORK = "02"
+
+
+def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
+    """Have a number of virtual functions: those that exist are removed before others are made.
+
+    Raises:
+        Refusal: a guard forbids it.
+        UnknownDevice: the address names nothing.
+
+    """
+    device = host.device(intent.address)
+    present = _virtual_functions(host, device)
+    locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
+    summary = f"set the virtual functions of {device.address} to {intent.count}"
+    refuse_if_any(impossible(host, device, intent.count), frozenset())
+    refuse_if_any(_unshareable(host, device, intent), frozenset())
+    if device.sriov_numvfs == intent.count:
+        return _plan_as_many(host, device, intent, Plan(summary, (), locks))
+    refuse_if_any(
+        [
+            *guards.stuck(host, device),
+            *_no_maker(device),
+            *(o for vf in present for o in _in_use(host, vf)),
+            *(mig_plan.unmovable(host, device) if makes_by_program(host, device) else ()),
+        ],
+        frozenset(),
+    )
+    return Plan(
+        summary,
+        (*_departures(host, device, present), *_changes(host, device, intent)),
+        locks,
+        notes=tuple(_notes(host, device, intent)),
+    )
+
+
+def _plan_as_many(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions, plan: Plan
+) -> Plan:
+    """The number is right already; what is around it may not be."""
+    already = f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
+    steps = tuple(_changes(host, device, intent))
+    if intent.share is None or not intent.count:
+        return replace(plan, steps=steps, already=(already,))
+    change = ChangeQuotas(device.address, intent.share, priority_after=intent.priority_after)
+    made = quota_plan.plan_change(host, change)
+    return replace(
+        plan, steps=(*steps, *made.steps), notes=made.notes, already=(already, *made.already)
+    )
+
+
+def settled(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
+    """The intent with what it must restore, so that it can be finished after a crash."""
+    device = host.device(intent.address)
+    if intent.autoprobe_after is None:
+        intent = replace(intent, autoprobe_after=device.sriov_drivers_autoprobe)
+    if makes_by_program(host, device):
+        return _settled_by_program(host, device, intent)
+    known = host.quotas_of(device)
+    if intent.priority_after is None and known is not None:
+        intent = replace(intent, priority_after=known.text(PHYSICAL_PRIORITY))
+    return intent
+
+
+def _settled_by_program(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> SetVirtualFunctions:
+    if intent.heterogeneous_after is None:
+        intent = replace(intent, heterogeneous_after=_is_heterogeneous(host, device))
+    if intent.instances_after is None:
+        intent = replace(intent, instances_after=mig_plan.places(host, device))
+    return intent
+
+
+def _is_heterogeneous(host: HostSnapshot, device: PciDevice) -> bool:
+    mode = host.gpu_mode(device)
+    return mode is not None and mode.heterogeneous is True
+
+
+def _virtual_functions(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
+    found = (host.device_named(str(address)) for address in sorted(device.virtual_functions))
+    return [function for function in found if function is not None]
+
+
+def _departures(
+    host: HostSnapshot, physical: PciDevice, present: list[PciDevice]
+) -> Iterator[Step]:
+    """Each function leaves its driver by itself, so that a roll-back gives it back to that one.
+
+    sriov-manage puts all on NVIDIA's driver; those that were there need nothing.
+    """
+    comes_by_itself = DRIVER if makes_by_program(host, physical) else None
+    for device in present:
+        if device.driver not in (None, comes_by_itself):
+            before = DriverState(device.driver, device.driver_override, device.power_control)
+            after = DriverState(None, device.driver_override)
+            yield ChangeDriver(device.identity, before, after)
+        origin = host.origin(device)
+        if origin is not None:
+            yield ForgetOrigin(origin)
+
+
+def _changes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
+    if makes_by_program(host, device):
+        return _changes_by_program(host, device, intent)
+    return _changes_by_kernel(host, device, intent)
+
+
+def _changes_by_program(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[Step]:
+    """sriov-manage, and what it clears without a word: heterogeneous mode, and GPU instances."""
+    identity, present = device.identity, device.sriov_numvfs or 0
+    if present != intent.count:
+        yield from persistence_before(host, device)
+    here = mig_plan.places(host, device)
+    instances = here if intent.instances_after is None else intent.instances_after
+    if present != intent.count and here:
+        yield from mig_plan.exchange(host, device, ())
+        host = without_instances(host, device)
+    mixed = _is_heterogeneous(host, device)
+    wanted = mixed if intent.heterogeneous_after is None else intent.heterogeneous_after
+    if present not in (0, intent.count):
+        if mixed:
+            yield SetHeterogeneous(identity, before=True, after=False)
+        yield RunSriovManage(identity, before=present, after=0)
+        present, mixed = 0, False
+    if present != intent.count:
+        yield RunSriovManage(identity, before=0, after=intent.count)
+        mixed = False
+    if intent.count and mixed is not wanted:
+        yield SetHeterogeneous(identity, before=mixed, after=wanted)
+    yield from mig_plan.exchange(host, device, instances)
+
+
+def _changes_by_kernel(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[Step]:
+    """The numbers, and autoprobe as each of them wants it; quotas while there is no function.
+
+    Autoprobe is off also while functions are removed: a roll-back makes them again, and no host
+    driver shall take those that had none.
+    """
+    identity, present = device.identity, device.sriov_numvfs or 0
+    autoprobe = device.sriov_drivers_autoprobe
+    restored = autoprobe if intent.autoprobe_after is None else intent.autoprobe_after
+    changes = present != intent.count
+    shares = _provision(host, device, intent) if changes or not present else Provision()
+    numbers = [(present, 0, False)] if changes and present else []
+    numbers += [(0, intent.count, intent.autoprobe)] if changes and intent.count else []
+    yield from shares.opening
+    if not present:
+        yield from shares.between
+    for before, after, wanted in numbers:
+        if autoprobe is not None and autoprobe is not wanted:
+            yield SetAutoprobe(identity, before=autoprobe, after=wanted)
+            autoprobe = wanted
+        kept = shares.kept if before else ()
+        yield SetVfCount(identity, before=before, after=after, shares=kept)
+        yield from shares.checks if after else shares.between
+    if autoprobe is not None and restored is not None and autoprobe is not restored:
+        yield SetAutoprobe(identity, before=autoprobe, after=restored)
+    yield from shares.closing
+
+
+def _provision(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Provision:
+    return quota_plan.provision(host, device, intent) or Provision()
+
+
+def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
+    """What no state of the host would change."""
+    if device.physical_function is not None:
+        yield Objection(
+            f"{device} is a virtual function itself",
+            f"name its physical function: vfiomgr sriov set {device.physical_function} {count}",
+        )
+    elif not device.sriov_totalvfs:
+        yield Objection(
+            f"{device} makes no virtual functions: it has no SR-IOV, or it is switched off",
+            "vfiomgr sriov list shows which do; switch SR-IOV on in the firmware setup, or in the "
+            "device's own firmware with the vendor's tool",
+        )
+    elif count > device.sriov_totalvfs:
+        yield Objection(
+            f"{device} makes at most {device.sriov_totalvfs} virtual functions, not {count}",
+            "ask for fewer; the device's own firmware settings may raise the limit",
+        )
+    elif device.driver == refusals.GIM and count != device.sriov_numvfs:
+        yield refusals.fixed_at_load(device, "its virtual functions are made")
+    elif makes_by_program(host, device) and count not in (
+        *(0, device.sriov_totalvfs),
+        device.sriov_numvfs,
+    ):
+        yield Objection(
+            f"{device} makes all of its {device.sriov_totalvfs} virtual functions or none, not "
+            f"{count}: NVIDIA's sriov-manage knows no other number",
+            f"ask for {device.sriov_totalvfs} or 0; one that is no vGPU takes no memory of the GPU",
+        )
+
+
+def _unshareable(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[Objection]:
+    """Quotas that the driver does not have, or that nobody would get; more than there is."""
+    if intent.share is None:
+        return
+    if not intent.count:
+        yield Objection(
+            "no virtual functions are asked for, and so nobody to have a quota",
+            "leave the quotas out: those that vfiomgr set go with the functions",
+        )
+        return
+    yield from refusals.impossible(host, device, intent.share)
+    if device.sriov_numvfs != intent.count:
+        yield from quota_plan.unaffordable(host, device, intent.count, intent.share)
+
+
+def _no_maker(device: PciDevice) -> Iterator[Objection]:
+    """The driver of the physical function makes the virtual ones (sriov_configure)."""
+    if device.driver is None:
+        yield Objection(
+            f"{device} has no driver, and it takes one to make virtual functions",
+            "load its host driver with modprobe, or give the function back with vfiomgr unbind",
+        )
+    elif device.is_on_vfio:
+        yield Objection(
+            f"{device} is on {device.driver}, which makes no virtual functions (ENOENT)",
+            f"give it back first: vfiomgr unbind {device.address}",
+        )
+
+
+def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+    """All virtual functions go when their number changes."""
+    yield from guards.stuck(host, device)
+    yield from guards.carries_vgpus(host, device)
+    for guard in (guards.held_by_guest, guards.open_nodes, guards.host_use):
+        for objection in guard(host, device):
+            remedy = "take it out of use first: all virtual functions go when their number changes"
+            yield replace(objection, remedy=remedy, allowance=None)
+
+
+def _instance_notes(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Iterator[str]:
+    """sriov-manage takes the GPU from its driver, and GPU instances are the driver's."""
+    partition = host.partition(str(device.address))
+    if partition is None:
+        yield f"GPU instances (MIG) of {device}, if there are any, are lost: nvidia-smi tells none"
+    elif partition.instances:
+        fate = "are lost with its virtual functions"
+        if intent.instances_after is None:
+            fate = "are destroyed before, since sriov-manage would, and made again where they were"
+        yield f"GPU instances (MIG) of {device} {fate}: {counted(partition.places)}"
+
+
+def _notes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[str]:
+    if makes_by_program(host, device):
+        users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
+        if users:
+            yield f"sriov-manage waits a few seconds for these to let go of {device}: {users}"
+        mode = host.gpu_mode(device)
+        if mode is not None and mode.mig:
+            yield from _instance_notes(host, device, intent)
+        return
+    known = host.quotas_of(device)
+    shared = quota_plan.shares_in_words(known, intent.count, intent.share) if known else None
+    if shared is not None:
+        yield shared
+    if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
+        yield "MAC addresses, VLANs and trust of the present virtual functions are lost"
+    if not intent.count:
+        return
+    if device.sriov_drivers_autoprobe is None:
+        yield "this kernel has no sriov_drivers_autoprobe: host drivers may take the new functions"
+    elif not device.sriov_drivers_autoprobe and not intent.autoprobe:
+        yield f"sriov_drivers_autoprobe of {device.address} is 0, and stays so"

@@ -1,0 +1,266 @@
+"""Quotas of virtual functions: before they are made, while they are there, once they are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.locks import device_lock
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.steps import Step
+from vfiomgr.passthrough import guards
+from vfiomgr.sriov import quota_changes
+from vfiomgr.sriov.steps import SetQuotas
+from vfiomgr.vgpu.quota.model import AUTO, PHYSICAL_PRIORITY, in_bytes, is_met, is_of_memory
+from vfiomgr.vgpu.quota.refusals import impossible, incomplete, too_much
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
+    from vfiomgr.vgpu.quota.model import GpuQuotas, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What a change of the number of virtual functions does to their quotas."""
+
+    opening: tuple[Step, ...] = ()
+    """Before anything: what the quotas were is written down."""
+    kept: tuple[SetQuotas, ...] = ()
+    """Of the present functions: what a roll-back gives them again."""
+    between: tuple[Step, ...] = ()
+    """While there is no virtual function."""
+    checks: tuple[Step, ...] = ()
+    """Once the new ones are there: a driver that shares its time out afresh is corrected."""
+    closing: tuple[Step, ...] = ()
+    """At last: what is as it was needs no record."""
+
+
+def provision(
+    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+) -> Provision | None:
+    """The quotas around a change of virtual functions; None where there are none to set.
+
+    Where no share is named the driver gives what it wants, once all is as it was before vfiomgr.
+    What the host's own function has is given back with the last of the others.
+    """
+    count, share = intent.count, intent.share
+    known = host.quotas_of(device)
+    if known is None or known.interface == "debugfs":
+        return None
+    targets = share and count and quota_changes.wanted(known, share, range(1, count + 1))
+    wanted = targets or {}
+    originals = quota_changes.originals(known)
+    bases: dict[str, str] = {}
+    changed: dict[str, tuple[str, str]] = {}
+    for name, read in quota_changes.texts(known).items():
+        text = quota_changes.default(name) if read is None else read
+        bases[name] = quota_changes.base(device, known, name, text)
+        if count and quota_changes.is_hosts(name):
+            continue
+        before, after = quota_changes.at_none(device, known, name, text), wanted.get(name)
+        after = bases[name] if after is None else after
+        if not is_met(name, after, before):
+            changed[name] = (before, after)
+    kept = {n: bases[n] for n, text in wanted.items() if not is_met(n, text, bases[n])}
+    kept |= {n: text for n, text in originals.items() if count and quota_changes.is_hosts(n)}
+    checks = {name: (text, text) for name, text in wanted.items()}
+    return Provision(
+        opening=tuple(quota_changes.recorded(known, kept | originals)),
+        kept=tuple(quota_changes.kept_shares(device, known)),
+        between=tuple(quota_changes.steps(device, known, changed, intent.priority_after)),
+        checks=tuple(quota_changes.steps(device, known, checks)),
+        closing=tuple(quota_changes.recorded(known, kept, kept | originals)),
+    )
+
+
+def settled(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
+    """The intent with the physical function's own priority, which all have for a moment."""
+    named = host.device(intent.address)
+    known = host.quotas_of(host.device(named.physical_function or named.address))
+    if intent.is_physical or intent.priority_after is not None or known is None:
+        return intent
+    return replace(intent, priority_after=known.text(PHYSICAL_PRIORITY))
+
+
+def unaffordable(
+    host: HostSnapshot, device: PciDevice, count: int, share: Share
+) -> Iterator[Objection]:
+    """Why `count` functions cannot have such a share each, once the present ones are gone."""
+    known = host.quotas_of(device)
+    if known is not None and count:
+        numbers = range(1, count + 1)
+        yield from too_much(device, known, share, numbers)
+        if share.memory is not None:
+            yield from incomplete(known, quota_changes.wanted(known, share, numbers))
+
+
+def plan_change(host: HostSnapshot, intent: ChangeQuotas) -> Plan:
+    """Give functions that are there another share.
+
+    Raises:
+        Refusal: their driver has no such quota, or does not change it now.
+        UnknownDevice: the address names nothing.
+
+    """
+    named = host.device(intent.address)
+    physical = named
+    if named.physical_function is not None:
+        physical = host.device(named.physical_function)
+    numbers = _numbers(physical, named, intent)
+    refuse_if_any(
+        [
+            *guards.stuck(host, physical),
+            *impossible(host, physical, intent.share, is_physical=intent.is_physical),
+        ],
+        frozenset(),
+    )
+    known = host.quotas_of(physical)
+    assert known is not None  # noqa: S101 - refused above
+    refuse_if_any(_no_function(physical, numbers, intent), frozenset())
+    wanted = quota_changes.wanted(known, intent.share, numbers)
+    texts = quota_changes.texts(known)
+    changed = {
+        name: (texts[name] or quota_changes.default(name), text)
+        for name, text in wanted.items()
+        if not is_met(name, text, texts[name])
+    }
+    refuse_if_any(_unchangeable(physical, named, known, intent, changed), frozenset())
+    if intent.share.memory is not None and changed:
+        refuse_if_any(
+            [
+                *too_much(physical, known, intent.share, numbers, _others(known, numbers)),
+                *_held(host, physical, numbers),
+            ],
+            frozenset(),
+        )
+    steps = tuple(quota_changes.steps(physical, known, changed, intent.priority_after))
+    record = tuple(quota_changes.recorded(known, _first_texts(physical, known, changed)))
+    return Plan(
+        summary=f"set the quotas of {intent.address}: {intent.share}",
+        steps=(*(record if steps else ()), *steps),
+        locks=_locks(host, physical),
+        notes=tuple(_notes(known, intent)) if steps else (),
+        already=() if steps else (f"{named} has {intent.share} already",),
+    )
+
+
+def _others(known: GpuQuotas, numbers: Iterable[int]) -> int:
+    """Bytes that other virtual functions have."""
+    return sum(f.memory or 0 for f in known.virtual if f.number not in numbers)
+
+
+def _first_texts(
+    physical: PciDevice, known: GpuQuotas, changed: dict[str, tuple[str, str]]
+) -> dict[str, str]:
+    """What the attributes are to be once the functions are gone."""
+    firsts = {
+        name: quota_changes.base(physical, known, name, before)
+        for name, (before, _) in changed.items()
+    }
+    return firsts | quota_changes.originals(known)
+
+
+def _numbers(physical: PciDevice, named: PciDevice, intent: ChangeQuotas) -> tuple[int, ...]:
+    """The numbers of the functions that are meant."""
+    if intent.is_physical:
+        return (0,)
+    if named is not physical:
+        return (physical.virtual_functions.index(named.address) + 1,)
+    return tuple(range(1, len(physical.virtual_functions) + 1))
+
+
+def _no_function(
+    physical: PciDevice, numbers: tuple[int, ...], intent: ChangeQuotas
+) -> Iterator[Objection]:
+    if intent.is_physical and physical.address != intent.address:
+        yield Objection(
+            f"{intent.address} is a virtual function, and not the physical one",
+            f"leave out --physical, or name {physical.address}",
+        )
+    elif not numbers:
+        yield Objection(
+            f"{physical} has no virtual functions",
+            f"make them with their share: vfiomgr sriov set {physical.address} N "
+            f"{_options(intent.share)}",
+        )
+
+
+def _unchangeable(
+    physical: PciDevice,
+    named: PciDevice,
+    known: GpuQuotas,
+    intent: ChangeQuotas,
+    changed: dict[str, tuple[str, str]],
+) -> Iterator[Objection]:
+    """What the driver does not let be changed of a function, or of one alone."""
+    is_virtual = named is not physical
+    if is_virtual and intent.share.sched_priority is not None and changed:
+        yield Objection(
+            f"the priority of {named} cannot be changed alone: the GPU's firmware (GuC) has one "
+            "for all virtual functions",
+            f"name its physical function: vfiomgr sriov quota {physical.address} "
+            f"--priority {intent.share.sched_priority}",
+        )
+    if known.interface == "i915" and any(map(is_of_memory, changed)):
+        count = len(physical.virtual_functions)
+        yield Objection(
+            f"i915 does not change the memory of virtual functions that are there, and {physical} "
+            f"has {count}",
+            f"vfiomgr sriov set {physical.address} 0, then vfiomgr sriov set {physical.address} "
+            f"{count} {_options(intent.share)}",
+        )
+
+
+def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> Iterator[Objection]:
+    """Another memory is another buffer: what a guest had in it is lost (pf_provision_vf_lmem)."""
+    for number in numbers:
+        device = host.device_named(str(physical.virtual_functions[number - 1]))
+        users = host.holders(device) if device is not None else ()
+        if users:
+            yield Objection(
+                f"{device} is held by {', '.join(dict.fromkeys(map(str, users)))}, and would lose "
+                "all that it has in its memory",
+                "shut the guest down first; time and priority can be changed while it runs",
+            )
+
+
+def _options(share: Share) -> str:
+    """As they are typed."""
+    parts = [
+        f"--vf-memory {share.memory >> 20}M" if share.memory is not None else "",
+        f"--exec-quantum {share.exec_quantum_ms}" if share.exec_quantum_ms is not None else "",
+        f"--preempt-timeout {share.preempt_timeout_us}"
+        if share.preempt_timeout_us is not None
+        else "",
+        f"--priority {share.sched_priority}" if share.sched_priority is not None else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _locks(host: HostSnapshot, physical: PciDevice) -> tuple[str, ...]:
+    functions = (d for d in host.devices if d.address in physical.virtual_functions)
+    return tuple(sorted({device_lock(physical), *map(device_lock, functions)}))
+
+
+def _notes(known: GpuQuotas, intent: ChangeQuotas) -> Iterator[str]:
+    if intent.share.memory is not None:
+        yield "a driver in a guest sees its memory when it starts: start it anew afterwards"
+    yield (
+        f"what the quotas of {known.gpu} were is kept, and comes back with: "
+        f"vfiomgr sriov set {known.gpu} 0"
+    )
+
+
+def shares_in_words(known: GpuQuotas, count: int, share: Share | None) -> str | None:
+    """What becomes of the memory where nobody says: the driver's own affair."""
+    if not count or (share is not None and share.memory is not None) or not known.has("memory"):
+        return None
+    if known.auto == "0":
+        return f"i915 shares nothing out by itself ({AUTO} is 0): the quotas stay as they are"
+    total = f", {in_bytes(known.memory)} in all" if known.memory else ""
+    return f"the driver gives each an equal share of the memory{total}; --vf-memory says otherwise"

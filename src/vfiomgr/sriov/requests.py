@@ -1,0 +1,45 @@
+"""Requests about virtual functions: their number, and their quotas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.mig.model import InstancePlace
+from vfiomgr.vgpu.quota.model import Share
+
+
+@dataclass(frozen=True, slots=True)
+class SetVirtualFunctions:
+    """Have a number of virtual functions on a physical one; those that exist all go."""
+
+    address: PciAddress
+    count: int
+    autoprobe: bool = False
+    """Let the host's drivers take the new ones."""
+    autoprobe_after: bool | None = None
+    """None: as it is; else what a run that was cut off had found."""
+    heterogeneous_after: bool | None = None
+    """As `autoprobe_after`: whether vGPUs of different sizes may be on the new ones."""
+    instances_after: tuple[InstancePlace, ...] | None = None
+    """As `autoprobe_after`: the GPU instances (MIG), which go with the functions of a GPU."""
+    share: Share | None = None
+    """What each of them gets of the GPU; None: what its driver gives."""
+    priority_after: str | None = None
+    """As `autoprobe_after`: of the physical function, which has that of all others for a moment."""
+    kind: Literal["set-virtual-functions"] = "set-virtual-functions"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeQuotas:
+    """Give the functions of a GPU, or one of them, another share of it while they are there."""
+
+    address: PciAddress
+    """One virtual function, or the physical one, for all of its virtual ones."""
+    share: Share
+    is_physical: bool = False
+    """Of the physical function itself."""
+    priority_after: str | None = None
+    """None: the physical function's own is as it is; else what a run that was cut off had found."""
+    kind: Literal["change-quotas"] = "change-quotas"

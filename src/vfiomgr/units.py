@@ -1,0 +1,82 @@
+"""Lists of numbers as the kernel and libvirt write them: `0-3,8`."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_LIMIT = 1 << 20
+"""More CPUs than any kernel counts (NR_CPUS): a longer range is a mistake, or malice."""
+
+
+def parse_numbers(text: str | None) -> tuple[int, ...]:
+    """The numbers of `0-3,8`, sorted; what is no range is left out (bitmap_parselist in lib)."""
+    return tuple(sorted(set(_numbers(text or ""))))
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in text.replace(" ", "").split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            continue
+        first = int(match[1])
+        last = int(match[2] or first)
+        if last - first < _LIMIT:
+            yield from range(first, last + 1)
+
+
+def write_numbers(numbers: Iterable[int]) -> str:
+    """`0-3,8` of 0, 1, 2, 3 and 8."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))"
+    r"(?P<unit>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?"
+)
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = "KMGTPE"
+
+
+def parse_quantity(text: str) -> Fraction | None:
+    """What a quantity means: `16Gi`, `500m`, `1e3`, `0.5`; None where the text is none."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    number: Fraction = Fraction(match["number"])
+    unit = match["unit"] or ""
+    if unit.endswith("i"):
+        return number * Fraction(1024 ** (_BINARY.index(unit[0]) + 1))
+    exponent = _DECIMAL.get(unit)
+    if exponent is None and unit:
+        exponent = int(unit[1:])
+    power: Fraction = Fraction(10) ** (exponent or 0)
+    return number * power
+
+
+def whole(quantity: Fraction) -> int:
+    """The quantity rounded up, as Kubernetes does (Quantity.Value)."""
+    return math.ceil(quantity)
+
+
+def size(count: int) -> str:
+    """A size in GiB or MiB, as exactly as people read it."""
+    if count % GIB == 0 or count >= 100 * GIB:
+        return f"{count // GIB} GiB"
+    return f"{count / GIB:.1f} GiB" if count > GIB else f"{count // MIB} MiB"

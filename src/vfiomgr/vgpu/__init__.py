@@ -1,0 +1,1 @@
+"""vGPUs of every family: what GPUs have room for, placed, made and removed."""

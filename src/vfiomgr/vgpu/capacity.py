@@ -1,0 +1,359 @@
+"""What GPUs have room for: how many more of each type, and why none of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.vgpu.mig.capacity import seats
+from vfiomgr.vgpu.mig.model import GpuPartition, counted
+from vfiomgr.vgpu.mig.placement import more_of
+from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Family
+
+
+_VENDOR_DRIVER = "nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a GPU has room for, of one type."""
+
+    type: VgpuType
+    more: int
+    """How many more can be made now; never a sum of what each virtual function says."""
+    is_certain: bool
+    """Whether the driver told all that the number comes from; else it is the most there can be."""
+    why_not: str | None
+    """Why there is no room for another one."""
+    stranded: int | None
+    """MiB that no instance could use once the GPU is filled with this type."""
+    makeable: int = 0
+    """How many more besides, in GPU instances (MIG) that would have to be made for them."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU (or another device that makes vGPUs) with its parents and its instances."""
+
+    name: str
+    device: PciDevice | None
+    parents: tuple[VgpuParent, ...]
+    instances: tuple[Vgpu, ...]
+    mode: GpuMode | None
+    closed: frozenset[str] = frozenset()
+    """Virtual functions that something else keeps from becoming a vGPU."""
+    wedged: frozenset[str] = frozenset()
+    """Virtual functions that rejected a type before: they are used only where they are named."""
+    asked: str | None = None
+    """The one parent that may be used, where one was named."""
+    partition: GpuPartition | None = None
+    """Its GPU instances in MIG mode, where nvidia-smi told."""
+
+    @property
+    def family(self) -> Family:
+        """How its instances are made."""
+        return self.parents[0].family
+
+    @property
+    def numa_node(self) -> int | None:
+        """The node of its memory."""
+        return self.device.numa_node if self.device else None
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each instance has a virtual function to itself."""
+        return any(parent.is_virtual_function for parent in self.parents)
+
+    def __str__(self) -> str:
+        """`0000:08:00.0 (NVIDIA A40)`."""
+        return self.name if self.device is None else str(self.device)
+
+    @cached_property
+    def types(self) -> tuple[VgpuType, ...]:
+        """All types that one of its parents names, and those of its instances, in their order."""
+        made = {vgpu.type: describe_type(vgpu.type, vgpu.type_name) for vgpu in self.instances}
+        known = made | {kind.id: kind for parent in self.parents for kind in parent.types}
+        return tuple(sorted(known.values(), key=by_number))
+
+    @cached_property
+    def free(self) -> tuple[VgpuParent, ...]:
+        """The parents that could make an instance, as far as nobody else speaks for the driver."""
+        taken = {vgpu.parent for vgpu in self.instances}
+        return tuple(
+            parent
+            for parent in self.parents
+            if parent.name not in self.closed
+            and (parent.name not in self.wedged or parent.name == self.asked)
+            and self.asked in (None, parent.name)
+            and not (parent.is_virtual_function and parent.name in taken)
+        )
+
+    def type_of(self, vgpu: Vgpu) -> VgpuType | None:
+        """What an instance is, where some parent names its type."""
+        return next((kind for kind in self.types if kind.id == vgpu.type), None)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """MiB of each instance whose size is known."""
+        kinds = map(self.type_of, self.instances)
+        return tuple(k.framebuffer for k in kinds if k is not None and k.framebuffer is not None)
+
+    @property
+    def lock(self) -> int | None:
+        """MiB that all instances of an NVIDIA GPU have, since its first one has."""
+        is_nvidia = any(kind.series for kind in self.types)
+        is_free = self.mode is not None and (self.mode.heterogeneous or self.mode.mig)
+        return self.sizes[0] if self.sizes and is_nvidia and not is_free else None
+
+    @cached_property
+    def framebuffer(self) -> int | None:
+        """MiB of the whole GPU: as nvidia-smi tells, or as the types of an undivided one imply."""
+        if self.mode is not None and self.mode.framebuffer is not None:
+            return self.mode.framebuffer
+        sized = [kind for kind in self.types if kind.framebuffer]
+        whole = [(k.framebuffer or 0) * k.max_instances for k in sized if k.max_instances]
+        if not whole and not self.is_divided:
+            left = [
+                (k.framebuffer or 0) * (p.offers(k.id) or 0) for p in self.parents for k in sized
+            ]
+            whole = [max(left) + sum(self.sizes)] if left else []
+        return max(whole) if whole else None
+
+
+def gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
+    """All GPUs of a host that have parents, by name."""
+    by_gpu: dict[str, list[VgpuParent]] = {}
+    for parent in host.vgpu_parents:
+        by_gpu.setdefault(parent.gpu, []).append(parent)
+    modes = {mode.gpu: mode for mode in host.gpu_modes}
+    return tuple(
+        Gpu(
+            name=name,
+            device=host.device_named(name),
+            parents=tuple(sorted(parents, key=lambda parent: in_order(parent.name))),
+            instances=tuple(v for parent in parents for v in host.vgpus_of(parent.name)),
+            mode=modes.get(name),
+            closed=frozenset(lost_functions(host, parents)),
+            wedged=frozenset(one.name for one in host.wedged),
+            partition=host.partition(name),
+        )
+        for name, parents in sorted(by_gpu.items(), key=lambda item: in_order(item[0]))
+    )
+
+
+def lost_functions(host: HostSnapshot, parents: Iterable[VgpuParent]) -> dict[str, str]:
+    """Virtual functions that cannot become a vGPU, and why."""
+    found: dict[str, str] = {}
+    for parent in parents:
+        device = host.device_named(parent.name)
+        why = None if device is None else _why_lost(parent, device)
+        if why is not None:
+            found[parent.name] = why
+    return found
+
+
+def _why_lost(parent: VgpuParent, device: PciDevice) -> str | None:
+    if device.stuck:
+        return f"is stuck in the kernel: {device.stuck}"
+    if not device.is_responsive:
+        return "does not answer on the bus"
+    if device.driver is None:
+        return "has lost its driver"
+    if parent.family == "vendor-vfio" and device.driver != _VENDOR_DRIVER:
+        return f"is on {device.driver}"
+    return None
+
+
+def totals(found: Iterable[Room]) -> tuple[Room, ...]:
+    """What all GPUs together have room for, of the types that several of them have."""
+    alike: dict[tuple[str, str | None], list[Room]] = {}
+    for one in found:
+        alike.setdefault((one.type.id, one.type.name), []).append(one)
+    return tuple(
+        Room(
+            several[0].type,
+            sum(one.more for one in several),
+            all(one.is_certain for one in several),
+            None if any(one.more for one in several) else "no GPU has room",
+            None,
+            sum(one.makeable for one in several),
+        )
+        for several in alike.values()
+        if len(several) > 1
+    )
+
+
+def rooms(gpu: Gpu) -> tuple[Room, ...]:
+    """What a GPU has room for, of each of its types."""
+    return tuple(room(gpu, kind) for kind in gpu.types)
+
+
+def room(gpu: Gpu, kind: VgpuType) -> Room:
+    """What a GPU has room for, of one type."""
+    if gpu.partition is not None and kind.instance_profile is not None:
+        return _room_in_instances(gpu, gpu.partition, kind)
+    offering, is_told = _offering(gpu, kind)
+    limit = _limit(gpu, kind)
+    used = _used(gpu, kind)
+    if not gpu.is_divided:
+        more = max((parent.offers(kind.id) or 0 for parent in offering), default=0)
+        more = more if is_told else min(1, len(offering))
+        is_certain = is_told
+    else:
+        more = len(offering) if limit is None else min(len(offering), max(0, limit - used))
+        is_certain = is_told and limit is not None
+    why_not = _why_locked(gpu, kind)
+    if why_not is not None:
+        more = 0
+    elif not more:
+        why_not = _why_full(gpu, kind, limit, used)
+    return Room(kind, more, is_certain or not more, why_not, _stranded(gpu, kind, more))
+
+
+def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Room:
+    """Of a type that lives in GPU instances: in those that there are, and in those to be made."""
+    offering, is_told = _offering(gpu, kind)
+    limit, used = _limit(gpu, kind), _used(gpu, kind)
+    functions = len(gpu.free) if limit is None else min(len(gpu.free), max(0, limit - used))
+    more = min(functions, seats(gpu, kind)) if offering or not is_told else 0
+    profile = partition.profile(kind.instance_profile)
+    made = more_of(partition, profile) if profile is not None and functions > more else 0
+    makeable = min(made * (kind.per_instance or 1), functions - more)
+    why_not = None if more else _why_full(gpu, kind, limit, used)
+    if makeable and not more:
+        why_not = f"no GPU instance {profile} is free (MIG): vgpu create makes one"
+    return Room(kind, more, is_certain=True, why_not=why_not, stranded=None, makeable=makeable)
+
+
+def _offering(gpu: Gpu, kind: VgpuType) -> tuple[Sequence[VgpuParent], bool]:
+    """The free parents where the driver would make one, and whether it says so itself.
+
+    Where nothing is told of any of them (an incomplete recording), all free ones might.
+    """
+    told = [parent for parent in gpu.free if parent.offers(kind.id)]
+    if told or any(parent.offers(kind.id) is not None and parent.types for parent in gpu.free):
+        return told, True
+    return [p for p in gpu.free if not p.types or p.offers(kind.id) is None], False
+
+
+def _limit(gpu: Gpu, kind: VgpuType) -> int | None:
+    """How many of a type the whole GPU carries, or of its size where all have one."""
+    virtual = len([parent for parent in gpu.parents if parent.is_virtual_function])
+    if kind.max_instances is not None:
+        return min(kind.max_instances, virtual) if gpu.is_divided else kind.max_instances
+    if gpu.framebuffer is None or not kind.framebuffer or (gpu.mode and gpu.mode.mig):
+        return None
+    memory = gpu.framebuffer // kind.framebuffer
+    return min(memory, virtual) if gpu.is_divided else memory
+
+
+def _used(gpu: Gpu, kind: VgpuType) -> int:
+    """How much of the limit is used: by all of its size, or by as much memory as they take."""
+    if kind.framebuffer is None or (gpu.mode is not None and gpu.mode.mig):
+        return sum(vgpu.type == kind.id for vgpu in gpu.instances)
+    taken = -(-sum(gpu.sizes) // kind.framebuffer)
+    return max(taken, sum(vgpu.type == kind.id for vgpu in gpu.instances))
+
+
+def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
+    lock = gpu.lock
+    if lock is None or kind.framebuffer in (None, lock):
+        return None
+    one = len(gpu.instances) == 1
+    what = "its vGPU has" if one else f"its {len(gpu.instances)} vGPUs have"
+    return f"size lock: {what} {lock} MiB, and all of a GPU have one size"
+
+
+def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
+    """The reason why there is no room, where it is not the size of others."""
+    if limit is not None and used >= limit and gpu.instances:
+        if kind.max_instances is not None and len(gpu.instances) >= kind.max_instances:
+            return f"maximum reached: {len(gpu.instances)} of {kind.max_instances}"
+        left = None if gpu.framebuffer is None else gpu.framebuffer - sum(gpu.sizes)
+        if left is not None and left < (kind.framebuffer or 0):
+            return f"no memory left: {sum(gpu.sizes)} of {gpu.framebuffer} MiB are taken"
+    if gpu.is_divided and not gpu.free:
+        return why_none_is_free(gpu)
+    instance = _why_no_instance(gpu, kind)
+    if instance is not None:
+        return instance
+    if gpu.instances:
+        return f"the driver makes no more beside its {_counted(len(gpu.instances), 'vGPU')}"
+    return "the driver makes none now"
+
+
+def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
+    """What is missing of MIG for a type, or is too much of it."""
+    profile = kind.instance_profile
+    if gpu.partition is not None:
+        return _why_not_divided(gpu, gpu.partition, kind)
+    if gpu.mode is not None and gpu.mode.mig:
+        if profile is not None:
+            command = f"nvidia-smi mig -cgi {profile} -C -i {gpu.name}"
+            return f"no GPU instance of profile {profile} is free (MIG): {command} makes one"
+        return "no GPU instance of this size is free (MIG)"
+    if profile is not None:
+        command = f"vfiomgr vgpu mode {gpu.name} --mig"
+        return f"it lives in a GPU instance, of profile {profile}, and MIG is off: {command}"
+    return None
+
+
+def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str | None:
+    """Why there is no place for a GPU instance of a type, on a GPU whose instances are known."""
+    if kind.instance_profile is None:
+        if not any(other.instance_profile is not None for other in gpu.types):
+            return None
+        command = f"vfiomgr vgpu mode {gpu.name} --no-mig"
+        return f"it lives in no GPU instance, and MIG is on: {command}"
+    profile = partition.profile(kind.instance_profile)
+    if profile is None:
+        return f"the GPU has no GPU instance profile {kind.instance_profile}"
+    return (
+        f"no GPU instance {profile} is free (MIG), and none fits beside {counted(partition.places)}"
+        f": vfiomgr vgpu instances set {gpu.name}"
+    )
+
+
+def why_none_is_free(gpu: Gpu) -> str:
+    """Of a GPU whose virtual functions are all taken, or lost."""
+    taken = {vgpu.parent for vgpu in gpu.instances}
+    if gpu.asked is not None:
+        return f"{gpu.asked} {'is a vGPU already' if gpu.asked in taken else 'has lost its driver'}"
+    lost = len((gpu.closed | gpu.wedged) & {parent.name for parent in gpu.parents} - taken)
+    return f"no free virtual function: {len(taken)} of {len(gpu.parents)} are vGPUs" + (
+        f", {lost} have lost their driver or are wedged" if lost else ""
+    )
+
+
+def _stranded(gpu: Gpu, kind: VgpuType, more: int) -> int | None:
+    if not more or gpu.framebuffer is None or kind.framebuffer is None:
+        return None
+    return max(0, gpu.framebuffer - sum(gpu.sizes) - more * kind.framebuffer)
+
+
+def by_number(kind: VgpuType) -> tuple[str, int, str]:
+    """Orders types as their driver numbers them, by name where it does not."""
+    number = int(kind.number) if kind.number.isdecimal() else 0
+    return kind.id.removesuffix(kind.number), number, kind.id
+
+
+@lru_cache(maxsize=1 << 14)
+def in_order(name: str) -> tuple[int, PciAddress | str]:
+    """Orders addresses as numbers, and names after them."""
+    try:
+        return 0, PciAddress.parse(name)
+    except UsageError:
+        return 1, name
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

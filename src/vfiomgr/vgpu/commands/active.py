@@ -1,0 +1,125 @@
+"""`vfiomgr vgpu list`: the vGPUs that there are, who uses them, and what they are defined as."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.sriov.commands import quota_item
+from vfiomgr.vgpu.quota.capacity import function_vgpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.cli.session import Session
+    from vfiomgr.definitions.model.gpu import FunctionDefinition
+    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+_HEADINGS = (
+    *("VGPU", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER", "DEFINED", "MADE BY"),
+    "USED BY",
+)
+_UNSEEN = "?"
+
+
+def list_active(session: Session) -> None:
+    """What vGPUs there are."""
+    host = session.host()
+    functions = function_vgpus(host)
+    devices = tuple(filter(None, (_function(host, vgpu) for vgpu in functions)))
+    host = session.with_vgpu_users(host, devices)
+    vgpus = (*host.vgpus, *functions)
+    if session.format != "table":
+        items = [_item(host, vgpu) for vgpu in vgpus]
+        print_document("VgpuList", {"items": items}, session.format)
+    elif vgpus:
+        print_table(_HEADINGS, [_row(host, vgpu) for vgpu in vgpus])
+    else:
+        note("no vGPU is active")
+    if host.users is None and vgpus:
+        note(unseen_users("who uses them"))
+
+
+def unseen_users(what: str) -> str:
+    """Why there is no word about users."""
+    return f"{what} is not known: only root of a running host sees every process"
+
+
+def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
+    """The processes that use a vGPU, each once; None where nobody could look."""
+    if host.users is None:
+        return None
+    found = {user.pid: user for user in _holders(host, vgpu)}
+    return [
+        {"pid": user.pid, "command": user.command, "unit": user.unit, "guest": user.guest}
+        for user in found.values()
+    ]
+
+
+def _used_by(host: HostSnapshot, vgpu: Vgpu) -> str:
+    if host.users is None:
+        return _UNSEEN
+    return or_dash(", ".join(dict.fromkeys(map(str, _holders(host, vgpu)))))
+
+
+def _holders(host: HostSnapshot, vgpu: Vgpu) -> tuple[DeviceUser, ...]:
+    return host.holders(_function(host, vgpu) or vgpu)
+
+
+def _function(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
+    """The virtual function that is a vGPU as a whole."""
+    return host.device_named(vgpu.parent) if vgpu.family == "sriov-vf" else None
+
+
+def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str]]:
+    """What a vGPU is defined as: type, start and file."""
+    mdev: VgpuDefinition
+    for mdev in host.vgpu_definitions:
+        if (mdev.uuid, mdev.parent) == (vgpu.uuid, vgpu.parent):
+            yield mdev.type_id, mdev.start, mdev.path
+    function: FunctionDefinition
+    for gpu in host.defined.gpus:
+        for function in gpu.vgpus:
+            if str(function.address) == vgpu.name:
+                yield function.type_id, function.start, gpu.path
+
+
+def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
+    facts = {name: getattr(vgpu, name) for name in type(vgpu).__dataclass_fields__}
+    defined = next(_definitions(host, vgpu), None)
+    return {
+        "name": vgpu.name,
+        **facts,
+        "made_by_vfiomgr": host.is_own(vgpu),
+        "definition": defined and dict(zip(("type", "start", "path"), defined, strict=True)),
+        **_share(host, vgpu),
+        "users": users_of(host, vgpu),
+    }
+
+
+def _share(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
+    """What a virtual function that is a vGPU as a whole gets, and of which GPU."""
+    device = _function(host, vgpu)
+    if device is None:
+        return {}
+    quotas = host.function_quotas(device)
+    shown = None if quotas is None else quota_item(quotas, device.address)
+    return {"gpu": device.physical_function, "quotas": shown}
+
+
+def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
+    kind, start, _ = next(_definitions(host, vgpu), (None, None, None))
+    return (
+        vgpu.name,
+        vgpu.parent,
+        vgpu.type,
+        or_dash(vgpu.type_name),
+        or_dash(vgpu.iommu_group),
+        or_dash(vgpu.driver),
+        or_dash(start) if kind in (None, vgpu.type) else f"as {kind}",
+        "vfiomgr" if host.is_own(vgpu) else "-",
+        _used_by(host, vgpu),
+    )

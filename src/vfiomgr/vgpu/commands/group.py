@@ -1,0 +1,349 @@
+"""`vfiomgr vgpu …`."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.options import WholeNumber, mebibytes
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.cli.session import Session, session_options
+from vfiomgr.definitions.commands import add_commands
+from vfiomgr.errors import UsageError
+from vfiomgr.gpu.commands.instances import instances
+from vfiomgr.gpu.commands.modes import mode, switch
+from vfiomgr.vgpu.capacity import Gpu, Room, gpus, lost_functions, rooms, totals
+from vfiomgr.vgpu.commands.names import uuid_of
+from vfiomgr.vgpu.placement import find_parents
+from vfiomgr.vgpu.quota.capacity import function_rooms
+from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu, Strategy
+from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr import api
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
+
+
+@click.group("vgpu")
+@session_options()
+def vgpu() -> None:
+    """vGPUs: what a GPU can make, what it has made, create and remove; define, start and stop."""
+
+
+add_commands(vgpu)
+
+
+vgpu.add_command(instances)
+vgpu.add_command(mode)
+vgpu.add_command(switch)
+
+
+@vgpu.command("types")
+@click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
+@session_options()
+@click.pass_obj
+def types(session: Session, parent: str | None) -> None:
+    """List vGPU types by GPU: how many more of each can be made now, and why none of others.
+
+    MORE is what the GPU as a whole has room for, not a sum over its virtual functions (<=: at
+    most, for the driver does not tell all; +N: besides, once vgpu create has made GPU instances
+    for them, alone of their kind); STRANDED is the memory (MiB) that no vGPU could use
+    once the GPU is filled with this type. The last rows are of all GPUs together.
+
+    \b
+    Examples:
+      vfiomgr vgpu types
+      vfiomgr vgpu types --parent 0000:08:00.0 --format json
+    """
+    host = session.host(with_gpu_modes=True)
+    found, items = _rooms(host, parent)
+    together = totals(room for _, room in items)
+    if session.format != "table":
+        body = {
+            "items": [_type_item(gpu, room) for gpu, room in items],
+            "totals": [_total_item(room) for room in together],
+        }
+        print_document("VgpuTypeList", body, session.format)
+    elif items:
+        rows = [_type_row(gpu.name, room) for gpu, room in items]
+        rows += [_type_row("all", room) for room in together]
+        print_table(_TYPE_HEADINGS, rows)
+    elif found:
+        note(f"no driver offers a type now: {', '.join(gpu.name for gpu in found)}")
+    else:
+        note("no device of this host makes vGPUs")
+    _tell_of_lost(host)
+    _tell_of_idle(host)
+
+
+def _rooms(
+    host: HostSnapshot, parent: str | None
+) -> tuple[tuple[Gpu, ...], list[tuple[Gpu, Room]]]:
+    """The GPUs, and what each has room for; also of those that are divided as a whole."""
+    divided = function_rooms(host)
+    if parent is not None:
+        name = str(host.parse_address(parent)) if ":" in parent else parent
+        asked = [(gpu, one) for gpu, one in divided if gpu.name == name]
+        if asked:
+            return tuple(gpu for gpu, _ in asked), asked
+        divided = ()
+    found = gpus(host) if parent is None else tuple(find_parents(host, parent))
+    items = [(gpu, one) for gpu in found for one in rooms(gpu)]
+    return (*found, *(gpu for gpu, _ in divided)), [*items, *divided]
+
+
+def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
+    kind = room.type
+    return {
+        "gpu": gpu.name,
+        "family": gpu.family,
+        "id": kind.id,
+        "name": kind.name,
+        "series": kind.series,
+        "framebuffer_mib": kind.framebuffer,
+        "heads": kind.heads,
+        "resolution": kind.resolution,
+        "max_instances": kind.max_instances,
+        "device_api": kind.device_api,
+        "description": kind.description,
+        "numa_node": gpu.numa_node,
+        "active": sum(vgpu.type == kind.id for vgpu in gpu.instances),
+        "available_instances": room.more,
+        "available_in_new_gpu_instances": room.makeable,
+        "is_certain": room.is_certain,
+        "unavailable_because": room.why_not,
+        "stranded_mib": room.stranded,
+    }
+
+
+def _total_item(room: Room) -> dict[str, object]:
+    return {
+        "id": room.type.id,
+        "name": room.type.name,
+        "available_instances": room.more,
+        "available_in_new_gpu_instances": room.makeable,
+        "is_certain": room.is_certain,
+    }
+
+
+def _type_row(gpu: str, room: Room) -> tuple[str, ...]:
+    kind = room.type
+    return (
+        gpu,
+        kind.id,
+        or_dash(kind.name),
+        "-" if kind.framebuffer is None else f"{kind.framebuffer}M",
+        or_dash(kind.heads),
+        f"{'' if room.is_certain else '<='}{room.more}"
+        + f" +{room.makeable}" * bool(room.makeable),
+        or_dash(room.stranded),
+        room.why_not or or_dash(kind.resolution),
+    )
+
+
+def _tell_of_lost(host: HostSnapshot) -> None:
+    """Virtual functions that are left out, and what brings them back."""
+    wedged = {one.name: one.why for one in host.wedged}
+    for gpu in gpus(host):
+        known = lost_functions(host, gpu.parents)
+        reasons = {p.name: known.get(p.name) or wedged.get(p.name) for p in gpu.parents}
+        told = [f"{name} {why}" for name, why in reasons.items() if why]
+        if told:
+            count = gpu.device.sriov_numvfs if gpu.device is not None else None
+            note(
+                f"left out: {', '.join(told)}; once {gpu.name} has no vGPU, making its virtual "
+                f"functions anew brings them back: vfiomgr sriov set {gpu.name} 0, then {count}"
+            )
+
+
+def _tell_of_idle(host: HostSnapshot) -> None:
+    """GPUs whose driver makes vGPUs of virtual functions, of which there are none now."""
+    known = {gpu.name for gpu in gpus(host)}
+    for device in host.devices:
+        if device.driver == "nvidia" and device.sriov_totalvfs and str(device.address) not in known:
+            note(
+                f"{device} offers none yet: its vGPUs are made of virtual functions, of which it "
+                f"has {device.sriov_numvfs or 0} of {device.sriov_totalvfs}: vfiomgr sriov set"
+            )
+
+
+@vgpu.command("list")
+@click.option("--defined", is_flag=True, help="Those that are to be, whether active or not.")
+@session_options()
+@click.pass_obj
+def list_vgpus(session: Session, *, defined: bool) -> None:
+    """List active vGPUs, who uses each, and what it is defined as; or all that are defined.
+
+    USED BY names the guest (of libvirt, Kata, or QEMU's -name), its process and the unit that this
+    runs in; ? where that cannot be seen, for only root of a running host sees every process.
+
+    \b
+    Examples:
+      vfiomgr vgpu list
+      vfiomgr vgpu list --defined
+      vfiomgr vgpu list --format json
+    """
+    if defined:
+        from vfiomgr.definitions.commands import list_defined  # noqa: PLC0415 - not for the others
+
+        list_defined(session)
+        return
+    from vfiomgr.vgpu.commands.active import list_active  # noqa: PLC0415 - not for the others
+
+    list_active(session)
+
+
+@vgpu.command("create")
+@click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
+@click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
+@click.option(
+    "--series",
+    type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False),
+    metavar="[A|B|C|Q]",
+    help="NVIDIA's letter: A(pplications), B(usiness), C(ompute), Q(uadro).",
+)
+@click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
+@click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
+@click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
+@click.option("--numa", "numa_node", type=WholeNumber(0), metavar="NODE", help="Near this node.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["pack", "spread"]),
+    default="pack",
+    show_default=True,
+    help="Fill GPUs one after the other, or all alike.",
+)
+@click.option("--uuid", metavar="UUID", help="Its name; a random one by default.")
+@session_options()
+@click.pass_obj
+def create(
+    session: Session,
+    *,
+    type_name: str | None,
+    framebuffer: str | None,
+    series: str | None,
+    heads: int | None,
+    count: int,
+    parent: str | None,
+    numa_node: int | None,
+    strategy: Strategy,
+    uuid: str | None,
+) -> None:
+    """Make vGPUs and print their names: UUIDs, or addresses of virtual functions.
+
+    The type is called by name, or described: the smallest that serves is taken. Without --parent
+    the GPU is chosen: --strategy pack prefers one that has vGPUs of this size already, then one
+    that loses the least memory to it, and keeps whole GPUs free. On a GPU in MIG mode, GPU
+    instances are made where those that there are do not suffice.
+
+    \b
+    Examples:
+      vfiomgr vgpu create --type A10-4Q
+      vfiomgr vgpu create --type nvidia-754 --parent 0000:08:00.4
+      vfiomgr vgpu create --framebuffer 6G --series Q --heads 2 --count 4
+      vfiomgr vgpu create --type A100-1-5C --count 2 --dry-run
+      vfiomgr vgpu create --parent mtty --type mtty-2 --dry-run
+    """
+    if type_name is None and framebuffer is None and series is None and heads is None:
+        message = "which vGPU? There is no --type, and no --framebuffer, --series or --heads"
+        raise UsageError(message, "vfiomgr vgpu types shows what there is, e.g. --type A10-4Q")
+    if uuid is not None and count > 1:
+        message = f"--uuid names one vGPU, and --count asks for {count}"
+        raise UsageError(message, "leave out one of them")
+    names = (uuid_of(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
+    intent = CreateVgpu(
+        uuids=names,
+        type=type_name,
+        framebuffer=None if framebuffer is None else mebibytes("--framebuffer", framebuffer),
+        series=series.upper() if series else None,
+        heads=heads,
+        parent=parent,
+        numa_node=numa_node,
+        strategy=strategy,
+    )
+    outcome = plan_or_apply(session, intent)
+    if outcome is not None:
+        _print_created(session, outcome, _made(outcome) or list(names))
+
+
+def _print_created(session: Session, outcome: api.Outcome, names: Sequence[str]) -> None:
+    """The names alone on standard output, for a script to take."""
+    if session.format != "table":
+        print_outcome(session, outcome, [], vgpus=names)
+        return
+    for text in (*outcome.plan.notes, *outcome.plan.already):
+        note(text if outcome.is_changed else f"{text}: nothing to do")
+    for name in names:
+        say(name)
+
+
+def _made(outcome: api.Outcome) -> list[str]:
+    """The names of the vGPUs that there are now."""
+    made = [step.uuid for step in outcome.plan.steps if isinstance(step, CreateMdev)]
+    functions = [s for s in outcome.plan.steps if isinstance(s, SetVgpuType) and s.after]
+    return [*made, *(str(step.device.address) for step in functions)]
+
+
+@vgpu.command("remove")
+@click.argument("name", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All that vfiomgr made, none that others did.")
+@click.option("--parent", metavar="DEVICE", help="With --all: of this device alone.")
+@click.option(
+    "--allow",
+    type=click.Choice(["in-use"]),
+    multiple=True,
+    help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
+)
+@session_options()
+@click.pass_obj
+def remove(
+    session: Session,
+    *,
+    name: tuple[str, ...],
+    every: bool,
+    parent: str | None,
+    allow: tuple[Allowance, ...],
+) -> None:
+    """Remove vGPUs, by UUID or the address of the virtual function; one in use is refused.
+
+    \b
+    Examples:
+      vfiomgr vgpu remove f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu remove 0000:41:00.4
+      vfiomgr vgpu remove --all --parent 0000:41:00.0
+    """
+    if bool(name) is every or (parent is not None and not every):
+        message = "name vGPUs, or pass --all (and then perhaps --parent)"
+        raise UsageError(message, "vfiomgr vgpu list shows all")
+    host = session.devices() if name else None
+    chosen = tuple(_name(host, text) for text in name) if host else ()
+    intent = RemoveVgpu(chosen, every=every, parent=parent, allow=frozenset(allow))
+    outcome = plan_or_apply(session, intent)
+    if outcome is not None:
+        steps = outcome.plan.steps
+        removed = [step.uuid for step in steps if isinstance(step, RemoveMdev)]
+        removed += [str(s.device.address) for s in steps if isinstance(s, SetVgpuType)]
+        print_outcome(session, outcome, [f"removed {text}" for text in removed], vgpus=removed)
+
+
+def _name(host: HostSnapshot, text: str) -> str:
+    """A UUID, or an address in any way of writing it."""
+    try:
+        return str(uuids.UUID(text))
+    except ValueError:
+        pass
+    try:
+        return str(host.parse_address(text))
+    except UsageError as error:
+        if ":" in text:
+            raise
+        message = f"{text!r} is neither a UUID nor the address of a virtual function"
+        raise UsageError(message, "vfiomgr vgpu list shows what vGPUs are called") from error

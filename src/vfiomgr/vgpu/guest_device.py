@@ -1,0 +1,315 @@
+"""Devices of the host in a guest: as a domain has them, and as they are to be handed over.
+
+Lines are those of the text that a domain was read from, counted from 1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.errors import UnknownDevice, UsageError
+from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.vgpu.model import Vgpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+NO_ROM = "off"
+"""As the path of an option ROM: the guest sees none."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class GuestAddress:
+    """Where a function sits in the guest; `bus` is the index of a PCI controller."""
+
+    bus: int
+    slot: int
+    function: int
+    multifunction: bool = False
+    domain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DomainHostdev:
+    """A device of the host in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""
+
+    line: int
+    kind: Literal["pci", "mdev", "other"]
+    element: Literal["hostdev", "interface", "disk"] = "hostdev"
+    address: PciAddress | None = None
+    """Of a PCI function."""
+    uuid: str | None = None
+    """Of a mediated device, in lower case."""
+    managed: bool = False
+    guest: GuestAddress | None = None
+    alias: str | None = None
+    model: str | None = None
+    """`vfio-pci` and others, of a mediated device."""
+    driver: str | None = None
+    """`<driver name>`: `vfio`, or what older releases knew."""
+    driver_model: str | None = None
+    iommufd: bool | None = None
+    display: bool = False
+    ramfb: bool = False
+    boot_order: int | None = None
+    rom_file: str | None = None
+    acpi_nodes: str | None = None
+    """`<acpi nodeset>`: cells of the guest that are its own."""
+    is_unassigned: bool = False
+    """Whether the domain keeps it from others, and the guest does not have it."""
+    disk_target: str | None = None
+    """`vda`: the disk of the guest that an NVMe controller of the host is behind."""
+    has_rom: bool = True
+    """Whether the guest sees its option ROM; not with `<rom bar='off'>` or `enabled='no'`."""
+
+    @property
+    def name(self) -> str:
+        """The address or the UUID; empty for what is neither."""
+        return str(self.address) if self.address is not None else self.uuid or ""
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the guest sees the device itself: not as an NVMe disk, and not unassigned."""
+        return not self.is_unassigned and self.element != "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """How a device is given to a guest."""
+
+    is_managed: bool = False
+    """Whether libvirt binds and unbinds it."""
+    display: bool = False
+    """Whether QEMU shows the vGPU's own display."""
+    ramfb: bool = False
+    """Whether it shows a framebuffer until the guest's driver has the vGPU."""
+    rom: str | None = None
+    """An absolute path, or NO_ROM."""
+    boot_order: int | None = None
+    driver_model: str | None = None
+    """The VFIO driver that libvirt binds it to."""
+    has_iommufd: bool = False
+    """Whether QEMU opens it through /dev/iommu."""
+    is_unassigned: bool = False
+    """Whether libvirt takes it from the host, and the guest does not get it."""
+    acpi_nodes: str | None = None
+    """Cells of the guest that are the device's own memory: `1-8`."""
+    has_vga: bool = False
+    """Whether it answers to the legacy addresses of VGA, for SeaBIOS."""
+    subsystem: str | None = None
+    """What the guest sees as its subsystem, `17aa:3aff`, where a driver asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWish:
+    """A device of the host, by its address or UUID, as a user names it."""
+
+    name: str
+    hand_over: HandOver = HandOver()
+    is_alone: bool = False
+    """Whether the other functions of its slot stay out."""
+
+
+@dataclass(frozen=True, slots=True)
+class QemuProperty:
+    """A property of QEMU's device that libvirt has no word for (`<qemu:override>`)."""
+
+    name: str
+    type: Literal["bool", "unsigned"]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuestHostdev:
+    """A device of the host with its place in the guest; `title` is what pci.ids calls it."""
+
+    device: DomainHostdev
+    title: str
+    properties: tuple[QemuProperty, ...] = ()
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+"""What libvirt has for mediated devices, by the API that they serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One device of a guest; of a mediated device `functions` are none."""
+
+    functions: tuple[PciDevice, ...]
+    vgpu: Vgpu | None
+    model: str | None
+    """The hostdev model of a mediated device."""
+    hand_over: HandOver
+    is_vendor_function: bool
+    """Whether it stays on its vendor's driver, as a vGPU."""
+    numa_node: int | None
+    root_complex: str | None
+    """`pci0000:40`; None of a parent that is no PCI function."""
+    iommu_group: int | None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the guest gets it, and the domain does not only keep it from others."""
+        return not self.hand_over.is_unassigned
+
+    @property
+    def name(self) -> str:
+        """The address of its first function, or the UUID."""
+        return str(self.functions[0].address) if self.functions else self.vgpu_uuid
+
+    @property
+    def vgpu_uuid(self) -> str:
+        """Of a mediated device."""
+        return (self.vgpu.uuid if self.vgpu is not None else None) or ""
+
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """The addresses of its functions, or the UUID."""
+        return tuple(str(device.address) for device in self.functions) or (self.vgpu_uuid,)
+
+    @property
+    def names(self) -> str:
+        """All of its functions, or the UUID."""
+        return ", ".join(self.function_names)
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a device is named as mediated devices are."""
+    return _UUID.fullmatch(text) is not None
+
+
+def units_of(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> tuple[Unit, ...]:
+    """The named devices in the order of naming, slots whole; nothing twice.
+
+    Raises:
+        UnknownDevice: the host has no such device or vGPU.
+        Refusal: it is a bridge, or a vGPU of a kind that no domain has.
+        UsageError: it is named twice, with other options.
+
+    """
+    known = tuple(wishes)
+    named = [_named(host, wish) for wish in known if not is_uuid(wish.name)]
+    _refuse_bridges(host, [device for device in named if device.is_bridge])
+    _refuse_contradictions(host, known)
+    slots: dict[object, Unit] = {}
+    for wish in known:
+        unit = _mediated(host, wish) if is_uuid(wish.name) else _functions(host, wish)
+        first = unit.functions[0] if unit.functions else None
+        key: object = unit.vgpu_uuid
+        if first is not None:
+            place = first.address if first.physical_function else first.address.slot
+            key = (place, unit.is_seen)
+        slots[key] = _joined(slots[key], unit) if key in slots else unit
+    return tuple(_apart(slots.values(), host, known))
+
+
+def _apart(
+    units: Iterable[Unit], host: HostSnapshot, wishes: Iterable[DeviceWish]
+) -> Iterator[Unit]:
+    """Each function once: in the guest where it is named so, else outside where its slot is."""
+    units = tuple(units)
+    unseen = {f.address for unit in units if not unit.is_seen for f in unit.functions}
+    if not unseen:
+        yield from units
+        return
+    seen = (w for w in wishes if not (w.hand_over.is_unassigned or is_uuid(w.name)))
+    unseen -= {_named(host, wish).address for wish in seen}
+    for unit in units:
+        own = tuple(f for f in unit.functions if (f.address in unseen) is not unit.is_seen)
+        if own or not unit.functions:
+            yield replace(unit, functions=own)
+
+
+def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
+    for device in bridges:
+        from vfiomgr.diagnostic import refuse_if_any  # noqa: PLC0415 - slow
+        from vfiomgr.passthrough.guards import bridge  # noqa: PLC0415 - slow
+
+        refuse_if_any(bridge(host, device), frozenset())
+
+
+def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> None:
+    """A device named twice has one set of options.
+
+    Raises:
+        UsageError: it has two.
+
+    """
+    seen: dict[str, DeviceWish] = {}
+    for wish in wishes:
+        name = wish.name.lower() if is_uuid(wish.name) else str(_named(host, wish).address)
+        if seen.setdefault(name, wish).hand_over != wish.hand_over:
+            message = f"{name} is named twice, with different options"
+            raise UsageError(message, "name it once, with the options that it is to have")
+
+
+def _named(host: HostSnapshot, wish: DeviceWish) -> PciDevice:
+    return host.device(host.parse_address(wish.name))
+
+
+def _functions(host: HostSnapshot, wish: DeviceWish) -> Unit:
+    device = _named(host, wish)
+    functions = (device,) if wish.is_alone else host.slot(device)
+    ordered = tuple(sorted(functions, key=lambda function: function.address))
+    return Unit(
+        functions=ordered,
+        vgpu=host.vgpu(str(device.address)),
+        model=None,
+        hand_over=wish.hand_over,
+        is_vendor_function=host.is_vendor_function(device),
+        numa_node=device.numa_node,
+        root_complex=root_complex(device),
+        iommu_group=device.iommu_group,
+    )
+
+
+def _mediated(host: HostSnapshot, wish: DeviceWish) -> Unit:
+    vgpu = host.vgpu(wish.name)
+    if vgpu is None:
+        message = f"there is no active vGPU {wish.name}"
+        raise UnknownDevice(message, "vfiomgr vgpu list shows the active ones")
+    model = device_api(host, vgpu)
+    if model not in HOSTDEV_MODELS:
+        message = f"libvirt has no hostdev model for the device API {model!r} of {vgpu.uuid}"
+        raise UsageError(message, f"it knows {', '.join(HOSTDEV_MODELS)}")
+    parent = host.device_named(vgpu.parent)
+    node = vgpu.numa_node if parent is None else parent.numa_node
+    return Unit(
+        functions=(),
+        vgpu=vgpu,
+        model=model,
+        hand_over=wish.hand_over,
+        is_vendor_function=False,
+        numa_node=node,
+        root_complex=None if parent is None else root_complex(parent),
+        iommu_group=vgpu.iommu_group,
+    )
+
+
+def device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
+    """`device_api` of the vGPU's type; a recorded host may not tell, GPUs have vfio-pci."""
+    for parent in host.vgpu_parents:
+        for vgpu_type in parent.types:
+            if (parent.name, vgpu_type.id) == (vgpu.parent, vgpu.type) and vgpu_type.device_api:
+                return vgpu_type.device_api
+    return "vfio-pci"
+
+
+def root_complex(device: PciDevice) -> str | None:
+    """`pci0000:40`, where the path of its bridges begins."""
+    return device.bridge_path.partition("/")[0] or None
+
+
+def _joined(one: Unit, other: Unit) -> Unit:
+    """Two units of one slot with the functions of both; what was said of the first counts."""
+    functions = {device.address: device for device in (*one.functions, *other.functions)}
+    hand_over = one.hand_over if one.hand_over != HandOver() else other.hand_over
+    joined = tuple(functions[address] for address in sorted(functions))
+    return replace(one, functions=joined, hand_over=hand_over)

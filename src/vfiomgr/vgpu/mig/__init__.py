@@ -1,0 +1,1 @@
+"""GPU instances (MIG) and the modes of NVIDIA's GPUs."""

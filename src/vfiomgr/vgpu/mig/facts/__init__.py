@@ -1,0 +1,1 @@
+"""Modes and GPU instances, as nvidia-smi reports them."""

@@ -1,0 +1,129 @@
+"""Where GPU instances (MIG) fit on a GPU, beside those that stay.
+
+Instances share no slice of memory, and together take no more multiprocessors, decoders, encoders,
+JPEG and optical-flow engines than the GPU has: as many as its largest profile. The driver, which
+knows more, has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.vgpu.mig.model import InstancePlace, InstanceProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """An instance of a profile somewhere."""
+
+    profile: InstanceProfile
+    start: int
+
+    @property
+    def slices(self) -> range:
+        """The memory that it has."""
+        return range(self.start, self.start + self.profile.size)
+
+    def overlaps(self, other: range) -> bool:
+        """Whether both have some memory."""
+        return self.slices.start < other.stop and other.start < self.slices.stop
+
+
+def lay_out(
+    partition: GpuPartition, wanted: Mapping[int, int], fixed: Sequence[GpuInstance] = ()
+) -> tuple[InstancePlace, ...] | None:
+    """Places for so many more of each profile beside what is fixed; None where they do not fit.
+
+    Instances that are there already keep their places where that can be. A new one goes where it
+    takes the fewest places from others: small ones to the end, as the driver does it.
+    """
+    profiles = {known.id: known for known in partition.profiles}
+    pieces = [profiles[number] for number, count in wanted.items() for _ in range(count)]
+    pieces.sort(key=lambda profile: (-profile.size, len(profile.starts), profile.id))
+    if any(_excess(partition, wanted, fixed)) or not _has_engines(partition, pieces, fixed):
+        return None
+    taken = [range(one.start, one.start + one.size) for one in fixed]
+    idle = [one for one in partition.instances if one not in fixed and wanted.get(one.profile)]
+    candidates = {profile.id: _candidates(partition, profile, idle) for profile in pieces}
+    found = _search(pieces, candidates, taken)
+    if found is None:
+        return None
+    there = {(one.profile, one.start): one.place for one in partition.instances}
+    return tuple(
+        there.get((piece.profile.id, piece.start))
+        or InstancePlace(piece.profile.id, piece.profile.name, piece.start)
+        for piece in sorted(found, key=lambda piece: piece.start)
+    )
+
+
+def more_of(partition: GpuPartition, profile: InstanceProfile) -> int:
+    """How many more instances of a profile can be made beside all that are there."""
+    for count in range(profile.free, 0, -1):
+        if lay_out(partition, {profile.id: count}, partition.instances) is not None:
+            return count
+    return 0
+
+
+def _excess(
+    partition: GpuPartition, wanted: Mapping[int, int], fixed: Sequence[GpuInstance]
+) -> Iterator[bool]:
+    """Whether there would be more of a profile than the GPU holds."""
+    for profile in partition.profiles:
+        count = wanted.get(profile.id, 0)
+        there = sum(one.profile == profile.id for one in fixed)
+        yield bool(count) and count + there > profile.total
+
+
+def _has_engines(
+    partition: GpuPartition, pieces: Sequence[InstanceProfile], fixed: Sequence[GpuInstance]
+) -> bool:
+    known = {profile.id: profile.engines for profile in partition.profiles}
+    used = [known.get(one.profile, ()) for one in fixed] + [piece.engines for piece in pieces]
+    whole = map(max, _columns(known.values()))
+    return all(sum(one) <= most for one, most in zip(_columns(used), whole, strict=False))
+
+
+def _columns(rows: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Engine by engine, of the profiles that tell theirs."""
+    return zip(*(row for row in rows if row), strict=False)
+
+
+def _candidates(
+    partition: GpuPartition, profile: InstanceProfile, idle: Sequence[GpuInstance]
+) -> list[_Piece]:
+    """The places of a profile, those first that disturb the least of what may stay (`idle`)."""
+    there = {(one.profile, one.start) for one in idle}
+    every = [_Piece(other, start) for other in partition.profiles for start in other.starts]
+
+    def disturbance(piece: _Piece) -> tuple[bool, int, int, int]:
+        hit = sum(piece.overlaps(range(one.start, one.start + one.size)) for one in idle)
+        blocked = sum(piece.overlaps(other.slices) for other in every)
+        return (profile.id, piece.start) not in there, hit, blocked, -piece.start
+
+    return sorted((_Piece(profile, start) for start in profile.starts), key=disturbance)
+
+
+def _search(
+    pieces: Sequence[InstanceProfile],
+    candidates: Mapping[int, Sequence[_Piece]],
+    taken: list[range],
+    begin: int = 0,
+) -> list[_Piece] | None:
+    """The first way to place all; those of one profile in the order of its candidates."""
+    if not pieces:
+        return []
+    first, *rest = pieces
+    for number, piece in enumerate(candidates[first.id][begin:], start=begin):
+        if any(piece.overlaps(other) for other in taken):
+            continue
+        again = number + 1 if rest and rest[0].id == first.id else 0
+        found = _search(rest, candidates, [*taken, piece.slices], again)
+        if found is not None:
+            return [piece, *found]
+    return None

@@ -1,0 +1,181 @@
+"""GPU instances (MIG) as parts of other plans: made for vGPUs, kept, put away and given back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Objection
+from vfiomgr.engine.plan import Plan
+from vfiomgr.errors import Refusal
+from vfiomgr.vgpu.capacity import gpus
+from vfiomgr.vgpu.mig.capacity import lacking, occupants
+from vfiomgr.vgpu.mig.model import InstancePlace, counted
+from vfiomgr.vgpu.mig.placement import lay_out
+from vfiomgr.vgpu.mig.steps import SetGpuInstances
+from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.pci.model import DeviceIdentity, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.capacity import Gpu
+    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition
+    from vfiomgr.vgpu.model import Vgpu, VgpuType
+
+
+def needed(host: HostSnapshot, steps: Sequence[Step]) -> tuple[SetGpuInstances, ...]:
+    """What has to be made first of GPU instances for the vGPUs that steps make.
+
+    Raises:
+        Refusal: they do not fit beside those that are there.
+
+    """
+    found: list[SetGpuInstances] = []
+    for gpu in gpus(host):
+        if gpu.partition is None or gpu.device is None:
+            continue
+        missing = lacking(gpu, _made_on(gpu, steps))
+        if missing:
+            found.append(_addition(gpu.device.identity, gpu.partition, missing))
+    return tuple(found)
+
+
+def notes(steps: Iterable[SetGpuInstances]) -> Iterator[str]:
+    """What to tell of GPU instances that are made on the way."""
+    for step in steps:
+        yield (
+            f"{step.device.address}: its GPU instances {counted(step.made)} are made for this, and "
+            f"stay until vfiomgr vgpu instances set or clear"
+        )
+
+
+def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> Plan:
+    """Have the GPU instances of these profiles, whatever else is there.
+
+    Raises:
+        Refusal: they do not fit, or the GPU has no such profile.
+
+    """
+    plan = Plan(f"divide {device}", ())
+    partition = host.partition(str(device.address))
+    if not names or partition is None:
+        return plan
+    missing: dict[int, int] = {}
+    for name in dict.fromkeys(names):
+        profile = partition.called(name)
+        if profile is None:
+            message = f"{device} has no GPU instance profile {name}"
+            raise Refusal(message, f"it has {', '.join(p.name for p in partition.profiles)}")
+        there = sum(one.profile == profile.id for one in partition.instances)
+        if names.count(name) > there:
+            missing[profile.id] = names.count(name) - there
+    return Plan(
+        plan.summary,
+        (_addition(device.identity, partition, missing),) if missing else (),
+    )
+
+
+def exchange(
+    host: HostSnapshot, device: PciDevice, after: tuple[InstancePlace, ...]
+) -> tuple[SetGpuInstances, ...]:
+    """From the GPU instances that a GPU has to others."""
+    partition = host.partition(str(device.address))
+    before = partition.places if partition is not None else ()
+    if set(before) == set(after):
+        return ()
+    return (SetGpuInstances(device.identity, before, after),)
+
+
+def places(host: HostSnapshot, device: PciDevice) -> tuple[InstancePlace, ...]:
+    """The GPU instances that a GPU has, as far as nvidia-smi tells."""
+    partition = host.partition(str(device.address))
+    return () if partition is None else partition.places
+
+
+def unmovable(
+    host: HostSnapshot, device: PciDevice, instances: Iterable[GpuInstance] | None = None
+) -> Iterator[Objection]:
+    """Why GPU instances of a GPU, all unless told, cannot be destroyed, or not given back."""
+    partition = host.partition(str(device.address))
+    if partition is None:
+        return
+    for instance in partition.instances if instances is None else instances:
+        held = users(host, device, instance)
+        if held:
+            yield Objection(
+                f"{instance} of {device} is in use: {', '.join(held)}",
+                _release(host, device, instance),
+            )
+        elif not instance.is_whole:
+            parts = ", ".join(instance.compute_instances)
+            where = f"-gi {instance.id} -i {device.address}"
+            yield Objection(
+                f"{instance} of {device} is divided further, into compute instances that no "
+                f"failure could give back: {parts}",
+                f"destroy them first: nvidia-smi mig -dci {where}",
+            )
+
+
+def users(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> list[str]:
+    """The vGPUs and the processes that live in a GPU instance."""
+    inside = _inside(host, device, instance)
+    told = [str(v) if v.gpu_instance is not None else f"{v} (perhaps)" for v in inside]
+    return [*told, *instance.processes]
+
+
+def _release(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> str:
+    """What would take a GPU instance out of use."""
+    names = " ".join(vgpu.name for vgpu in _inside(host, device, instance))
+    parts = [f"remove its vGPUs first: vfiomgr vgpu remove {names}"] if names else []
+    parts += ["end its processes first"] if instance.processes else []
+    return ", and ".join(parts)
+
+
+def _inside(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> list[Vgpu]:
+    name = str(device.address)
+    gpu = next((known for known in gpus(host) if known.name == name), None)
+    return occupants(gpu, instance) if gpu is not None else []
+
+
+def _made_on(gpu: Gpu, steps: Sequence[Step]) -> Iterator[VgpuType]:
+    """The types of the vGPUs that steps make on a GPU."""
+    kinds = {kind.id: kind for kind in gpu.types}
+    parents = {parent.name for parent in gpu.parents}
+    for step in steps:
+        match step:
+            case CreateMdev(parent=parent, type_id=type_id) if parent in parents:
+                made = kinds.get(type_id)
+            case SetVgpuType() if step.after and str(step.device.address) in parents:
+                made = kinds.get(str(step.after))
+            case _:
+                made = None
+        if made is not None:
+            yield made
+
+
+def _addition(
+    device: DeviceIdentity, partition: GpuPartition, missing: Mapping[int, int]
+) -> SetGpuInstances:
+    """More GPU instances beside all that are there; the driver's own count holds too."""
+    free = {profile.id: profile.free for profile in partition.profiles}
+    after = None
+    if all(count <= free.get(number, 0) for number, count in missing.items()):
+        after = lay_out(partition, missing, partition.instances)
+    if after is None:
+        raise _no_room(device, partition, missing)
+    return SetGpuInstances(device, partition.places, (*partition.places, *after))
+
+
+def _no_room(
+    device: DeviceIdentity, partition: GpuPartition, missing: Mapping[int, int]
+) -> Refusal:
+    known = {profile.id: profile.name for profile in partition.profiles}
+    wanted = ", ".join(
+        f"{count} x {known.get(number, number)}" for number, count in missing.items()
+    )
+    there = counted(partition.places)
+    message = f"{device.address} has no room for GPU instances {wanted} beside those there: {there}"
+    remedy = f"divide it otherwise: vfiomgr vgpu instances set {device.address} PROFILE=COUNT"
+    return Refusal(message, remedy)

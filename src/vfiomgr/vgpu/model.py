@@ -1,0 +1,270 @@
+"""vGPUs: one model over every family. What a GPU can make, where, and what it has made.
+
+A *parent* is a place where instances are made: a device with mediated device types (a GPU, or each
+of its virtual functions), or a virtual function that the vendor's driver exposes through VFIO.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.paths import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vfiomgr.paths import HostPath
+
+
+Family = Literal["mdev", "vendor-vfio", "sriov-vf"]
+"""How instances are made and handed over, probed from what is there.
+
+`mdev`: a UUID is written to a type's `create` (drivers/vfio/mdev/mdev_sysfs.c). `vendor-vfio`: a
+type's number is written to `nvidia/current_vgpu_type` of a virtual function. `sriov-vf`: a virtual
+function is one whole, with quotas of its GPU (Intel), or what its driver was loaded with (AMD).
+"""
+
+_MAKER = re.compile(r"^(?:NVIDIA|GRID)[ _]+", re.IGNORECASE)
+_NVIDIA_NAME = re.compile(
+    r"(?:.*[ _])?(?P<short>[^ _]+-(?:[0-9]+-)?(?P<size>[0-9]+)(?P<series>[ABCQ])[A-Z0-9]*)"
+)
+"""`NVIDIA A40-1B`, `GRID T4-2B4`, `GRID A100-1-5C` (one slice), `NVIDIA RTX Pro 6000 … DC-48C`.
+
+The last word is the name of the type, as NVIDIA's own tools have it (parseMdevTypeName in
+pkg/nvmdev of go-nvlib); what stands before it is the maker and, of some cards, the model.
+"""
+_GPU_INSTANCE_NAME = re.compile(
+    r"(?P<plain>.+-[1-9]-[0-9]+[ABCQ])(?:MEALL|NOME|ME|GFX)?", re.IGNORECASE
+)
+"""A type that lives in a GPU instance (MIG), perhaps with the attribute of that instance.
+
+See migBackedRegex in pkg/types of NVIDIA's vgpu-device-manager.
+"""
+_FIELD = re.compile(r"(\w+)\s*[=:]\s*([^,\n]+)")
+_MIB = re.compile(r"([0-9]+) ?MB?\b")
+_RESOLUTION = re.compile(r"\b([0-9]{3,5}x[0-9]{3,5})\b")
+_HALF = 512
+"""MiB of a vGPU whose name says 0 GiB, e.g. `GRID M60-0B`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuType:
+    """A type of vGPU as its driver tells of it; None where nothing says."""
+
+    id: str
+    """`nvidia-558`, `mbochs-small`; the number alone in the vendor's own interface."""
+    name: str | None
+    description: str | None
+    device_api: str | None
+    series: str | None
+    """NVIDIA's letter for its use: A(pplications), B(usiness), C(ompute), Q(uadro)."""
+    framebuffer: int | None
+    """MiB of one instance."""
+    heads: int | None
+    resolution: str | None
+    max_instances: int | None
+    """How many a whole GPU carries."""
+    instance_profile: int | None = None
+    """With MIG: the number of the profile of the GPU instances that it lives in."""
+    per_instance: int | None = None
+    """With MIG: how many of it share one GPU instance."""
+
+    @property
+    def model_name(self) -> str | None:
+        """The name without its maker: `A10-4Q`, `RTX Pro 6000 Blackwell DC-48C`."""
+        return self.name and _MAKER.sub("", self.name)
+
+    @property
+    def short_name(self) -> str | None:
+        """The name by itself: `A10-4Q`, `DC-48C`. Types of different cards may share one."""
+        nvidia = _NVIDIA_NAME.fullmatch(self.name or "")
+        return nvidia["short"] if nvidia else self.model_name
+
+    @property
+    def number(self) -> str:
+        """What of the identifier is the type's own: the driver's name before it varies."""
+        return self.id.rpartition("-")[2]
+
+    def __str__(self) -> str:
+        """`nvidia-558 (NVIDIA A40-2Q)`."""
+        return f"{self.id} ({self.name})" if self.name and self.name != self.id else self.id
+
+
+@lru_cache(maxsize=4096)
+def describe_type(
+    type_id: str,
+    name: str | None = None,
+    description: str | None = None,
+    device_api: str | None = None,
+) -> VgpuType:
+    """A type with all that its name and its description tell.
+
+    Descriptions are NVIDIA's (`num_heads=4, framebuffer=1024M, …, max_instance=32`), GVT-g's
+    (`low_gm_size: 128MB`, … a line each), and those of samples/vfio-mdev of the kernel.
+    """
+    text = ", ".join((description or "").splitlines())
+    fields = {key.lower(): value.strip() for key, value in _FIELD.findall(text)}
+    nvidia = _NVIDIA_NAME.fullmatch(name or "")
+    resolution = _RESOLUTION.search(text)
+    return VgpuType(
+        id=type_id,
+        name=name,
+        description=text or None,
+        device_api=device_api,
+        series=nvidia["series"] if nvidia else None,
+        framebuffer=_framebuffer(fields, text, nvidia and nvidia["size"]),
+        heads=_number(fields.get("num_heads")),
+        resolution=resolution[1] if resolution else None,
+        max_instances=_number(fields.get("max_instance")),
+    )
+
+
+def lives_in_gpu_instance(name: str) -> bool:
+    """Whether a name is that of a type which lives in a GPU instance (MIG): `A100-1-5CME`."""
+    return _GPU_INSTANCE_NAME.fullmatch(name) is not None
+
+
+def _without_attribute(name: str) -> str:
+    """A name without the attribute of its GPU instance: `DC-1-24Q` for `DC-1-24QGFX`."""
+    match = _GPU_INSTANCE_NAME.fullmatch(name)
+    return match["plain"] if match else name
+
+
+def types_called(kinds: Iterable[VgpuType], text: str) -> list[VgpuType]:
+    """The types of one GPU that a text means.
+
+    Identifiers and full names come before short names. Where the driver has no such name, the
+    attribute of a GPU instance (ME, NOME, MEALL, GFX) is left out: NVIDIA's configurations for the
+    RTX Pro 6000 Blackwell ask for DC-1-24QGFX, and its driver calls that type DC-1-24Q
+    (SetVGPUConfig in pkg/vgpu of vgpu-device-manager).
+    """
+    known = list(kinds)
+    return _called(known, text) or _called(known, _without_attribute(text))
+
+
+def _called(kinds: Sequence[VgpuType], text: str) -> list[VgpuType]:
+    wanted = _folded(text)
+    exact = [kind for kind in kinds if wanted in _exact_names(kind)]
+    return exact or [k for k in kinds if k.short_name and wanted == _folded(k.short_name)]
+
+
+@lru_cache(maxsize=4096)
+def _exact_names(kind: VgpuType) -> frozenset[str]:
+    number = kind.number if kind.number.isdecimal() else kind.id
+    names = (kind.id, number, kind.name, kind.model_name)
+    return frozenset(_folded(name) for name in names if name)
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", " ")
+
+
+def _framebuffer(fields: dict[str, str], text: str, gigabytes: str | None) -> int | None:
+    """MiB: what the description says; of GVT-g both parts; else what NVIDIA's name says."""
+    if "framebuffer" in fields:
+        return _number(fields["framebuffer"])
+    parts = [_number(fields.get(key)) for key in ("low_gm_size", "high_gm_size")]
+    if any(parts):
+        return sum(part or 0 for part in parts)
+    plain = _MIB.search(text)
+    if plain:
+        return int(plain[1])
+    return None if gigabytes is None else int(gigabytes) * 1024 or _HALF
+
+
+def _number(text: str | None) -> int | None:
+    found = re.match(r"[0-9]+", text or "")
+    return int(found[0]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuParent:
+    """A place where instances are made: a PCI address or the name of a virtual device."""
+
+    name: str
+    path: str
+    family: Family
+    driver: str | None
+    gpu: str
+    """The GPU whose memory its instances take: the physical function, or itself."""
+    types: tuple[VgpuType, ...]
+    available: tuple[int | None, ...]
+    """How many of each type the driver would make here now; None where it does not say."""
+
+    @property
+    def is_virtual_function(self) -> bool:
+        """Whether it carries one instance at most."""
+        return self.gpu != self.name
+
+    def offers(self, type_id: str) -> int | None:
+        """How many of a type the driver would make here now; 0 of one that it does not name."""
+        for known, available in zip(self.types, self.available, strict=True):
+            if known.id == type_id:
+                return available
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMode:
+    """How a GPU divides its memory, as nvidia-smi tells; None where it does not."""
+
+    gpu: str
+    heterogeneous: bool | None
+    """Whether instances of different sizes go together."""
+    mig: bool | None
+    framebuffer: int | None
+    """MiB of the whole GPU."""
+    mixes_sizes: bool | None = None
+    """Whether it can be heterogeneous."""
+    pending_mig: bool | None = None
+    """What MIG will be after a reset of the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class WedgedFunction:
+    """A virtual function that rejected a type which its driver went on offering."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vgpu:
+    """One active instance; a mediated device has a UUID, a virtual function its address alone."""
+
+    uuid: str | None
+    family: Family
+    parent: str
+    type: str
+    type_name: str | None
+    driver: str | None
+    iommu_group: int | None
+    vfio_device: str | None
+    numa_node: int | None
+    gpu_instance: int | None = None
+    """With MIG: the number of the GPU instance that it lives in, where its driver tells."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in commands: its UUID, or the address of its virtual function."""
+        return self.uuid or self.parent
+
+    def __str__(self) -> str:
+        """`vGPU f715f63c-…`."""
+        return f"vGPU {self.name}"
+
+
+MARKS = RUNTIME / "vgpus"
+
+
+def mark_file(vgpu: Vgpu) -> HostPath:
+    """Where the mark of a vGPU is."""
+    return MARKS / vgpu.name
+
+
+def mark_of(vgpu: Vgpu) -> str:
+    """What it says: of another parent or type by now, the vGPU is somebody else's."""
+    return f"{vgpu.parent} {vgpu.type}\n"

@@ -1,0 +1,363 @@
+"""Which type of vGPU serves a request, and on which GPUs its instances are made."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.capacity import Gpu, Room, by_number, gpus, in_order, room, why_none_is_free
+from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.requests import CreateVgpu
+
+_MOST_REASONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance is made, of which type."""
+
+    gpu: Gpu
+    parent: VgpuParent
+    type: VgpuType
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The places of all instances of a request, and why they are not elsewhere."""
+
+    places: tuple[Placement, ...]
+    notes: tuple[str, ...]
+
+
+def choose(host: HostSnapshot, intent: CreateVgpu) -> Choice:
+    """Find places for all instances that are asked for.
+
+    Raises:
+        UnknownDevice: no such parent, or no type that would ever serve.
+        Refusal: there is no room for all of them; why, for each GPU.
+
+    """
+    asked = _asked_gpus(host, intent)
+    fitting = {gpu.name: _serving(gpu, intent) for gpu in asked}
+    if not any(fitting.values()):
+        raise _no_such_type(asked, intent)
+    reasons: dict[str, str] = {}
+    open_gpus = [gpu for gpu in asked if _is_open(gpu, fitting[gpu.name], intent, reasons)]
+    count = len(intent.uuids)
+    sizes = _sizes(fitting[gpu.name] for gpu in open_gpus)
+    for makes_instances, size in itertools.product((False, True), sizes):
+        candidates = list(_candidates(open_gpus, fitting, size, makes_instances=makes_instances))
+        if sum(found.more for _, found in candidates) >= count:
+            considered = {gpu.name for gpu, _ in candidates}
+            for gpu in open_gpus:
+                if gpu.name not in considered:
+                    reasons[gpu.name] = _why_none(gpu, fitting[gpu.name])
+            return _placed(candidates, intent, reasons)
+    raise _no_room(open_gpus, fitting, intent, reasons)
+
+
+def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
+    """The GPU of a name, with all its parents, or with the one of that name alone.
+
+    Raises:
+        UnknownDevice: there is no such device, or it makes no vGPUs.
+
+    """
+    known = gpus(host)
+    for gpu in known:
+        if _is_same(name, gpu.name):
+            return [gpu]
+    for gpu in known:
+        for parent in gpu.parents:
+            if _is_same(name, parent.name):
+                return [replace(gpu, asked=parent.name)]
+    raise _no_parent(host, name, known)
+
+
+def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDevice:
+    if ":" not in name:  # as only addresses have
+        names = ", ".join(gpu.name for gpu in known)
+        message = f"there is no device {name} that makes vGPUs"
+        message += f"; these do: {names}" if known else ": no device of this host does"
+        return UnknownDevice(message, "vfiomgr vgpu types shows what each can make")
+    device = host.device(host.parse_address(name))
+    message = f"{device} makes no vGPUs now"
+    if device.sriov_totalvfs and not device.virtual_functions:
+        remedy = f"its virtual functions may: vfiomgr sriov set {device.address} N makes them"
+    elif device.is_on_vfio:
+        remedy = f"it is on {device.driver}: give it back with vfiomgr unbind {device.address}"
+    else:
+        remedy = "load the vendor's vGPU driver; vfiomgr vgpu types shows which devices do"
+    return UnknownDevice(message, remedy)
+
+
+def _is_same(text: str, name: str) -> bool:
+    """Whether both are one name, or one PCI address however it is written."""
+    try:
+        return text == name or PciAddress.parse(text) == PciAddress.parse(name)
+    except UsageError:
+        return False
+
+
+def _asked_gpus(host: HostSnapshot, intent: CreateVgpu) -> list[Gpu]:
+    found = find_parents(host, intent.parent) if intent.parent is not None else list(gpus(host))
+    if not found:
+        message = "no device of this host makes vGPUs"
+        raise UnknownDevice(
+            message, "load the vendor's vGPU driver, and enable its virtual functions"
+        )
+    return found
+
+
+def _serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
+    """The types of a GPU that serve a request, the smallest first."""
+    return sorted(serving(gpu, intent), key=_by_size)
+
+
+def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
+    """Memory, then heads; what cannot be compared comes last."""
+    unknown = kind.framebuffer is None
+    return int(unknown), kind.framebuffer or 0, kind.heads or 0, by_number(kind)
+
+
+def serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
+    """The types of a GPU that a request means, by name or by need, in the order of the driver."""
+    kinds = gpu.types if intent.type is None else types_called(gpu.types, intent.type)
+    return [kind for kind in kinds if _meets_need(kind, intent)]
+
+
+def _meets_need(kind: VgpuType, intent: CreateVgpu) -> bool:
+    if intent.series is not None and kind.series != intent.series:
+        return False
+    if intent.framebuffer is not None and (kind.framebuffer or 0) < intent.framebuffer:
+        return False
+    return intent.heads is None or (kind.heads or 0) >= intent.heads
+
+
+def _is_open(
+    gpu: Gpu, kinds: Sequence[VgpuType], intent: CreateVgpu, reasons: dict[str, str]
+) -> bool:
+    """Whether a GPU may be considered at all; else a reason."""
+    if not kinds:
+        reasons[gpu.name] = f"has no type {_request(intent)}"
+    elif intent.numa_node is not None and gpu.numa_node != intent.numa_node:
+        node = "none" if gpu.numa_node is None else gpu.numa_node
+        reasons[gpu.name] = f"its NUMA node is {node}, not {intent.numa_node}"
+    else:
+        return True
+    return False
+
+
+def _sizes(fitting: Iterable[Sequence[VgpuType]]) -> list[int | None]:
+    """The sizes that serve, in their order: larger ones only where the smaller do not suffice."""
+    found = {kind.framebuffer for kinds in fitting for kind in kinds}
+    known: list[int | None] = [*sorted(size for size in found if size is not None)]
+    return [*known, None] if None in found else known
+
+
+def _candidates(
+    open_gpus: Sequence[Gpu],
+    fitting: dict[str, list[VgpuType]],
+    size: int | None,
+    *,
+    makes_instances: bool,
+) -> Iterator[tuple[Gpu, Room]]:
+    """Each GPU with the smallest of its types, up to a size, that it has room for.
+
+    GPU instances (MIG) are made only where those that there are do not suffice.
+    """
+    for gpu in open_gpus:
+        for kind in fitting[gpu.name]:
+            if size is not None and (kind.framebuffer is None or kind.framebuffer > size):
+                continue
+            found = room(gpu, kind)
+            if makes_instances:
+                found = replace(found, more=found.more + found.makeable)
+            if found.more:
+                yield gpu, found
+                break
+
+
+def _placed(
+    candidates: Sequence[tuple[Gpu, Room]], intent: CreateVgpu, reasons: dict[str, str]
+) -> Choice:
+    count = len(intent.uuids)
+    spread = _share_out(candidates, count, intent.strategy)
+    places: list[Placement] = []
+    notes: list[str] = []
+    for gpu, found in candidates:
+        number = spread[gpu.name]
+        kind = found.type
+        free = sorted(gpu.free, key=lambda parent: not parent.offers(kind.id))
+        if not found.makeable:
+            free = [parent for parent in free if parent.offers(kind.id)] or free
+        parents = free[:number] if gpu.is_divided else free[:1] * number
+        places += [Placement(gpu, parent, kind) for parent in parents]
+        if number:
+            notes.append(f"{gpu.name}: {number} x {kind}, {_why_chosen(gpu, found, number)}")
+        else:
+            reasons[gpu.name] = f"has room, but {intent.strategy} prefers another"
+    order = {gpu.name: place for place, (gpu, _) in enumerate(candidates)}
+    places.sort(key=lambda place: order[place.gpu.name])
+    return Choice(tuple(places), (*notes, *_listed(reasons)))
+
+
+def _why_chosen(gpu: Gpu, found: Room, number: int) -> str:
+    size = found.type.framebuffer
+    parts = [f"room for {'' if found.is_certain else 'at most '}{found.more}"]
+    if not found.is_certain:
+        parts.append("what its free virtual functions offer is not told in full")
+    if gpu.lock is not None and gpu.lock == size:
+        parts.append("has this size already")
+    if gpu.framebuffer and size and gpu.partition is None:
+        parts.append(f"{gpu.framebuffer - sum(gpu.sizes) - number * size} MiB are left then")
+    return ", ".join(parts)
+
+
+def _share_out(candidates: Sequence[tuple[Gpu, Room]], count: int, strategy: str) -> dict[str, int]:
+    """How many instances each GPU gets.
+
+    `pack` fills GPUs that have instances of this size, then those that lose the least memory to
+    it, one after the other; `spread` gives each instance to the GPU with the fewest.
+    """
+    given = {gpu.name: 0 for gpu, _ in candidates}
+    room_of = {gpu.name: found.more for gpu, found in candidates}
+    if strategy == "pack":
+        for gpu, _ in sorted(candidates, key=_packing):
+            given[gpu.name] = min(room_of[gpu.name], count - sum(given.values()))
+        return given
+    for _ in range(count):
+        open_ones = [item for item in candidates if given[item[0].name] < room_of[item[0].name]]
+        gpu, _room = min(
+            open_ones,
+            key=lambda item: (len(item[0].instances) + given[item[0].name], _packing(item)),
+        )
+        given[gpu.name] += 1
+    return given
+
+
+def _packing(item: tuple[Gpu, Room]) -> tuple[bool, int, bool, tuple[int, PciAddress | str]]:
+    gpu, found = item
+    is_alike = bool(gpu.instances) and (gpu.lock in (None, found.type.framebuffer))
+    stranded = 0 if is_alike and gpu.lock is not None else found.stranded or 0
+    return not is_alike, stranded, not gpu.instances, in_order(gpu.name)
+
+
+def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | Refusal:
+    """Nothing serves, whatever there is room for."""
+    where = asked[0].name if len(asked) == 1 else "no GPU of this host"
+    kinds = {str(kind): kind for gpu in asked for kind in gpu.types}
+    full = [gpu for gpu in asked if gpu.is_divided and not gpu.free]
+    if len(full) == len(asked) and intent.type not in {kind.id for kind in kinds.values()}:
+        why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
+        text = f"there is no room for a vGPU {_request(intent)}: {'; '.join(why)}"
+        return Refusal(text, "remove one with vfiomgr vgpu remove; vfiomgr vgpu list shows all")
+    verb = "has no" if len(asked) == 1 else "has a"
+    message = f"{where} {verb} vGPU type {_request(intent)}"
+    if not kinds:
+        return Refusal(
+            f"{message}: its driver offers none now", "see dmesg, and nvidia-smi vgpu -c"
+        )
+    message += f"; there is {', '.join(kinds)}"
+    if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
+        message += ", which go together with the vGPUs that run: the driver names no others now"
+        return Refusal(message, "remove those vGPUs first (vfiomgr vgpu list)")
+    untold = _untold(tuple(kinds.values()), intent)
+    if untold:
+        return UnknownDevice(
+            f"{message}, and nothing here tells their {' and '.join(untold)}",
+            f"name one by its identifier: --type {next(iter(kinds.values())).id}",
+        )
+    return UnknownDevice(message, guess(kinds.values(), intent.type or ""))
+
+
+def guess(kinds: Iterable[VgpuType], text: str) -> str:
+    """The remedy for a type that is not there: a name much like it.
+
+    Numbers that differ are those of other types, however alike they look.
+    """
+    number = text.rpartition("-")[2]
+    names = [
+        name
+        for kind in kinds
+        for name in (kind.id, kind.name, kind.short_name)
+        if name and (name != kind.id or not kind.number.isdecimal() or kind.number == number)
+    ]
+    close = difflib.get_close_matches(text, names, n=1)
+    return f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
+
+
+def _untold(kinds: Sequence[VgpuType], intent: CreateVgpu) -> list[str]:
+    """What is asked for, and told of none of the types; an identifier needs no name."""
+    prefixes = {kind.id.removesuffix(kind.number) for kind in kinds}
+    text = intent.type or ""
+    is_identifier = text.isdecimal() or any(text.startswith(prefix) for prefix in prefixes)
+    asked = {
+        "names": text != "" and not is_identifier and all(k.name in (None, k.id) for k in kinds),
+        "memory": intent.framebuffer is not None and all(k.framebuffer is None for k in kinds),
+        "series": intent.series is not None and all(k.series is None for k in kinds),
+        "heads": intent.heads is not None and all(k.heads is None for k in kinds),
+    }
+    return [what for what, is_untold in asked.items() if is_untold]
+
+
+def _no_room(
+    open_gpus: Sequence[Gpu],
+    fitting: dict[str, list[VgpuType]],
+    intent: CreateVgpu,
+    reasons: dict[str, str],
+) -> Refusal:
+    count = len(intent.uuids)
+    room_in_all = 0
+    for gpu in open_gpus:
+        best = max((room(gpu, kind) for kind in fitting[gpu.name]), key=_room_in_the_end)
+        room_in_all += _room_in_the_end(best)
+        reasons[gpu.name] = (
+            f"room for {_room_in_the_end(best)} of {best.type}"
+            if _room_in_the_end(best)
+            else _why_none(gpu, fitting[gpu.name])
+        )
+    wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
+    message = f"there is no room for {wanted} {_request(intent)}"
+    message += f" ({room_in_all} would fit)" if room_in_all else ""
+    return Refusal(
+        f"{message}: {'; '.join(_listed(reasons))}",
+        "remove one with vfiomgr vgpu remove, or ask for another type: vfiomgr vgpu types "
+        "shows what still fits",
+    )
+
+
+def _room_in_the_end(found: Room) -> int:
+    """With the GPU instances that could be made."""
+    return found.more + found.makeable
+
+
+def _why_none(gpu: Gpu, kinds: Sequence[VgpuType]) -> str:
+    """Why a GPU has no room for the types that would serve; one says it for all of its size."""
+    found = {room(gpu, kind).why_not: kind for kind in reversed(kinds)}
+    return "; ".join(f"no room for another {kind}: {why}" for why, kind in found.items())
+
+
+def _listed(reasons: dict[str, str]) -> list[str]:
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    left = len(lines) - _MOST_REASONS
+    return lines if left <= 0 else [*lines[:_MOST_REASONS], f"and {left} more GPUs"]
+
+
+def _request(intent: CreateVgpu) -> str:
+    """What is asked for, in words."""
+    parts = [f"called {intent.type}"] if intent.type is not None else []
+    parts += [f"of series {intent.series}"] if intent.series is not None else []
+    if intent.framebuffer is not None:
+        parts.append(f"of {intent.framebuffer} MiB or more")
+    parts += [f"with {intent.heads} heads or more"] if intent.heads is not None else []
+    return ", ".join(parts) or "of any kind"

@@ -1,0 +1,145 @@
+"""A host as it will be once a part of a plan is done: what the next part is planned on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vfiomgr.snapshot.model import HostUse
+from vfiomgr.vgpu.mig.sriov_manage import makes_by_program
+from vfiomgr.vgpu.model import GpuMode, mark_file
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.mig.model import GpuPartition
+    from vfiomgr.vgpu.model import Vgpu, VgpuParent
+
+
+def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
+    """Once vGPUs are removed."""
+    files = {mark_file(vgpu) for vgpu in vgpus}
+    return replace(
+        host,
+        vgpus=tuple(vgpu for vgpu in host.vgpus if vgpu not in vgpus),
+        vgpu_marks=tuple(mark for mark in host.vgpu_marks if mark.path not in files),
+    )
+
+
+def with_vgpus(host: HostSnapshot, made: Sequence[Vgpu]) -> HostSnapshot:
+    """Once vGPUs are made; what their parents have room for then is what is left of it in shares.
+
+    So share those that divide memory, ports or a number among types of any size.
+    """
+    by_parent: dict[str, list[Vgpu]] = {}
+    for vgpu in made:
+        by_parent.setdefault(vgpu.parent, []).append(vgpu)
+    parents = (_with_less(p, by_parent.get(p.name, ())) for p in host.vgpu_parents)
+    return replace(host, vgpus=(*host.vgpus, *made), vgpu_parents=tuple(parents))
+
+
+def _with_less(parent: VgpuParent, made: Sequence[Vgpu]) -> VgpuParent:
+    if not made:
+        return parent
+    if parent.is_virtual_function:
+        return replace(parent, available=(0,) * len(parent.available))
+    left = list(parent.available)
+    for vgpu in made:
+        before = parent.offers(vgpu.type)
+        if before:
+            left = [None if n is None else n * (before - 1) // before for n in left]
+            parent = replace(parent, available=tuple(left))
+    return parent
+
+
+def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSnapshot:
+    """Once a function has so many virtual ones; of new ones nothing is known yet."""
+    gone = set(device.virtual_functions)
+    names = {str(address) for address in gone}
+    host = with_mode(host, replace(_mode(host, device), heterogeneous=False))
+    if makes_by_program(host, device):
+        host = _with_persistence(host, device)
+    return replace(
+        with_devices(host, [replace(device, virtual_functions=(), sriov_numvfs=count)], gone),
+        vgpu_parents=tuple(p for p in host.vgpu_parents if p.name not in names),
+        origins=tuple(o for o in host.origins if o.device.address not in gone),
+    )
+
+
+def with_mode(host: HostSnapshot, mode: GpuMode) -> HostSnapshot:
+    """Once a GPU is in a mode."""
+    others = (other for other in host.gpu_modes if other.gpu != mode.gpu)
+    host = replace(host, gpu_modes=(*others, mode))
+    return host if mode.mig else replace(host, gpu_partitions=_partitions_but(host, mode.gpu))
+
+
+def without_instances(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
+    """Once a GPU in MIG mode has no GPU instances: there is room for as many as it holds."""
+    partition = host.partition(str(device.address))
+    if partition is None:
+        return host
+    profiles = tuple(replace(profile, free=profile.total) for profile in partition.profiles)
+    empty = replace(partition, profiles=profiles, instances=())
+    return replace(host, gpu_partitions=(*_partitions_but(host, partition.gpu), empty))
+
+
+def _partitions_but(host: HostSnapshot, gpu: str) -> tuple[GpuPartition, ...]:
+    return tuple(other for other in host.gpu_partitions if other.gpu != gpu)
+
+
+def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
+    """Once a GPU's driver is not kept initialised any more."""
+    if host.host_uses is None:
+        return host
+    staying = (
+        use
+        for use in host.host_uses
+        if (use.address, use.kind) != (device.address, "persistence-mode")
+    )
+    return replace(host, host_uses=tuple(staying))
+
+
+def _with_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
+    """Once a GPU's driver is kept initialised."""
+    if host.in_persistence_mode(device.address):
+        return host
+    use = HostUse(device.address, "persistence-mode", "sriov-manage enables it")
+    return replace(host, host_uses=(*(host.host_uses or ()), use))
+
+
+def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot:
+    """Once functions are with the drivers that they had at first; others stay where they are."""
+    changed: list[PciDevice] = []
+    for device in devices:
+        origin = host.origin(device)
+        if origin is not None:
+            state = origin.state
+            changed.append(
+                replace(
+                    device,
+                    driver=state.driver,
+                    driver_override=state.driver_override,
+                    driver_module=origin.driver_module,
+                    vfio_device=None,
+                    vfio_cdev=False,
+                )
+            )
+    moved = {device.address for device in changed}
+    origins = tuple(o for o in host.origins if o.device.address not in moved)
+    return replace(with_devices(host, changed), origins=origins)
+
+
+def with_devices(
+    host: HostSnapshot, changed: Iterable[PciDevice], gone: Collection[object] = ()
+) -> HostSnapshot:
+    """With some functions otherwise, and without some."""
+    new = {device.address: device for device in changed}
+    kept = (new.get(d.address, d) for d in host.devices if d.address not in gone)
+    return replace(host, devices=tuple(kept))
+
+
+def _mode(host: HostSnapshot, device: PciDevice) -> GpuMode:
+    unknown = GpuMode(str(device.address), heterogeneous=None, mig=None, framebuffer=None)
+    return host.gpu_mode(device) or unknown

@@ -1,0 +1,1 @@
+"""GPUs whose drivers share them out among plain virtual functions."""

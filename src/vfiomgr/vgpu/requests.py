@@ -1,0 +1,45 @@
+"""Requests about vGPUs: create and remove them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfiomgr.diagnostic import Allowance
+
+Strategy = Literal["pack", "spread"]
+"""Fill one GPU after the other, or give each the same number of vGPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateVgpu:
+    """Make vGPUs: as many as there are UUIDs, all or none."""
+
+    uuids: tuple[str, ...]
+    """Names for those that are mediated devices; a virtual function keeps its address."""
+    type: str | None = None
+    """By its identifier, its number, its full or its short name."""
+    framebuffer: int | None = None
+    """MiB or more; the smallest type that serves is taken."""
+    series: str | None = None
+    heads: int | None = None
+    parent: str | None = None
+    """On this device alone: a GPU, or one of its virtual functions."""
+    numa_node: int | None = None
+    strategy: Strategy = "pack"
+    places: tuple[tuple[str, str], ...] = ()
+    """Parent and type of each, where they were chosen before: a run that is to be finished."""
+    kind: Literal["create-vgpu"] = "create-vgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveVgpu:
+    """Remove vGPUs, by UUID or the address of a virtual function."""
+
+    names: tuple[str, ...] = ()
+    every: bool = False
+    """All that vfiomgr made, and none that others did."""
+    parent: str | None = None
+    """With `every`: of this device alone."""
+    allow: frozenset[Allowance] = frozenset()
+    kind: Literal["remove-vgpu"] = "remove-vgpu"

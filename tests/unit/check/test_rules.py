@@ -1,0 +1,770 @@
+"""Each rule of `vfiomgr check`: what it finds, and where it must be silent."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.check.model import (
+    DeviceNode,
+    Distribution,
+    Finding,
+    FirmwareFramebuffer,
+    KernelModule,
+    MemlockLimit,
+    ModuleSetting,
+    Readiness,
+)
+from vfiomgr.check.plan import check
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.vgpu.model import VgpuParent
+
+if TYPE_CHECKING:
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+DEBIAN = Distribution("debian", "Debian 12", ("update-grub", "update-initramfs", "apt-get"))
+
+
+def facts(**known: Any) -> Readiness:
+    """A host of which nothing is known but this."""
+    nothing = Readiness(
+        modules=(),
+        module_settings=None,
+        config_source=None,
+        config={},
+        has_dev=False,
+        nodes=(),
+        has_acpi_tables=False,
+        dmar_flags=None,
+        iommu_ecaps={},
+        interrupt_chips=None,
+        lockdown=None,
+        secure_boot=None,
+        framebuffers=None,
+        memlock=None,
+        distribution=None,
+        has_driver_override=True,
+    )
+    return dataclasses.replace(nothing, **known)
+
+
+def device(address: str = "0000:04:00.0", **changes: Any) -> PciDevice:
+    """A GPU that differs from the plain one."""
+    return dataclasses.replace(pci_device(address), **changes)
+
+
+def host(*devices: PciDevice, readiness: Readiness | None = None, **changes: Any) -> HostSnapshot:
+    """A host that differs from the plain one."""
+    plain = host_of(*(devices or (pci_device(),)))
+    return dataclasses.replace(plain, readiness=readiness, **changes)
+
+
+def found(host: HostSnapshot, rule: str) -> Finding | None:
+    """The one finding of a rule, which must be printable as it is."""
+    findings = [finding for finding in check(host).findings if finding.id == rule]
+    assert len(findings) <= 1
+    for finding in findings:
+        assert finding.evidence
+        assert finding.why
+        assert bool(finding.remedy) == (finding.severity != "ok")
+    return findings[0] if findings else None
+
+
+def severity(host: HostSnapshot, rule: str) -> str | None:
+    """How grave the finding of a rule is; None where it is silent."""
+    finding = found(host, rule)
+    return finding.severity if finding else None
+
+
+def test_a_host_of_which_little_is_known_has_no_bad_finding() -> None:
+    report = check(host(readiness=facts()))
+    assert {f.severity for f in report.findings if f.id != "d3cold"} <= {"ok", "info"}
+    assert len(report.not_checked) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"header_type": None}, "whether devices answer"),
+        ({"reset_method": ()}, "how GPUs are reset"),
+    ],
+)
+def test_attributes_that_no_function_has_are_not_checked(
+    changes: dict[str, Any], words: str
+) -> None:
+    one, other = device(**changes), device("0000:05:00.0", iommu_group=5)
+    assert any(text.startswith(words) for text in check(host(one)).not_checked)
+    assert not any(text.startswith(words) for text in check(host(one, other)).not_checked)
+
+
+def test_what_was_looked_at_is_not_told_as_not_checked() -> None:
+    known = facts(
+        modules=(KernelModule("vfio", "loaded"),),
+        module_settings=(),
+        config_source="/proc/config.gz",
+        has_dev=True,
+        interrupt_chips=(),
+        lockdown="none",
+        secure_boot=False,
+        framebuffers=(),
+        memlock=(),
+        distribution=DEBIAN,
+    )
+    assert check(host(readiness=known)).not_checked == ()
+    without = host(readiness=known, kernel_command_line=None)
+    assert check(without).not_checked == ("the kernel command line: there is no /proc/cmdline",)
+
+
+def test_a_snapshot_without_these_facts_says_so() -> None:
+    (missing,) = check(host()).not_checked
+    assert "the snapshot was made without them" in missing
+
+
+def test_no_devices_no_verdict_about_the_iommu() -> None:
+    (finding,) = check(host_of()).findings
+    assert (finding.id, finding.severity) == ("no-devices", "blocker")
+    assert finding.evidence == ("/sys/bus/pci/devices: it is empty",)
+    closed = dataclasses.replace(host_of(), pci_unlisted="Permission denied")
+    assert check(closed).findings[0].evidence == ("/sys/bus/pci/devices: Permission denied",)
+
+
+def test_an_iommu_that_is_off_blocks_whatever_the_command_line_says() -> None:
+    known = facts(has_acpi_tables=True, distribution=DEBIAN)
+    off = host(
+        device(iommu_group=None), kernel_command_line="quiet intel_iommu=on", readiness=known
+    )
+    finding = found(off, "iommu")
+    assert finding is not None
+    assert finding.severity == "blocker"
+    assert "/sys/firmware/acpi/tables: DMAR" in finding.evidence
+    assert "/proc/cmdline: intel_iommu=on" in finding.evidence
+    assert "on Debian 12: edit GRUB_CMDLINE_LINUX in /etc/default/grub" in finding.remedy
+    assert check(off).findings[0] == finding
+    assert severity(off, "no-group") is None
+
+
+def test_tables_that_a_recording_lacks_are_no_evidence() -> None:
+    off = found(host(device(iommu_group=None), readiness=facts()), "iommu")
+    assert off is not None
+    assert not any("acpi" in line for line in off.evidence)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({}, None),
+        ({"interrupt_chips": ("IR-IO-APIC", "IR-PCI-MSI")}, "ok"),
+        ({"interrupt_chips": ("IO-APIC", "PCI-MSI")}, "blocker"),
+        ({"interrupt_chips": ()}, None),
+        ({"iommu_ecaps": {"dmar0": 0xF020DF, "dmar1": 0xF020DF}}, "ok"),
+        ({"iommu_ecaps": {"dmar0": 0xF020DF, "dmar1": 0xF020D7}}, "blocker"),
+        ({"iommu_ecaps": {"dmar0": 0xF020DF}, "interrupt_chips": ("PCI-MSI",)}, "blocker"),
+    ],
+)
+def test_interrupt_remapping(known: dict[str, Any], expected: str | None) -> None:
+    assert severity(host(readiness=facts(**known)), "interrupt-remapping") == expected
+
+
+def test_interrupts_of_other_platforms_are_not_judged() -> None:
+    known = facts(interrupt_chips=("PCI-MSI",))
+    arm = host(readiness=known)
+    arm = dataclasses.replace(arm, iommu=dataclasses.replace(arm.iommu, units=("smmu3.0x1",)))
+    assert severity(arm, "interrupt-remapping") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "expected"),
+    [
+        ("Y", "", "warning"),
+        ("N", "allow_unsafe_interrupts=1", "blocker"),
+        (None, "allow_unsafe_interrupts=1", "warning"),
+        (None, "allow_unsafe_interrupts=0", "blocker"),
+    ],
+)
+def test_unsafe_interrupts_are_what_the_module_says_or_will_be_told(
+    value: str | None, options: str, expected: str
+) -> None:
+    name = "vfio_iommu_type1"
+    parameters = {"allow_unsafe_interrupts": value} if value else {}
+    known = facts(
+        interrupt_chips=("IO-APIC",),
+        modules=(KernelModule(name, "loaded" if value else "available", (), parameters),),
+        module_settings=(ModuleSetting("/etc/modprobe.d/x.conf", "options", name, options),),
+    )
+    assert severity(host(readiness=known), "interrupt-remapping") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "remedy"),
+    [
+        ("intremap=off", {"distribution": DEBIAN}, "take intremap=off off the kernel command line"),
+        ("", {"config": {"IRQ_REMAP": "n"}, "config_source": "/boot/c"}, "CONFIG_IRQ_REMAP"),
+        ("", {"dmar_flags": 0}, "firmware setup (the DMAR table denies it)"),
+        ("", {"dmar_flags": 1}, "allow_unsafe_interrupts=1"),
+    ],
+)
+def test_the_remedy_for_interrupts_fits_the_cause(
+    words: str, known: dict[str, Any], remedy: str
+) -> None:
+    known = {"interrupt_chips": ("IO-APIC",), **known}
+    finding = found(
+        host(kernel_command_line=words, readiness=facts(**known)), "interrupt-remapping"
+    )
+    assert finding is not None
+    assert remedy in finding.remedy
+
+
+def test_no_iommu_mode() -> None:
+    unsafe = KernelModule("vfio", "loaded", (), {"enable_unsafe_noiommu_mode": "Y"})
+    safe = KernelModule("vfio", "loaded", (), {"enable_unsafe_noiommu_mode": "N"})
+    assert severity(host(readiness=facts(modules=(unsafe,))), "no-iommu-mode") == "warning"
+    assert severity(host(readiness=facts(modules=(safe,))), "no-iommu-mode") is None
+    unisolated = host(readiness=facts())
+    (group,) = unisolated.groups
+    group = dataclasses.replace(group, name="vfio-noiommu")
+    finding = found(dataclasses.replace(unisolated, groups=(group,)), "no-iommu-mode")
+    assert finding is not None
+    assert finding.evidence == ("/sys/kernel/iommu_groups/4/name: vfio-noiommu",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "known", "expected"),
+    [
+        ("lockdown", {"lockdown": "integrity"}, "info"),
+        ("lockdown", {"lockdown": "none"}, None),
+        ("secure-boot", {"secure_boot": True}, "info"),
+        ("secure-boot", {"secure_boot": False}, None),
+        ("driver-override", {"has_driver_override": False}, "warning"),
+        ("driver-override", {"has_driver_override": True}, None),
+        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", 0o600, "root:root"),)}, "info"),
+        ("container-node", {"nodes": (DeviceNode("/dev/vfio/vfio", 0o666, "root:root"),)}, None),
+    ],
+)
+def test_plain_facts(rule: str, known: dict[str, Any], expected: str | None) -> None:
+    assert severity(host(readiness=facts(**known)), rule) == expected
+
+
+INSTALL = ModuleSetting("/etc/modprobe.d/x.conf", "install", "vfio_pci", "/bin/false")
+
+
+@pytest.mark.parametrize(
+    ("state", "settings", "config", "expected"),
+    [
+        ("loaded", (INSTALL,), {}, "ok"),
+        ("built-in", (), {}, "ok"),
+        ("available", (), {}, "ok"),
+        ("available", (INSTALL,), {}, "blocker"),
+        ("missing", (), {}, "blocker"),
+        (None, (), {"VFIO_PCI": "n"}, "blocker"),
+        (None, (), {"VFIO_PCI": "m"}, None),
+        (None, (), {}, None),
+    ],
+)
+def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: str | None) -> None:
+    known = facts(
+        modules=(KernelModule("vfio_pci", state),),
+        module_settings=settings,
+        config=config,
+        config_source="/proc/config.gz",
+    )
+    plain = host(readiness=known, pci_drivers=("nvidia",))
+    assert severity(plain, "vfio-pci") == expected
+    registered = dataclasses.replace(plain, pci_drivers=("vfio-pci",))
+    assert severity(registered, "vfio-pci") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("identifier", "tool", "release", "command"),
+    [
+        ("debian", "apt-get", "6.1.0-18-cloud-amd64", "apt-get install linux-image-amd64"),
+        ("debian", "apt-get", "6.18.44-local-v509", None),
+        ("debian", "apt-get", "6.8.12-4-pve", "apt-get install proxmox-default-kernel"),
+        ("ubuntu", "apt-get", "6.8.0-31-x", "apt-get install linux-modules-extra-6.8.0-31-x"),
+        ("fedora", "dnf", "6.8.5.fc40.x86_64", "dnf install kernel-modules-6.8.5.fc40.x86_64"),
+        ("opensuse-leap", "zypper", "6.4.0-150600.21-default", "zypper install kernel-default"),
+        ("arch", "pacman", "6.9.1-arch1-1", "pacman -S linux"),
+        ("fedora", "rpm-ostree", "6.8.5.fc40.x86_64", None),
+        ("gentoo", "emerge", "6.6.30-gentoo", None),
+        ("debian", "apt-get", None, None),
+    ],
+)
+def test_the_package_of_missing_modules_is_named_where_it_is_known(
+    identifier: str, tool: str, release: str | None, command: str | None
+) -> None:
+    known = facts(
+        modules=(KernelModule("vfio_pci", "missing"),),
+        distribution=Distribution(identifier, identifier, (tool,)),
+    )
+    bare = host(readiness=known, pci_drivers=(), kernel_release=release)
+    finding = found(bare, "vfio-pci")
+    assert finding is not None
+    told = "install the package of this kernel's further modules, or a generic kernel"
+    assert finding.remedy == (f"{told}: {command}" if command else told)
+
+
+def test_something_must_map_a_guests_memory() -> None:
+    missing = (KernelModule("vfio_iommu_type1", "missing"), KernelModule("iommufd", "missing"))
+    assert severity(host(readiness=facts(modules=missing)), "iommu-backend") == "blocker"
+    for other in ("loaded", None):
+        known = facts(modules=(missing[0], KernelModule("iommufd", other)))
+        assert severity(host(readiness=known), "iommu-backend") is None
+    power = host(readiness=facts(modules=missing), cpu_vendor=None)
+    assert severity(power, "iommu-backend") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "config", "expected"),
+    [
+        ("missing", {}, "info"),
+        ("available", {"VFIO_DEVICE_CDEV": "n", "VFIO_PCI": "m"}, "info"),
+        ("loaded", {"VFIO_DEVICE_CDEV": "y", "VFIO_PCI": "m"}, "ok"),
+        ("missing", {"VFIO_PCI": "n"}, None),
+        (None, {}, None),
+    ],
+)
+def test_iommufd(state: Any, config: dict[str, str], expected: str | None) -> None:
+    modules = (KernelModule("iommufd", state),)
+    known = facts(modules=modules, config=config, config_source="/boot/config")
+    assert severity(host(readiness=known), "iommufd") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "has_dev", "expected"),
+    [("vfio0", True, "info"), ("vfio0", False, None), (None, False, "info")],
+)
+def test_a_function_on_vfio_shows_whether_there_are_cdevs(
+    name: str | None, expected: str | None, *, has_dev: bool
+) -> None:
+    bound = device(driver="vfio-pci", vfio_device=name)
+    assert severity(host(bound, readiness=facts(has_dev=has_dev)), "iommufd") == expected
+
+
+def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
+    idle = KernelModule("nouveau", "loaded")
+    assert severity(host(readiness=facts(modules=(idle,))), "nouveau") is None
+    driving = dataclasses.replace(idle, pci_drivers=("nouveau",))
+    blacklist = ModuleSetting("/etc/modprobe.d/n.conf", "blacklist", "nouveau", "")
+    known = facts(modules=(driving,), module_settings=(blacklist,), distribution=DEBIAN)
+    finding = found(host(device(driver="nouveau"), readiness=known), "nouveau")
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.evidence[0] == "/sys/module/nouveau"
+    assert "holds 0000:04:00.0" in finding.evidence[1]
+    assert finding.evidence[2] == str(blacklist)
+    assert "update-initramfs -u -k all" in finding.remedy
+
+
+NOUVEAU = (KernelModule("nouveau", "loaded", ("nouveau",)),)
+CARD = device("0000:01:00.0", driver="nouveau", class_code="030000", iommu_group=1)
+CONSOLE = dataclasses.replace(CARD, is_boot_display=True)
+OTHER_CONSOLE = device("0000:00:02.0", driver="i915", is_boot_display=True, vendor_id="8086")
+THEIRS = device("0000:04:00.0", driver="nouveau", class_code="030000")
+SECOND = device("0000:05:00.0", driver=None, iommu_group=5)
+THEIR_AUDIO = dataclasses.replace(THEIRS, address=PciAddress.parse("0000:04:00.1"))
+
+
+@pytest.mark.parametrize(
+    ("functions", "advice"),
+    [
+        ([OTHER_CONSOLE, THEIRS], "put `blacklist nouveau` into"),
+        ([device(driver="nouveau")], "put `blacklist nouveau` into"),
+        ([CONSOLE, THEIRS], "vfiomgr bind --persist 0000:04:00.0"),
+        (
+            [CONSOLE, THEIRS, THEIR_AUDIO, SECOND],
+            "--persist 0000:04:00.0 0000:05:00.0",
+        ),
+        ([CONSOLE, device(driver=None)], "vfiomgr bind --persist 0000:04:00.0"),
+        ([CONSOLE], "a GPU for guests needs a card of its own"),
+        ([CARD, device(driver=None)], "vfiomgr bind --persist 0000:04:00.0"),
+    ],
+)
+def test_nouveau_stays_where_it_shows_the_console(functions: list[PciDevice], advice: str) -> None:
+    finding = found(host(*functions, readiness=facts(modules=NOUVEAU)), "nouveau")
+    assert finding is not None
+    assert advice in finding.remedy
+    assert ("blacklist" in advice) == ("blacklist" in finding.remedy)
+    shown = [line for line in finding.evidence if "console's display" in line]
+    assert bool(shown) == ("blacklist" not in advice)
+
+
+@pytest.mark.parametrize(
+    ("has_modprobe", "state", "expected"),
+    [
+        (False, "available", "blocker"),
+        (None, "available", "ok"),
+        (True, "available", "ok"),
+        (False, "loaded", "ok"),
+        (False, "built-in", "ok"),
+    ],
+)
+def test_a_host_without_modprobe_cannot_load_vfio_pci(
+    state: Any, expected: str, *, has_modprobe: bool | None
+) -> None:
+    known = facts(modules=(KernelModule("vfio_pci", state),), has_modprobe=has_modprobe)
+    assert severity(host(readiness=known, pci_drivers=()), "vfio-pci") == expected
+
+
+@pytest.mark.parametrize(("state", "expected"), [("loaded", "info"), ("built-in", "warning")])
+def test_a_host_driver_is_named_and_whether_it_comes_first(state: Any, expected: str) -> None:
+    known = facts(modules=(KernelModule("nvidia", state),))
+    finding = found(host(readiness=known), "host-driver")
+    assert finding is not None
+    assert finding.severity == expected
+    assert finding.evidence[0] == f"{pci_device()} is on nvidia"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": None},
+        {"driver": "vfio-pci"},
+        {"driver": "pci-stub"},
+        {"is_boot_display": True},
+        {"physical_function": PciAddress.parse("0000:05:00.0")},
+        {"virtual_functions": (PciAddress.parse("0000:05:00.0"),)},
+        {"class_code": "020000"},
+    ],
+)
+def test_other_functions_are_nothing_to_race_for(changes: dict[str, Any]) -> None:
+    assert severity(host(device(**changes), readiness=facts()), "host-driver") is None
+
+
+def test_a_parent_of_vgpus_stays_on_its_driver() -> None:
+    parent = VgpuParent("0000:04:00.0", "/x", "mdev", "nvidia", "0000:04:00.0", (), ())
+    assert severity(host(readiness=facts(), vgpu_parents=(parent,)), "host-driver") is None
+
+
+def options(ids: str) -> Readiness:
+    """vfio-pci is given identifiers by modprobe.d."""
+    setting = ModuleSetting("/etc/modprobe.d/x.conf", "options", "vfio_pci", f"ids={ids}")
+    return facts(module_settings=(setting,))
+
+
+TWIN = device("0000:05:00.0", iommu_group=5)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ("10de:25b6", "warning"),
+        ("8086:1521,10DE:25B6", "warning"),
+        ("10de:25b6:10de:157e", "warning"),
+        ("10de:25b6:10de:0001", None),
+        ("10de:2684", None),
+        ("10de", None),
+    ],
+)
+def test_identifiers_that_mean_two_devices(ids: str, expected: str | None) -> None:
+    known = options(ids)
+    assert severity(host(pci_device(), TWIN, readiness=known), "vfio-pci-ids") == expected
+    assert severity(host(pci_device(), readiness=known), "vfio-pci-ids") is None
+    words = f"quiet vfio-pci.ids={ids}"
+    by_words = host(pci_device(), TWIN, readiness=facts(), kernel_command_line=words)
+    assert severity(by_words, "vfio-pci-ids") == expected
+
+
+AUDIO = device("0000:04:00.1", device_id="22ba", class_code="040300", driver="snd_hda_intel")
+BOUND = device(driver="vfio-pci")
+
+
+@pytest.mark.parametrize(
+    ("functions", "lost"),
+    [
+        ([device()], ["0000:04:00.0"]),
+        ([BOUND], []),
+        ([device(driver=None)], []),
+        ([device(driver="pci-stub")], []),
+        ([BOUND, TWIN], ["0000:05:00.0"]),
+        ([device(is_boot_display=True)], []),
+        ([device(device_id="2684")], []),
+    ],
+)
+@pytest.mark.parametrize("by_words", [True, False])
+def test_identifiers_that_lost_the_race(
+    functions: list[PciDevice], lost: list[str], *, by_words: bool
+) -> None:
+    known = facts(modules=(KernelModule("vfio_pci", "available"),)) if by_words else options(IDS)
+    words = f"vfio-pci.ids={IDS}" if by_words else ""
+    finding = found(
+        host(*functions, readiness=known, kernel_command_line=words), "vfio-pci-ids-lost"
+    )
+    assert (finding is not None) == bool(lost)
+    if finding is not None:
+        source = f"/proc/cmdline: {words}" if by_words else "/etc/modprobe.d/x.conf: options"
+        assert finding.evidence[0].startswith(source)
+        assert f"{lost[0]} (" in finding.evidence[1]
+        assert "is on nvidia" in finding.evidence[1]
+        assert ("vfio_pci is not loaded" in finding.evidence) == by_words
+        assert finding.remedy.endswith(f"vfiomgr bind --persist {' '.join(lost)}")
+
+
+IDS = "10de:25b6"
+
+
+@pytest.mark.parametrize(
+    ("ids", "functions", "left"),
+    [
+        (IDS, [BOUND, AUDIO], ["0000:04:00.1"]),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, driver=None)], ["0000:04:00.1"]),
+        (f"{IDS},10de:22ba", [BOUND, AUDIO], []),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, driver="vfio-pci")], []),
+        (IDS, [BOUND], []),
+        ("10de:ffffffff", [BOUND, AUDIO], []),
+        (f'"{IDS},10de:22ba"', [BOUND, AUDIO], []),
+        (IDS, [device(is_boot_display=True), AUDIO], []),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, bridge_path="pci0000:00")], ["0000:04:00.1"]),
+        (IDS, [BOUND, dataclasses.replace(AUDIO, iommu_group=5, bridge_path="pci0000:00")], []),
+    ],
+)
+def test_identifiers_that_leave_out_functions_of_the_slot(
+    ids: str, functions: list[PciDevice], left: list[str]
+) -> None:
+    finding = found(host(*functions, readiness=options(ids)), "vfio-pci-ids-incomplete")
+    assert (finding is not None) == bool(left)
+    if finding is not None:
+        assert finding.severity == "warning"
+        assert [line[:12] for line in finding.evidence[1:]] == left
+        assert finding.remedy.endswith("vfiomgr bind --persist 0000:04:00.0")
+
+
+def test_identifiers_that_mean_the_console() -> None:
+    console = device(is_boot_display=True)
+    finding = found(host(console, readiness=options("10de:25b6")), "vfio-pci-ids")
+    assert finding is not None
+    assert "the console's display" in finding.title
+    audio = device("0000:04:00.1")
+    finding = found(host(console, audio, readiness=options("10de:25b6")), "vfio-pci-ids")
+    assert finding is not None
+    assert "the console's display" in finding.title
+
+
+def test_twins_are_told_the_console_among_them_but_not_virtual_functions() -> None:
+    console = dataclasses.replace(TWIN, is_boot_display=True)
+    finding = found(host(pci_device(), console), "twins")
+    assert finding is not None
+    assert finding.evidence[1].endswith(", the console")
+    virtual = dataclasses.replace(TWIN, physical_function=pci_device().address)
+    assert severity(host(pci_device(), virtual), "twins") is None
+
+
+@pytest.mark.parametrize(
+    ("methods", "rule"),
+    [((), "no-reset"), (("bus",), "weak-reset"), (("pm", "bus"), "weak-reset"), (("flr",), None)],
+)
+def test_reset(methods: tuple[str, ...], rule: str | None) -> None:
+    other = device("0000:06:00.0", class_code="020000", iommu_group=6)
+    both = host(device(reset_method=methods), other)
+    assert [r for r in ("no-reset", "weak-reset") if found(both, r)] == ([rule] if rule else [])
+
+
+def test_a_kernel_without_reset_methods_is_not_judged_by_them() -> None:
+    assert severity(host(device(reset_method=())), "no-reset") is None
+
+
+SWITCH = device(
+    "0000:06:00.0",
+    device_id="22a3",
+    class_code="068000",
+    driver="nvidia-nvswitch",
+    iommu_group=6,
+    reset_method=(),
+)
+SWITCHES = (SWITCH, dataclasses.replace(SWITCH, address=PciAddress.parse("0000:07:00.0")))
+
+
+@pytest.mark.parametrize("rule", ["twins", "no-reset", "host-driver", "d3cold", "weak-reset"])
+def test_nvswitches_are_no_gpus(rule: str) -> None:
+    with_gpu = host(device(driver="vfio-pci", d3cold_allowed=False), *SWITCHES, readiness=facts())
+    assert severity(with_gpu, rule) is None
+
+
+def amd(device_id: str, address: str = "0000:0a:00.0", **changes: Any) -> PciDevice:
+    """A GPU of AMD."""
+    plain = {"vendor_id": "1002", "class_code": "030000", "driver": "amdgpu", "iommu_group": 10}
+    return device(address, **{**plain, "device_id": device_id, "reset_method": ("bus",), **changes})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rule"),
+    [
+        (amd("67df"), "amd-reset"),
+        (amd("687f"), "amd-reset"),
+        (amd("731f"), "amd-reset"),
+        (amd("738c", class_code="120000"), "amd-reset"),
+        (amd("731f", reset_method=("device_specific", "bus")), None),
+        (amd("731f", is_boot_display=True), None),
+        (amd("731f", vendor_id="10de"), None),
+        (amd("73bf"), None),
+        (amd("74a1", class_code="120000"), "amd-lost-by-reset"),
+        (amd("75a3", class_code="120000"), "amd-lost-by-reset"),
+        (amd("74a1", physical_function=PciAddress.parse("0000:05:00.0")), None),
+        (amd("7550"), "amd-unbind"),
+    ],
+)
+def test_amd_cards_with_known_reset_trouble(gpu: PciDevice, rule: str | None) -> None:
+    rules = ("amd-reset", "amd-lost-by-reset", "amd-unbind")
+    there = host(gpu, readiness=facts())
+    assert [r for r in rules if found(there, r)] == ([rule] if rule else [])
+    if rule:
+        finding = found(there, rule)
+        assert finding is not None
+        assert finding.severity == "warning"
+        assert any("https://github.com/" in line for line in finding.evidence)
+        assert f"1002:{gpu.device_id}" in finding.evidence[0]
+        assert severity(there, "weak-reset") is None
+
+
+def test_the_remedy_of_an_amd_reset_fits_the_kernel() -> None:
+    gpu, place = amd("731f"), "/sys/bus/pci/devices/0000:0a:00.0/reset_method"
+    told = f"echo device_specific | tee {place}"
+    finding = found(host(gpu, readiness=facts()), "amd-reset")
+    assert finding is not None
+    assert finding.remedy.endswith(f"modprobe vendor-reset && {told}")
+    loaded = facts(modules=(KernelModule("vendor_reset", "loaded"),))
+    finding = found(host(gpu, readiness=loaded), "amd-reset")
+    assert finding is not None
+    assert finding.remedy.endswith(told)
+    assert "modprobe" not in finding.remedy
+    old = found(host(amd("731f", reset_method=()), readiness=facts()), "amd-reset")
+    assert old is not None
+    assert old.remedy.endswith(": modprobe vendor-reset")
+
+
+def test_isolation_that_the_command_line_pretends() -> None:
+    words = "quiet pcie_acs_override=downstream,multifunction"
+    finding = found(host(kernel_command_line=words, readiness=facts(distribution=DEBIAN)), RULE)
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.evidence == ("/proc/cmdline: pcie_acs_override=downstream,multifunction",)
+    assert finding.remedy.startswith("remove pcie_acs_override=downstream,multifunction from")
+    assert "update-grub" in finding.remedy
+    assert severity(host(kernel_command_line="quiet"), RULE) is None
+    assert severity(host(kernel_command_line=None), RULE) is None
+
+
+RULE = "acs-override"
+
+
+def test_d3cold() -> None:
+    assert severity(host(readiness=facts()), "d3cold") == "info"
+    assert severity(host(device(d3cold_allowed=False), readiness=facts()), "d3cold") is None
+    assert severity(host(device(d3cold_allowed=None), readiness=facts()), "d3cold") is None
+    awake = KernelModule("vfio_pci", "loaded", (), {"disable_idle_d3": "Y"})
+    assert severity(host(readiness=facts(modules=(awake,))), "d3cold") is None
+
+
+def test_a_silent_device() -> None:
+    assert severity(host(device(is_responsive=False)), "silent-device") == "warning"
+    assert severity(host(), "silent-device") is None
+
+
+@pytest.mark.parametrize(
+    ("class_code", "address", "release", "expected"),
+    [
+        ("030000", "0000:04:00.0", "5.15.0-91-generic", "info"),
+        ("030000", "0000:04:00.0", None, "info"),
+        ("030000", "0000:04:00.0", "6.1.0", None),
+        ("030000", "0000:04:00.0", "10.0.1", None),
+        ("030200", "0000:04:00.0", "6.1.0", "warning"),
+        ("030200", "0000:09:00.0", "6.1.0", None),
+    ],
+)
+def test_the_firmwares_framebuffer(
+    class_code: str, address: str, release: str | None, expected: str | None
+) -> None:
+    claim = FirmwareFramebuffer("BOOTFB", PciAddress.parse(address))
+    known = facts(framebuffers=(claim, FirmwareFramebuffer("efifb", None)))
+    plain = host(device(class_code=class_code), readiness=known, kernel_release=release)
+    assert severity(plain, "firmware-framebuffer") == expected
+
+
+def test_claims_within_claims_are_one_finding() -> None:
+    at = PciAddress.parse("0000:04:00.0")
+    claims = (FirmwareFramebuffer("BOOTFB", at), FirmwareFramebuffer("simpledrm", at))
+    finding = found(host(readiness=facts(framebuffers=claims)), "firmware-framebuffer")
+    assert finding is not None
+    assert finding.evidence[0] == "/proc/iomem: BOOTFB, simpledrm below 0000:04:00.0"
+
+
+def test_a_gpu_that_no_iommu_covers() -> None:
+    other = device("0000:06:00.0", class_code="020000", iommu_group=6)
+    assert severity(host(device(iommu_group=None), other), "no-group") == "warning"
+    assert severity(host(pci_device(), other), "no-group") is None
+
+
+def nic(address: str, **changes: Any) -> PciDevice:
+    """A network function in the GPU's group."""
+    return device(address, class_code="020000", driver="e1000e", device_id="10d3", **changes)
+
+
+def test_a_shared_group_names_the_foreign_members_and_the_bridge_above() -> None:
+    finding = found(host(pci_device(), nic("0000:06:00.0")), "shared-group")
+    assert finding is not None
+    assert finding.evidence[0].startswith("0000:06:00.0 ")
+    assert finding.evidence[1] == "0000:00:01.0 is the lowest bridge above all of group 4"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nic("0000:04:00.1"),
+        nic("0000:06:00.0", iommu_group=6),
+        device("0000:06:00.0", driver=None, class_code="020000"),
+        device("0000:00:01.0", driver="nvidia", header_type=1, class_code="060400"),
+    ],
+)
+def test_a_group_of_one_slot_or_without_blockers_is_no_trouble(other: PciDevice) -> None:
+    assert severity(host(pci_device(), other), "shared-group") is None
+
+
+def test_slots_that_nothing_isolates_are_told_once_for_all_groups() -> None:
+    two = [nic("0000:06:00.0", iommu_group=6), nic("0000:07:00.0", iommu_group=6)]
+    finding = found(host(*two), "no-isolation")
+    assert finding is not None
+    assert finding.evidence[0].endswith("/6: 0000:06:00.0, 0000:07:00.0")
+    functions = [nic("0000:06:00.0", iommu_group=6), nic("0000:06:00.1", iommu_group=6)]
+    assert severity(host(*functions), "no-isolation") is None
+
+
+def limit(kind: Any, setting: str = "LimitMEMLOCK=8M", *, is_unlimited: bool = False) -> Any:
+    """One limit."""
+    return MemlockLimit("containerd.service", kind, setting, is_unlimited, "/x")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((), None),
+        ((limit("container-runtime"),), "info"),
+        ((limit("user", "hard memlock 64"),), "info"),
+        ((limit("container-runtime", is_unlimited=True),), "ok"),
+        ((limit("virtualization"),), "ok"),
+    ],
+)
+def test_memlock(limits: tuple[MemlockLimit, ...], expected: str | None) -> None:
+    assert severity(host(readiness=facts(memlock=limits)), "memlock") == expected
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        (("grubby", "grub2-mkconfig"), "grubby --update-kernel=ALL"),
+        (("kernelstub", "bootctl"), "kernelstub --add-options"),
+        (("grubby", "/etc/kernel/cmdline"), "grubby --update-kernel=ALL"),
+        (("bootctl",), "loader/entries"),
+        (("bootctl", "/etc/kernel/cmdline"), "edit /etc/kernel/cmdline"),
+        (("proxmox-boot-tool", "/etc/kernel/cmdline"), "proxmox-boot-tool refresh"),
+        (("grub-mkconfig", "pacman"), "grub-mkconfig -o /boot/grub/grub.cfg"),
+    ],
+)
+def test_remedies_use_the_tools_that_are_there(tools: tuple[str, ...], words: str) -> None:
+    known = facts(distribution=Distribution("x", "X Linux", tools))
+    finding = found(host(device(iommu_group=None), readiness=known), "iommu")
+    assert finding is not None
+    assert "(on X Linux: " in finding.remedy
+    assert words in finding.remedy

@@ -1,0 +1,87 @@
+"""The command line, run in this process on a fake kernel."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from tests.fakes.hosts import workstation
+from vfiomgr.cli import main
+from vfiomgr.host.tree import HostTree
+
+if TYPE_CHECKING:
+    from tests.fakes.kernel import FakeKernel
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Run(Protocol):
+    """`run("list", "--all")` runs `vfiomgr list --all`."""
+
+    def __call__(self, *arguments: str) -> Answer:
+        """Run it."""
+
+
+class Matches(Protocol):
+    """`matches("list.json", text)` compares with a golden file."""
+
+    def __call__(self, name: str, text: str) -> None:
+        """Compare."""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    """A workstation whose kernel reacts."""
+    return workstation(tmp_path)
+
+
+@pytest.fixture
+def run(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Run a command; `/` is the fake kernel's tree."""
+
+    def tree(root: str) -> object:
+        return kernel if root in ("/", kernel.root) else HostTree(root)
+
+    monkeypatch.setattr("vfiomgr.cli.session.HostTree", tree)
+
+    def run_it(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["vfiomgr", *arguments])
+        try:
+            main.main()
+        except SystemExit as stop:
+            status = stop.code
+        else:
+            status = 0
+        captured = capsys.readouterr()
+        assert isinstance(status, int | None)
+        return Answer(status or 0, captured.out, captured.err)
+
+    return run_it
+
+
+@pytest.fixture
+def matches(request: pytest.FixtureRequest) -> Matches:
+    """Compare with a golden file, or write it with --update-golden."""
+
+    def compare(name: str, text: str) -> None:
+        golden = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            golden.write_text(text)
+        assert text == golden.read_text()
+
+    return compare

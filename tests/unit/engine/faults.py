@@ -1,0 +1,225 @@
+"""Plans with a fault at each of their operations, and what must be true after each."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.kernel import FakeKernel
+from vfiomgr import api
+from vfiomgr.engine.journal import cut_off_runs
+from vfiomgr.engine.requests import Intent
+from vfiomgr.errors import RollbackIncomplete, VfiomgrError
+from vfiomgr.passthrough.requests import Reset
+
+
+def kept(kernel: FakeKernel) -> dict[str, str]:
+    """The state of a kernel, and vfiomgr's records, without the numbers that it counts up."""
+    numbered = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio")
+    passing = (*numbered, ".torn")  # a temporary file that a power cut left behind
+    files = {path: text for path, text in kernel.sysfs.picture("/etc").items() if text != "/"}
+    state = {
+        path: text
+        for path, text in (kernel.state(modules=False) | files).items()
+        if not any(part in path or part in text for part in passing)
+    }
+    host = api.scan(kernel, with_gpu_modes=True)
+    vgpus = {f"vGPU {vgpu.name}": f"{vgpu.parent} {vgpu.type}" for vgpu in host.vgpus}
+    modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
+    places = {f"instances of {p.gpu}": str(p.places) for p in host.gpu_partitions}
+    gpus = kernel.nvidia.gpus
+    modes |= {f"persistence of {g.address}": str(gpus.is_persistent(g)) for g in gpus.visible()}
+    marks = {mark.path: mark.text for mark in host.vgpu_marks}
+    own = {f"own {vgpu.name}": str(host.is_own(vgpu)) for vgpu in host.vgpus}
+    origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}
+    cdi = {f"CDI of {file.path}": str(file.text) for file in host.cdi_files}
+    return state | vgpus | modes | places | marks | own | origins | cdi
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, ...]]:
+    """What differs between two states; pytest would take minutes to tell."""
+    return {
+        path: (before.get(path), after.get(path))
+        for path in before.keys() | after.keys()
+        if before.get(path) != after.get(path)
+    }
+
+
+class Whole(NamedTuple):
+    """A run without a fault, on a host that is the same each time that it is made."""
+
+    intent: Intent
+    operations: range
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+class Cut(NamedTuple):
+    """A run that was cut off, on a host that runs again."""
+
+    at: int
+    """The number of the operation."""
+    kernel: FakeKernel
+    intent: Intent
+    before: dict[str, str]
+
+
+def is_even(at: int) -> bool:
+    """Every second operation."""
+    return at % 2 == 0
+
+
+@dataclass(frozen=True)
+class Course:
+    """A host, and what is then to be done with it."""
+
+    tmp_path: Path
+    prepared: Callable[[Path], tuple[FakeKernel, Intent]]
+    back: Callable[[FakeKernel], object] | None = None
+    """What leads back once it is done."""
+
+    @cached_property
+    def whole(self) -> Whole:
+        """It, without a fault."""
+        kernel, intent = self.prepared(self.tmp_path / "whole")
+        before, earlier = kept(kernel), len(kernel.operations)
+        api.apply(intent, tree=kernel)
+        operations = range(1, len(kernel.operations) - earlier + 1)
+        return Whole(intent, operations, before, kept(kernel))
+
+    def operations(self) -> range:
+        """The number of each operation that it takes."""
+        return self.whole.operations
+
+    def done(self) -> dict[str, str]:
+        """What is kept once it is done."""
+        whole = self.whole
+        told = changes(whole.before, whole.after) or isinstance(whole.intent, Reset)
+        assert told, "a reset is an event"
+        return whole.after
+
+    def cuts(self, *, after: Callable[[int], bool] = is_even) -> Iterator[Cut]:
+        """A power cut at each of its operations, before it or `after` it."""
+        for at in self.operations():
+            kernel, intent = self.prepared(self.tmp_path / str(at))
+            kernel.kill(at=at, after=after(at))
+            with pytest.raises(PowerCut):
+                api.apply(intent, tree=kernel)
+            kernel.revive()
+            yield Cut(at, kernel, intent, self.whole.before)
+
+    def assert_all_faults_are_undone(self, *, late: bool) -> None:
+        """A failure at any operation leaves everything as it was."""
+        failed = 0
+        for at in self.operations():
+            kernel, intent = self.prepared(self.tmp_path / str(at))
+            (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
+            error = _failure(kernel, intent)
+            if error is not None:
+                failed += 1
+                assert not isinstance(error, RollbackIncomplete), (at, error)
+                assert changes(self.whole.before, kept(kernel)) == {}, (at, error)
+            assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
+        assert failed
+
+    def assert_all_power_cuts_can_be_ended(self, *, finish: bool) -> None:
+        """Recovery leads on to the end, and from there back, or back from any operation."""
+        done = self.done()
+        recovered = 0
+        for at, kernel, intent, before in self.cuts():
+            ended = api.recover(tree=kernel, finish=finish)
+            recovered += len(ended)
+            if not ended and finish:
+                api.apply(intent, tree=kernel)
+            assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+            assert changes(done if finish else before, kept(kernel)) == {}, at
+            if finish and self.back is not None:
+                self.back(kernel)
+                assert changes(before, kept(kernel)) == {}, at
+        assert recovered
+
+    def assert_the_same_command_ends_all_power_cuts(
+        self, *, ignoring: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """Typed again, it leads on to the end; `ignoring` says what of it may be otherwise."""
+        done = self.done()
+        for at, kernel, intent, _ in self.cuts():
+            api.apply(intent, tree=kernel)
+            left = changes(done, kept(kernel))
+            assert {path: texts for path, texts in left.items() if not ignoring(path)} == {}, at
+            assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], at
+
+
+Courses = Mapping[str, Callable[[Path], Course]]
+Stories = Mapping[str, tuple[tuple[Intent, ...], Intent]]
+
+
+class EveryFault:
+    """The tests that any course must pass; a subclass says which courses a module has."""
+
+    courses: ClassVar[Courses]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Each test with each course."""
+        metafunc.parametrize("made", self.courses.values(), ids=self.courses.keys())
+
+    @pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+    def test_a_fault_at_any_operation_leaves_everything_as_it_was(
+        self, tmp_path: Path, made: Callable[[Path], Course], *, late: bool
+    ) -> None:
+        """Whether the operation was refused, or took effect and failed."""
+        made(tmp_path).assert_all_faults_are_undone(late=late)
+
+    @pytest.mark.parametrize("finish", [True, False], ids=["finished", "undone"])
+    def test_a_death_at_any_operation_can_be_finished_and_undone(
+        self, tmp_path: Path, made: Callable[[Path], Course], *, finish: bool
+    ) -> None:
+        """By `recover`, from the middle of each."""
+        made(tmp_path).assert_all_power_cuts_can_be_ended(finish=finish)
+
+
+def named(
+    course: Callable[[Path, str], Course], names: Iterable[str]
+) -> dict[str, Callable[[Path], Course]]:
+    """Courses that a module makes by their names."""
+
+    def made(name: str) -> Callable[[Path], Course]:
+        return lambda tmp_path: course(tmp_path, name)
+
+    return {name: made(name) for name in names}
+
+
+def told(
+    stories: Stories, host: Callable[[Path], FakeKernel]
+) -> dict[str, Callable[[Path], Course]]:
+    """Courses by what was carried out earlier on a host, and what is to be now."""
+    return {name: partial(_of_host, host=host, story=story) for name, story in stories.items()}
+
+
+def _of_host(
+    tmp_path: Path, host: Callable[[Path], FakeKernel], story: tuple[tuple[Intent, ...], Intent]
+) -> Course:
+    earlier, intent = story
+
+    def prepared(place: Path) -> tuple[FakeKernel, Intent]:
+        kernel = host(place)
+        for before in earlier:
+            api.apply(before, tree=kernel)
+        return kernel, intent
+
+    return Course(tmp_path, prepared)
+
+
+def _failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
+    try:
+        api.apply(intent, tree=kernel)
+    except (VfiomgrError, OSError) as error:
+        return error
+    return None

@@ -1,0 +1,473 @@
+"""The journal: in order, durable, intact after a full disk, and robust against other files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import mixed
+from vfiomgr import api
+from vfiomgr.engine import journal as journal_module
+from vfiomgr.engine import journal_files
+from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, survey
+from vfiomgr.engine.journal_files import DIRECTORY, LAST, names
+from vfiomgr.engine.journal_records import decode, encode
+from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.original_state import origin_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.fakes.kernel import FakeKernel
+
+GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
+ADAPTER = PciAddress.parse("0000:05:00.0")
+CHANGED = "record 2 does not match its checksum"
+LATER = "000000000900.jsonl"
+OLD = "20260101T000000Z-00000000000000000007-1.jsonl"
+PLAN = {
+    "event": "plan",
+    "summary": "s",
+    "boot_id": "b",
+    "intent": {"kind": "bind"},
+    "locks": ["l"],
+    "steps": [{"kind": "k"}, {"kind": "k"}],
+    "descriptions": ["d", "e"],
+    "subjects": ["0000:01:00.0", None],
+}
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return mixed(tmp_path)
+
+
+@pytest.fixture
+def directory(kernel: FakeKernel) -> Path:
+    kernel.make_directory(DIRECTORY)
+    return Path(kernel.locate(DIRECTORY))
+
+
+def begun(kernel: FakeKernel) -> Journal:
+    """The journal of a bind that is about to begin."""
+    host = api.scan(kernel, with_users=True)
+    return Journal.create(kernel, api.plan(host, Bind((GPU,))), Bind((GPU,)), host.boot_id)
+
+
+def cut_off(kernel: FakeKernel) -> str:
+    """The name of the journal of a bind that was cut off."""
+    kernel.kill(at=8, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    return run.name
+
+
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue  # that of the list itself
+    return [name for name in found if "vfiomgr" in name]
+
+
+# ---- order
+
+
+def test_runs_are_numbered_and_no_number_comes_twice(kernel: FakeKernel, directory: Path) -> None:
+    for _ in range(3):
+        begun(kernel).__exit__()
+    assert names(kernel) == [f"{number:012}.jsonl" for number in (1, 2, 3)]
+    (directory / "000000000003.jsonl").unlink()
+    (directory / "000000000002.jsonl").unlink()
+    begun(kernel).__exit__()
+    assert names(kernel)[-1] == "000000000004.jsonl"
+
+
+@pytest.mark.parametrize(
+    "text", [None, b"", b"rubbish", b"9" * 18 + b"\n", b"000000000000000001\n"]
+)
+def test_where_the_counter_is_lost_the_names_say_the_number(
+    kernel: FakeKernel, text: bytes | None
+) -> None:
+    for _ in range(2):
+        begun(kernel).__exit__()
+    counter = Path(kernel.locate(LAST))
+    counter.unlink() if text is None else counter.write_bytes(text)
+    begun(kernel).__exit__()
+    assert names(kernel)[-1] == "000000000003.jsonl"
+    assert int(counter.read_text()) == 3
+
+
+def test_a_counter_that_is_no_file_is_named_and_the_names_are_enough(kernel: FakeKernel) -> None:
+    begun(kernel).__exit__()
+    counter = Path(kernel.locate(LAST))
+    counter.unlink()
+    counter.mkdir()
+    with pytest.warns(UserWarning, match=f"cannot use {LAST}"):
+        begun(kernel).__exit__()
+    assert names(kernel)[-1] == "000000000002.jsonl"
+
+
+def test_journals_of_earlier_versions_come_first_those_of_one_boot_by_the_clock_of_the_boot(
+    kernel: FakeKernel, directory: Path
+) -> None:
+    """Their names begin with the wall clock, which may have been set back between two of them."""
+    boot_id = api.scan(kernel).boot_id
+    dated = {
+        "20260103T000000Z-00000000000000000009-1.jsonl": "another boot",
+        "20260102T000000Z-00000000000000000005-1.jsonl": boot_id,
+        "20260101T000000Z-00000000000000000007-1.jsonl": boot_id,
+    }
+    for name, boot in dated.items():
+        (directory / name).write_text(old_lines({**PLAN, "boot_id": boot}))
+    (directory / "000000000001.jsonl").write_bytes(encode({**PLAN, "boot_id": boot_id}))
+    found = [run.name for run in cut_off_runs(kernel, boot_id)]
+    assert found == [*dated, "000000000001.jsonl"]
+
+
+def old_lines(*records: Mapping[str, object]) -> str:
+    """As earlier versions wrote them."""
+    import json  # noqa: PLC0415 - of this alone
+
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+# ---- durable, and whole
+
+
+def test_what_is_begun_is_on_disk_before_anything_is_written(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[int, int] = {}
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_size
+
+    sizes: list[tuple[int, int]] = []
+
+    def look(_path: str, _text: str) -> None:
+        (name,) = names(kernel)
+        status = os.stat(kernel.locate(DIRECTORY / name))
+        assert read_journal(kernel, name)[-1]["event"] == "begin"
+        sizes.append((synced[status.st_ino], status.st_size))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    kernel.before_write = look
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert sizes
+    assert all(on_disk == written for on_disk, written in sizes)
+
+
+def test_a_journal_that_cannot_be_begun_leaves_neither_file_nor_descriptor(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(HostError, match="No space left"):
+            api.apply(Bind((GPU,)), tree=kernel)
+    assert open_files() == []
+    assert names(kernel) == []
+    assert api.apply(Bind((GPU,)), tree=kernel).is_changed
+    assert survey(kernel, api.scan(kernel).boot_id).cut_off == ()
+
+
+def test_a_journal_that_cannot_be_resumed_leaves_no_descriptor(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = cut_off(kernel)
+
+    def broken(_data: bytes) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(journal_module, "decode", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        Journal.resume(kernel, name)
+    assert open_files() == []
+
+
+def test_a_record_that_was_written_in_part_is_not_in_the_way_of_the_next(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with begun(kernel) as journal:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, data: write(file, data[:20]))
+            with pytest.raises(OSError, match="No space left"):
+                journal.record("done", {"step": 0})
+        assert [record["event"] for record in read_journal(kernel, journal.name)] == ["plan"]
+        journal.begin([0])
+        journal.record("end", {"outcome": "done"})
+    events = [record["event"] for record in read_journal(kernel, journal.name)]
+    assert events == ["plan", "begin", "end"]
+
+
+@pytest.mark.parametrize("torn", [b'{"event": "do', b"\0" * 40, b"x"])
+def test_a_journal_is_resumed_behind_its_last_whole_record(kernel: FakeKernel, torn: bytes) -> None:
+    name = cut_off(kernel)
+    file = Path(kernel.locate(DIRECTORY / name))
+    before = file.read_bytes()
+    file.write_bytes(before + torn)
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    assert len(api.recover(tree=kernel)) == 1
+    assert file.read_bytes().startswith(before + b'{"event": "undo-begin"')
+    assert read_journal(kernel, name)[-1]["event"] == "end"
+    assert read_driver_state(kernel, GPU).driver == "nvidia"
+
+
+# ---- checksums
+
+
+def test_a_record_that_was_changed_is_told_from_one_that_is_torn() -> None:
+    lines = [encode(PLAN), encode({"event": "begin", "step": 0}), encode({"event": "end"})]
+    whole = b"".join(lines)
+    assert decode(whole).damage == ""
+    assert decode(whole[:-1]).damage == ""
+    assert [record["event"] for record in decode(whole[:-1]).records] == ["plan", "begin"]
+    assert decode(whole[:-1]).length == len(whole) - len(lines[-1])
+    for number, line in enumerate(lines):
+        changed = line.replace(b'"event": "', b'"event": "x')
+        damaged = decode(b"".join([*lines[:number], changed, *lines[number + 1 :]]))
+        assert damaged.damage == f"record {number + 1} does not match its checksum"
+
+
+@pytest.mark.parametrize("line", [b"[]", b"5", b'"x"', b"{}", b'{"event": 5}', b"[" * 100_000])
+def test_a_line_that_is_no_record_is_damage_in_any_version(line: bytes) -> None:
+    for head in (encode(PLAN), old_lines(PLAN).encode()):
+        assert decode(head + line + b"\n").damage.startswith("record 2 ")
+        assert decode(line + b"\n" + head).damage.startswith("record 1 ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 5},
+        {"steps": [[]]},
+        {"subjects": []},
+        {"descriptions": [1, 2]},
+        {"intent": "bind"},
+        {"summary": None},
+        {"boot_id": 5},
+    ],
+    ids=str,
+)
+def test_a_plan_of_another_shape_is_damage(change: dict[str, object]) -> None:
+    assert decode(encode({**PLAN, **change})).damage == "record 1 is not a plan of vfiomgr"
+
+
+@pytest.mark.parametrize("step", [2, -1, "0", None, True], ids=str)
+def test_a_step_that_was_not_planned_is_damage(step: object) -> None:
+    data = encode(PLAN) + encode({"event": "begin", "step": step})
+    assert decode(data).damage == "a record is about a step that is not planned"
+
+
+def test_earlier_versions_completed_a_torn_record_with_a_newline() -> None:
+    data = old_lines(PLAN) + '{"event": "be\n' + old_lines({"event": "end"})
+    contents = decode(data.encode())
+    assert contents.damage == ""
+    assert [record["event"] for record in contents.records] == ["plan", "end"]
+
+
+# ---- what else lies in the directory
+
+
+def _write_for_all(file: Path) -> None:
+    file.write_bytes(encode(PLAN))
+    file.chmod(0o666)
+
+
+MADE: dict[str, Callable[[Path], object]] = {
+    "a list": lambda file: file.write_text("[]\n"),
+    "a number": lambda file: file.write_text("5\n"),
+    "rubbish": lambda file: file.write_bytes(bytes(range(256)) * 9 + b"\n"),
+    "a foreign record": lambda file: file.write_text('{"event": "plan"}\n'),
+    "another's end": lambda file: file.write_text('[{"event": "end"}]\n'),
+    "a directory": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a link": lambda file: file.symlink_to("/etc/passwd"),
+    "a dangling link": lambda file: file.symlink_to("/nowhere/at/all"),
+    "for others to write": _write_for_all,
+}
+
+
+@pytest.mark.parametrize("name", ["5", "notes.txt", "7.jsonl", "x.jsonl", LATER + ".bak"])
+@pytest.mark.parametrize("kind", ["a list", "rubbish", "a directory", "a FIFO", "a dangling link"])
+def test_what_is_no_journal_by_its_name_is_named_and_ignored(
+    kernel: FakeKernel, directory: Path, name: str, kind: str
+) -> None:
+    MADE[kind](directory / name)
+    notes: list[str] = []
+    assert api.apply(Bind((GPU,)), tree=kernel, on_note=notes.append).is_changed
+    assert notes == [f"ignoring {DIRECTORY / name}: not a journal of vfiomgr"]
+    assert api.recover(tree=kernel) == ()
+    assert os.path.lexists(directory / name)
+
+
+@pytest.mark.parametrize("name", [LATER, OLD], ids=["numbered", "dated"])
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_a_journal_that_cannot_be_read_may_hold_the_state_of_any_device(
+    kernel: FakeKernel, directory: Path, made: Callable[[Path], object], name: str
+) -> None:
+    made(directory / name)
+    notes: list[str] = []
+    before = kernel.operations
+    for attempt in (
+        lambda: api.apply(Bind((GPU,)), tree=kernel, on_note=notes.append),
+        lambda: api.recover(tree=kernel),
+    ):
+        with pytest.raises(VfiomgrError) as caught:
+            attempt()
+        assert isinstance(caught.value, Refusal | InvalidDocument)
+        assert f"{DIRECTORY / name}" in caught.value.message
+        assert f"mv {DIRECTORY / name} /root/" in caught.value.hint
+    assert notes[0].startswith(f"cannot read {DIRECTORY / name}: ")
+    assert kernel.operations == before
+    os.rename(directory / name, directory.parent / "looked-at")
+    assert api.apply(Bind((GPU,)), tree=kernel).is_changed
+
+
+def test_a_journal_of_another_user_is_not_carried_out(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = kernel.locate(DIRECTORY / cut_off(kernel))
+    if os.geteuid() == 0:
+        os.chown(file, 4711, 4711)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(InvalidDocument, match=r"its owner is user \d+, not root"):
+        api.recover(tree=kernel)
+
+
+def test_a_journal_that_is_too_large_is_not_read(
+    kernel: FakeKernel, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MOST_BYTES", 1000)
+    (directory / LATER).write_bytes(b"\0" * 1002)
+    with pytest.raises(Refusal, match="too large"):
+        api.apply(Bind((GPU,)), tree=kernel)
+
+
+@pytest.mark.parametrize("text", [b"", b"\0" * 200, b'{"event": "plan", "su'])
+def test_a_journal_without_a_whole_record_was_never_acted_upon(
+    kernel: FakeKernel, directory: Path, text: bytes
+) -> None:
+    """The plan is on disk before the first step: a power cut leaves a file like this before it."""
+    (directory / LATER).write_bytes(text)
+    notes: list[str] = []
+    assert api.apply(Bind((GPU,)), tree=kernel, on_note=notes.append).is_changed
+    assert notes == []
+
+
+def test_a_damaged_journal_of_a_run_that_ended_is_in_nobodys_way(kernel: FakeKernel) -> None:
+    api.apply(Bind((GPU,)), tree=kernel)
+    damage(kernel, names(kernel)[0])
+    notes: list[str] = []
+    assert api.apply(Unbind((GPU,)), tree=kernel, on_note=notes.append).is_changed
+    assert notes == []
+
+
+def damage(kernel: FakeKernel, name: str) -> None:
+    """Change one byte of the second record."""
+    file = Path(kernel.locate(DIRECTORY / name))
+    lines = file.read_bytes().split(b"\n")
+    lines[1] = re.sub(rb'"step": 0', b'"step": 1', lines[1])
+    file.write_bytes(b"\n".join(lines))
+
+
+def test_a_damaged_journal_keeps_only_its_own_devices(kernel: FakeKernel) -> None:
+    name = cut_off(kernel)
+    damage(kernel, name)
+    notes: list[str] = []
+    assert api.apply(Bind((ADAPTER,)), tree=kernel, on_note=notes.append).is_changed
+    assert notes == [
+        f"cannot read {DIRECTORY / name} (about {GPU}, {AUDIO}): {CHANGED}",
+    ]
+    with pytest.raises(Refusal, match=r"state of 0000:01:00\.0, 0000:01:00\.1, and cannot be read"):
+        api.apply(Unbind((GPU,)), tree=kernel)
+    with pytest.raises(InvalidDocument, match=CHANGED):
+        api.recover(tree=kernel)
+
+
+def test_recover_ends_the_other_runs_all_the_same(kernel: FakeKernel, directory: Path) -> None:
+    cut_off(kernel)
+    (directory / LATER).mkdir()
+    notes: list[str] = []
+    with pytest.raises(InvalidDocument, match="it is a directory"):
+        api.recover(tree=kernel, on_note=notes.append)
+    assert "undone: bind 0000:01:00.0 to vfio-pci" in notes
+    assert read_driver_state(kernel, GPU).driver == "nvidia"
+
+
+# ---- saved states of functions
+
+ORIGINS: dict[str, Callable[[Path], object]] = {
+    name: MADE[name]
+    for name in ("a list", "a number", "rubbish", "a directory", "a FIFO", "a link")
+} | {
+    "deep": lambda file: file.write_text("[" * 60_000),
+    "another function": lambda file: file.write_text(
+        file.with_name("0000:01:00.1.json").read_text()
+    ),
+    "wrong types": lambda file: file.write_text(
+        file.with_name("0000:01:00.1.json").read_text().replace('"snd_hda_intel"', "5")
+    ),
+}
+
+
+@pytest.mark.parametrize("made", ORIGINS.values(), ids=ORIGINS)
+def test_a_saved_state_that_cannot_be_read_keeps_its_function_where_it_is(
+    kernel: FakeKernel, made: Callable[[Path], object]
+) -> None:
+    api.apply(Bind((GPU,)), tree=kernel)
+    file = Path(kernel.locate(origin_file(GPU)))
+    file.unlink()
+    made(file)
+    with (
+        pytest.warns(UserWarning, match=re.escape(f"ignoring {origin_file(GPU)}: ")),
+        pytest.raises(Refusal, match=f"may hold the original state of {GPU}") as caught,
+    ):
+        api.apply(Unbind((GPU,)), tree=kernel)
+    assert f"mv {origin_file(GPU)} /root/" in caught.value.hint
+    assert read_driver_state(kernel, GPU).driver == "vfio-pci"
+    with pytest.warns(UserWarning, match="ignoring"):
+        assert api.apply(Bind((ADAPTER,)), tree=kernel).is_changed
+
+
+def test_an_empty_saved_state_is_what_a_power_cut_leaves(kernel: FakeKernel) -> None:
+    """It was good for the boot that the power cut ended."""
+    api.apply(Bind((GPU,)), tree=kernel)
+    kernel.reboot()
+    Path(kernel.locate(origin_file(GPU))).write_bytes(b"")
+    with pytest.warns(UserWarning, match="it is empty"):
+        assert api.apply(Bind((GPU,)), tree=kernel).is_changed
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU).driver == "nvidia"
+
+
+def test_no_number_is_taken_from_a_name_that_nobody_counted_to(
+    kernel: FakeKernel, directory: Path
+) -> None:
+    (directory / f"{'9' * 18}.jsonl").write_bytes(b"")
+    begun(kernel).__exit__()
+    assert "000000000001.jsonl" in names(kernel)
+    assert journal_files.place_of("000000000001.jsonl") < journal_files.place_of(
+        "1" * 12 + ".jsonl"
+    )

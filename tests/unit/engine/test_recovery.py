@@ -1,0 +1,216 @@
+"""A process that dies at any operation; then `recover`: as before, or as wanted."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import network_adapter, workstation
+from tests.unit.engine.faults import is_even
+from tests.unit.engine.test_apply import (
+    AUDIO,
+    CREATE,
+    GPU,
+    INTENTS,
+    UUID,
+    course,
+)
+from vfiomgr import api
+from vfiomgr.engine.journal import cut_off_runs, read_journal
+from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal_records import encode
+from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.original_state import DriverState
+from vfiomgr.vgpu.requests import RemoveVgpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+
+ADAPTER = PciAddress.parse("0000:05:00.0")
+
+
+@pytest.mark.parametrize("name", INTENTS)
+def test_nothing_is_left_to_do_after_recover(tmp_path: Path, name: str) -> None:
+    for _, kernel, intent, _ in course(tmp_path, name).cuts(after=lambda at: not is_even(at)):
+        if api.recover(tree=kernel, finish=True):
+            assert not api.apply(intent, tree=kernel).is_changed
+        assert api.recover(tree=kernel) == ()
+
+
+@pytest.mark.parametrize("name", ["bind", "unbind"])
+def test_a_reboot_ends_what_was_done_to_devices(tmp_path: Path, name: str) -> None:
+    told = 0
+    for _, kernel, _, _ in course(tmp_path, name).cuts():
+        kernel.reboot()
+        fresh = kernel.state(modules=False)
+        told += len(api.recover(tree=kernel))
+        assert kernel.state(modules=False) == fresh
+        assert api.recover(tree=kernel) == ()
+    assert told
+
+
+def cut_off_bind(tmp_path: Path) -> FakeKernel:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.kill(at=7, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    return kernel
+
+
+def test_another_device_at_the_address_is_left_alone(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    modalias = pci_device(GPU) / "modalias"
+    kernel.sysfs.put(modalias, kernel.sysfs.get(modalias).replace("sd0000167C", "sd0000BEEF"))
+    before = read_driver_state(kernel, GPU)
+    notes: list[str] = []
+    api.recover(tree=kernel, on_note=notes.append)
+    assert read_driver_state(kernel, GPU) == before
+    assert "10de:167c] is 0000:01:00.0 [10de:2684 10de:beef]" in notes[0]
+    assert api.recover(tree=kernel) == ()
+
+
+def test_a_device_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    kernel.unplug(str(GPU))
+    notes: list[str] = []
+    assert len(api.recover(tree=kernel, on_note=notes.append)) == 1
+    assert "is gone" in notes[0]
+    assert read_driver_state(kernel, GPU).driver is None
+
+
+def test_a_failed_roll_back_can_be_tried_again(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.fail_writes("drivers_probe", errno.EINVAL)
+    kernel.fail_writes("drivers/nvidia/bind", errno.EBUSY)
+    for attempt in (
+        lambda: api.apply(Bind((GPU,)), tree=kernel),
+        lambda: api.recover(tree=kernel),
+    ):
+        with pytest.raises(RollbackIncomplete, match="nvidia") as caught:
+            attempt()
+        assert "vfiomgr recover" in caught.value.hint
+    kernel.heal()
+    assert len(api.recover(tree=kernel)) == 1
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
+
+
+def test_recover_moves_nothing_from_under_a_guest(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.kill(at=operations(kernel) - 1, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    kernel.guest_opens(10)
+    with pytest.raises(Refusal, match="is held by qemu-system-x86"):
+        api.recover(tree=kernel)
+    assert kernel.stuck.names() == []
+    kernel.guest_closes(10)
+    assert len(api.recover(tree=kernel)) == 1
+
+
+def test_recover_removes_no_vgpu_that_a_guest_has_opened_meanwhile(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    api.apply(CREATE, tree=kernel)
+    api.apply(RemoveVgpu((UUID,)), tree=kernel)  # the directories are there from now on
+    before = len(kernel.operations)
+    api.apply(CREATE, tree=kernel)
+    taken = len(kernel.operations) - before
+    api.apply(RemoveVgpu((UUID,)), tree=kernel)
+    kernel.kill(at=taken - 1, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(CREATE, tree=kernel)
+    kernel.revive()
+    (vgpu,) = api.scan(kernel).vgpus
+    assert vgpu.iommu_group is not None
+    kernel.guest_opens(vgpu.iommu_group)
+    with pytest.raises(Refusal, match=f"vGPU {UUID} is held by qemu-system-x86"):
+        api.recover(tree=kernel)
+    assert kernel.stuck.names() == []
+    kernel.guest_closes(vgpu.iommu_group)
+    assert len(api.recover(tree=kernel)) == 1
+    assert api.scan(kernel).vgpus == ()
+
+
+def operations(kernel: FakeKernel) -> int:
+    """How many operations a bind takes, which is then undone again."""
+    before = len(kernel.operations)
+    api.apply(Bind((GPU,)), tree=kernel)
+    taken = len(kernel.operations) - before
+    api.apply(Unbind((GPU,)), tree=kernel)
+    return taken
+
+
+def without_checksum(record: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in record.items() if key != "crc32"}
+
+
+def test_a_journal_of_another_version_is_named_and_kept(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    file = kernel.locate(DIRECTORY / run.name)
+    plan, *others = read_journal(kernel, run.name)
+    plan["steps"][0]["kind"] = "a step of the future"
+    with open(file, "wb") as target:
+        target.writelines(encode(without_checksum(record)) for record in (plan, *others))
+    with pytest.raises(InvalidDocument, match=r"cannot be read by this vfiomgr") as caught:
+        api.recover(tree=kernel)
+    assert run.name in caught.value.message
+    assert caught.value.exit_code == 65
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+
+
+def test_finishing_refuses_another_device_at_the_address(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    modalias = pci_device(GPU) / "modalias"
+    kernel.sysfs.put(modalias, kernel.sysfs.get(modalias).replace("sd0000167C", "sd0000BEEF"))
+    before = read_driver_state(kernel, GPU)
+    with pytest.raises(Refusal, match=r"10de:167c\] is .*10de:beef\] by now"):
+        api.recover(tree=kernel, finish=True)
+    assert read_driver_state(kernel, GPU) == before
+
+
+def test_a_command_that_settles_a_part_does_not_close_the_run(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    api.apply(Bind((AUDIO,), only=True), tree=kernel)
+    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+
+
+def test_an_override_that_contradicts_the_driver_is_not_given_back(tmp_path: Path) -> None:
+    """A rule set it after the driver had probed; with it, the driver could never come back."""
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.write(pci_device(GPU) / "driver_override", "vfio-pci")
+    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+def test_a_run_that_fails_leaves_what_another_one_left_half_done(
+    tmp_path: Path, *, late: bool
+) -> None:
+    """A host driver with the override of another cannot bind: the override has to come last."""
+    failed = 0
+    for at in range(1, 12):
+        kernel = network_adapter(tmp_path / str(at))
+        kernel.write(pci_device(ADAPTER) / "driver_override", "vfio-pci")
+        half = read_driver_state(kernel, ADAPTER)
+        (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
+        try:
+            api.apply(Bind((ADAPTER,)), tree=kernel)
+        except (RolledBack, HostError):
+            failed += 1
+            assert read_driver_state(kernel, ADAPTER) == half
+    assert failed > len(("override", "unbind", "probe"))

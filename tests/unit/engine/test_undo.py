@@ -1,0 +1,103 @@
+"""Which steps of a run that was cut off are undone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.hosts import mixed
+from vfiomgr import api
+from vfiomgr.engine.topics import covered, topic
+from vfiomgr.engine.undo import plan_undo
+from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin, ReleaseDriver, RememberOrigin
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
+from vfiomgr.vgpu.mig.steps import RunSriovManage, SetMig, SetPersistence
+from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.snapshot.model import HostSnapshot
+
+GPU, ADAPTER = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:05:00.0")
+NVIDIA, NONE = DriverState("nvidia", None), DriverState(None, None)
+VFIO = DriverState("vfio-pci", "vfio-pci")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostSnapshot:
+    return api.scan(mixed(tmp_path), with_users=True)
+
+
+@pytest.fixture
+def steps(host: HostSnapshot) -> tuple[Step, ...]:
+    gpu, adapter = host.device(GPU).identity, host.device(ADAPTER).identity
+    return (
+        ReplaceFile("/etc/udev/rules.d/90-x.rules", None, "text"),
+        SetMig(gpu, before=False, after=True),
+        SetPersistence(gpu, before=True, after=False),
+        SetAutoprobe(adapter, before=True, after=False),
+        SetVfCount(adapter, before=0, after=2),
+        ChangeDriver(gpu, NVIDIA, VFIO),
+    )
+
+
+def test_after_a_reboot_files_and_mig_are_undone_and_nothing_else(
+    host: HostSnapshot, steps: tuple[Step, ...]
+) -> None:
+    numbers = range(len(steps))
+    undoing = plan_undo(host, steps, numbers, frozenset(), is_of_this_boot=False)
+    assert [type(steps[number]) for number in undoing.steps] == [ReplaceFile, SetMig]
+
+
+def test_in_the_same_boot_all_are_undone(host: HostSnapshot, steps: tuple[Step, ...]) -> None:
+    numbers = tuple(range(len(steps)))
+    undoing = plan_undo(host, steps, numbers, frozenset(), is_of_this_boot=True)
+    assert undoing.steps == numbers
+
+
+def test_an_earlier_run_leads_back_from_what_a_later_one_changed(host: HostSnapshot) -> None:
+    gpu, adapter = host.device(GPU).identity, host.device(ADAPTER).identity
+    half = DriverState(None, "vfio-pci")
+    first: list[tuple[int, Step]] = [
+        (0, SetAutoprobe(adapter, before=True, after=False)),
+        (1, ChangeDriver(gpu, NVIDIA, VFIO)),
+        (2, SetAutoprobe(adapter, before=False, after=True)),
+    ]
+    second: list[tuple[int, Step]] = [
+        (3, ReleaseDriver(gpu, half)),
+        (4, SetVfCount(adapter, before=0, after=2)),
+        (5, SetAutoprobe(adapter, before=True, after=False)),
+    ]
+    third: list[tuple[int, Step]] = [
+        (6, ChangeDriver(gpu, half, VFIO)),
+        (7, SetVfCount(adapter, before=2, after=0)),
+    ]
+    assert covered([first, second, third]) == {3: 1, 5: 0, 6: 1, 7: 4}
+
+
+def test_two_vgpus_of_one_name_are_two_topics(host: HostSnapshot) -> None:
+    gpu = host.device(GPU).identity
+    small, large = (CreateMdev("mtty", "/p", kind, "u") for kind in ("mtty-1", "mtty-2"))
+    assert topic(small) == topic(small.inverse()) != topic(large)
+    assert topic(SetVgpuType(gpu, 0, 5)) == topic(SetVgpuType(gpu, 5, 0))
+    assert topic(SetVgpuType(gpu, 0, 5)) != topic(SetVgpuType(gpu, 0, 7))
+
+
+def test_a_record_and_its_removal_are_one_topic(origin: Origin) -> None:
+    assert topic(RememberOrigin(origin)) == topic(ForgetOrigin(origin))
+
+
+@pytest.fixture
+def origin(host: HostSnapshot) -> Origin:
+    return Origin(host.device(GPU).identity, NVIDIA, "nvidia", "boot")
+
+
+def test_all_ways_to_virtual_functions_are_one_topic(host: HostSnapshot) -> None:
+    adapter = host.device(ADAPTER).identity
+    assert topic(SetVfCount(adapter, 0, 2)) == topic(RunSriovManage(adapter, before=0, after=2))

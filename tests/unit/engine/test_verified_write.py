@@ -1,0 +1,79 @@
+"""Steps look whether the device at their address is still the same one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.hosts import mixed
+from vfiomgr import api
+from vfiomgr.engine.perform import perform
+from vfiomgr.engine.verified_write import require_same_device
+from vfiomgr.errors import HostError
+from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver, ResetFunction, SetResetMethod
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.original_state import DriverState
+from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.engine.steps import Step
+    from vfiomgr.pci.model import DeviceIdentity
+
+ADAPTER = PciAddress.parse("0000:05:00.0")
+STEPS: dict[str, Callable[[DeviceIdentity], Step]] = {
+    "change-driver": lambda d: ChangeDriver(
+        d, DriverState("igb", None), DriverState("vfio-pci", "vfio-pci")
+    ),
+    "release-driver": lambda d: ReleaseDriver(d, DriverState("igb", None)),
+    "set-vf-count": lambda d: SetVfCount(d, 0, 2),
+    "set-autoprobe": lambda d: SetAutoprobe(d, before=True, after=False),
+    "set-reset-method": lambda d: SetResetMethod(d, "flr bus", "bus"),
+    "reset-function": lambda d: ResetFunction(d, None),
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "another model": {"device_id": "1533"},
+    "another maker": {"subsystem_id": "1028:0001"},
+    "another slot": {"bridge_path": "0000:00:1e.0"},
+}
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return mixed(tmp_path)
+
+
+def identity(kernel: FakeKernel) -> DeviceIdentity:
+    return api.scan(kernel).device(ADAPTER).identity
+
+
+def test_the_same_device_is_the_same(kernel: FakeKernel) -> None:
+    require_same_device(kernel, identity(kernel))
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_nothing_is_written_to_another_device(
+    kernel: FakeKernel, step: Callable[[DeviceIdentity], Step], other: dict[str, Any]
+) -> None:
+    planned = replace(identity(kernel), **other)
+    with pytest.raises(HostError, match="another device is at this address now") as caught:
+        perform(step(planned), kernel)
+    assert str(planned) in caught.value.message
+    assert kernel.operations == []
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_nothing_is_written_where_the_device_is_gone(
+    kernel: FakeKernel, step: Callable[[DeviceIdentity], Step]
+) -> None:
+    planned = identity(kernel)
+    kernel.unplug(str(ADAPTER))
+    with pytest.raises(HostError, match="is gone"):
+        perform(step(planned), kernel)
+    assert kernel.operations == []

@@ -1,0 +1,378 @@
+"""What is typed for the golden files about hosts; tests/golden/commands has the answers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import without_iommu
+from tests.unit.golden.transcripts import Scenario
+from tests.unit.layout.test_apply_commands import RULES
+from tests.unit.layout.test_watch_command import Ending
+from vfiomgr import api
+from vfiomgr.passthrough import watch
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.paths import STATE
+from vfiomgr.pci.model import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.golden.transcripts import Place
+    from vfiomgr.host.tree import HostTree
+from tests.unit.golden.hosts import (
+    MBOCHS,
+    PERSIST,
+    SYSTEMD,
+    arc_host,
+    divided_host,
+    small_a40_host,
+    two_l40s_host,
+)
+
+LAYOUT = {
+    "layout.yaml": json.dumps(
+        {"version": "vfiomgr/v1", "layouts": {"lab": {"devices": RULES}}}, indent=1
+    ),
+    "absent.yaml": json.dumps(
+        {
+            "version": "vfiomgr/v1",
+            "layouts": {
+                "gone": {
+                    "devices": [{"select": {"address": "0000:99:00.0"}, "state": "passthrough"}]
+                }
+            },
+        }
+    ),
+    "bad.yaml": "version: vfiomgr/v1\nlayouts:\n  a:\n    devices: [{select: all, at_least: 1}]\n",
+}
+DRIVERCTL = {**SYSTEMD, "etc/driverctl.d/0000:01:00.0": "vfio-pci\n"}
+DEVICE_MANAGER = """\
+version: v1
+vgpu-configs:
+  default:
+  - devices: all
+    vgpu-devices: {A40-12Q: 2}
+  odd:
+  - devices: [0]
+    vgpu-devices: {X-1: 1}
+"""
+
+
+def cut_off(place: Place) -> None:
+    """Leave a bind half done."""
+    place.kernel.kill(at=8)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((PciAddress.parse("0000:01:00.0"),)), tree=place.kernel)
+    place.kernel.revive()
+
+
+def refuse_probes(place: Place) -> None:
+    """Have the kernel probe no driver."""
+    place.kernel.fail_writes("drivers_probe", errno.EINVAL)
+
+
+def bind_by_hand(place: Place) -> None:
+    """Have a GPU on vfio-pci, and no record of its original driver."""
+    api.apply(Bind((PciAddress.parse("0000:02:00.0"),)), tree=place.kernel)
+    shutil.rmtree(place.kernel.locate(STATE))
+
+
+def arrive_once(place: Place) -> None:
+    """Have a persisted GPU come to its host driver, and a watch that looks once."""
+    gpu = PciAddress.parse("0000:02:00.0")
+    api.apply(Bind((gpu,), persist=True), tree=place.kernel)
+    place.kernel.unplug(str(gpu))
+    place.kernel.plug(str(gpu))
+
+    def look(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
+        correct = partial(watch.put_right, tree=tree, on_note=on_note)
+        thorough = watch.Thorough(tree, on_note, correct)
+        thorough.arrived([gpu])
+        thorough.settle()
+
+    place.patch.setattr(watch, "SETTLE", 0.0)
+    place.patch.setattr("vfiomgr.api.watch", look)
+
+
+def end_at_once(place: Place) -> None:
+    """End a watch after its first look."""
+    place.patch.setattr("vfiomgr.layout.commands.watch.DeviceChanges", Ending())
+
+
+HOST_SCENARIOS = (
+    Scenario("list", "list\nlist --all\nlist --root nowhere", small_a40_host),
+    Scenario(
+        "show",
+        """
+        .vgpu create --type A40-8Q --parent 0000:21:00.4 --uuid f715f63c-0d00-4007-9c5a-b07b0c6c05de
+        show 21:00.4
+        show 21:00.0
+        show 99:00.0
+        """,
+        small_a40_host,
+    ),
+    Scenario("groups", "groups\ngroups --root nowhere", without_iommu),
+    Scenario("groups", "groups", small_a40_host, case="vgpu"),
+    Scenario("check", "check --all\ncheck\ncheck --root nowhere"),
+    Scenario("check", "check", without_iommu, case="iommu-off"),
+    Scenario(
+        "bind",
+        """
+        bind 02:00.0 --dry-run
+        bind 02:00.0
+        bind 02:00.0
+        bind 00:02.0
+        bind 04:02.0
+        bind 99:00.0
+        bind 02:00.0 --only --with-group
+        """,
+        keeps=True,
+        journals={"bind": "bind"},
+    ),
+    Scenario(
+        "bind",
+        f"{PERSIST} --dry-run\n{PERSIST}",
+        host_files=SYSTEMD,
+        case="persist",
+        keeps=True,
+        journals={"bind-persist": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "bind 05:00.0 --reset-method flr --no-d3cold --dry-run"
+        "\nbind 05:00.0 --reset-method flr --no-d3cold",
+        case="pinned",
+        journals={"bind-pinned": "bind"},
+    ),
+    Scenario(
+        "bind",
+        f"{PERSIST} --update-initramfs --dry-run\n{PERSIST} --update-initramfs",
+        host_files={
+            **SYSTEMD,
+            "etc/initramfs-tools/initramfs.conf": "MODULES=dep\nFRAMEBUFFER=y\n",
+        },
+        case="initramfs",
+        journals={"bind-initramfs": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "bind 02:00.0",
+        prepare=refuse_probes,
+        case="failed",
+        journals={"bind-failed": "bind"},
+    ),
+    Scenario(
+        "unbind",
+        f"""
+        .{PERSIST}
+        unbind 02:00.0 --forget --dry-run
+        unbind 02:00.0 --forget
+        unbind 02:00.0
+        unbind 99:00.0
+        """,
+        host_files=SYSTEMD,
+        journals={"unbind": "unbind"},
+    ),
+    Scenario(
+        "unbind",
+        "unbind 02:00.0 --dry-run\nunbind 02:00.0",
+        prepare=bind_by_hand,
+        case="unrecorded",
+        journals={"unbind-unrecorded": "unbind"},
+    ),
+    Scenario(
+        "plan",
+        """
+        plan layout.yaml
+        plan layout.yaml --out plan.json
+        plan absent.yaml
+        plan bad.yaml
+        plan none.yaml
+        """,
+        files=LAYOUT,
+    ),
+    Scenario(
+        "apply",
+        """
+        apply layout.yaml --dry-run
+        apply layout.yaml
+        apply layout.yaml
+        apply absent.yaml
+        apply absent.yaml --keep-going
+        """,
+        files=LAYOUT,
+        keeps=True,
+        journals={"apply-layout": "apply-layout"},
+    ),
+    Scenario("apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going"),
+    Scenario(
+        "assert",
+        "assert layout.yaml\n.apply layout.yaml\nassert layout.yaml\nassert absent.yaml",
+        files=LAYOUT,
+    ),
+    Scenario(
+        "export",
+        "export\n.apply layout.yaml\nexport --name here\nexport --root nowhere",
+        files=LAYOUT,
+    ),
+    Scenario(
+        "revert",
+        "revert\n.apply layout.yaml\nrevert --dry-run\nrevert\nrevert",
+        files=LAYOUT,
+        journals={"revert-layout": "revert-layout"},
+    ),
+    Scenario(
+        "watch",
+        "watch layout.yaml\nwatch layout.yaml --enforce\nwatch layout.yaml\nwatch",
+        files=LAYOUT,
+        prepare=end_at_once,
+    ),
+    Scenario(
+        "recover",
+        "list\nrecover --dry-run\nrecover\nrecover\nrecover --undo --finish",
+        prepare=cut_off,
+        journals={"bind-undone": "bind"},
+    ),
+    Scenario(
+        "recover",
+        "recover --finish",
+        prepare=cut_off,
+        case="finish",
+        journals={"bind-finished": "bind"},
+    ),
+    Scenario(
+        "reset",
+        """
+        reset 05:00.0 --dry-run
+        reset 05:00.0
+        reset 00:02.0
+        reset 03:00.0
+        """,
+        journals={"reset": "reset"},
+    ),
+    Scenario(
+        "reset",
+        "reset 05:00.0 --method bus --dry-run\nreset 05:00.0 --method bus",
+        case="method",
+        journals={"reset-method": "reset"},
+    ),
+    Scenario(
+        "sriov list", ".sriov set 05:00.0 2\n.bind 05:10.0\nsriov list\nsriov list --root nowhere"
+    ),
+    Scenario("sriov list", "sriov list", two_l40s_host, case="vendor"),
+    Scenario(
+        "sriov quota",
+        """
+        sriov quota 21:00.0
+        .sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20
+        sriov quota 21:00.1 --exec-quantum 40 --dry-run
+        sriov quota 21:00.1 --exec-quantum 40
+        sriov quota 21:00.0 --vf-memory 40G
+        sriov quota 21:00.0 --physical
+        sriov quota 21:00.2
+        """,
+        arc_host,
+        journals={"change-quotas": "change-quotas"},
+    ),
+    Scenario(
+        "sriov set",
+        """
+        sriov set 05:00.0 2 --dry-run
+        sriov set 05:00.0 2
+        sriov set 05:00.0 2
+        .bind 05:10.0
+        sriov set 05:00.0 0
+        sriov set 05:00.0 9
+        sriov set 02:00.0 1
+        """,
+        journals={"set-virtual-functions": "set-virtual-functions"},
+    ),
+    Scenario(
+        "sriov set",
+        "sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20 --priority normal",
+        arc_host,
+        case="quotas",
+        keeps=True,
+        journals={"set-virtual-functions-quotas": "set-virtual-functions"},
+    ),
+    Scenario(
+        "layout import",
+        "layout import\nlayout import --vgpu-device-manager vdm.yaml\nlayout import --board x",
+        small_a40_host,
+        files={"vdm.yaml": DEVICE_MANAGER},
+        host_files=DRIVERCTL,
+    ),
+    Scenario(
+        "layout install",
+        """
+        layout install layout.yaml --enforce --dry-run
+        layout install layout.yaml
+        layout install layout.yaml
+        layout install absent.yaml
+        """,
+        files=LAYOUT,
+        host_files=SYSTEMD,
+        keeps=True,
+        journals={"install-layout": "install-layout"},
+    ),
+    Scenario("layout schema", "layout schema", is_document=True),
+    Scenario(
+        "layout uninstall",
+        """
+        .layout install layout.yaml
+        layout uninstall --dry-run
+        layout uninstall
+        layout uninstall
+        """,
+        files=LAYOUT,
+        host_files=SYSTEMD,
+        journals={"uninstall-layout": "uninstall-layout"},
+    ),
+    Scenario(
+        "layout validate", "layout validate layout.yaml\nlayout validate bad.yaml", files=LAYOUT
+    ),
+    Scenario(
+        "persist import",
+        "persist import --dry-run\npersist import\npersist import",
+        host_files=DRIVERCTL,
+        journals={"import-driverctl": "import-driverctl"},
+    ),
+    Scenario(
+        "persist list",
+        f"persist list\n.{PERSIST}\npersist list\npersist list --root nowhere",
+        host_files=SYSTEMD,
+    ),
+    Scenario(
+        "persist remove",
+        f"""
+        .{PERSIST}
+        persist remove 02:00.0 --dry-run
+        persist remove 02:00.1
+        persist remove --all
+        persist remove --all
+        persist remove
+        """,
+        host_files=SYSTEMD,
+        journals={"forget-persisted": "forget-persisted"},
+    ),
+    Scenario(
+        "persist watch",
+        "persist watch\nlist\npersist watch --snapshot host.json\npersist watch --root nowhere",
+        files={"host.json": "{}"},
+        prepare=arrive_once,
+    ),
+    Scenario(
+        "snapshot",
+        f".vgpu create {MBOCHS}\n.{PERSIST}\nsnapshot",
+        host_files=SYSTEMD,
+        is_document=True,
+    ),
+    Scenario("snapshot", "snapshot", divided_host, case="mig", is_document=True),
+)

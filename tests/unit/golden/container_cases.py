@@ -1,0 +1,224 @@
+"""What is typed for the golden files about Kata, CDI, runtimes and bundles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.fakes.containerd import Containerd
+from tests.fakes.hosts import workstation
+from tests.unit.containers.cdi_cases import edits
+from tests.unit.containers.oci_texts import TEXTS
+from tests.unit.golden.transcripts import Place, Scenario
+from tests.unit.kata.test_config_command import install
+from tests.unit.kata_nodes import POD, KataNode
+from tests.unit.runtimes import CONFIGURATION, MAIN, SHIM, V3
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+
+NODE = {SHIM.lstrip("/"): "", CONFIGURATION.lstrip("/"): "", MAIN.lstrip("/"): V3}
+PGPU = "--kind nvidia.com/pgpu"
+CDI = {
+    "etc/cdi/nvidia.yaml": edits("0.7.0", env=["A=1"], additionalGids=[44]),
+    "etc/cdi/broken.json": "{",
+}
+
+
+def with_containerd(place: Place) -> None:
+    """A containerd that reads what is written, and an OCI runtime; a copy has a fixed name."""
+    Containerd("2.1.9").install(place.kernel)
+    place.kernel.sysfs.put_bytes("/usr/bin/crun", b"", 0o755)
+    place.kernel.sysfs.put_bytes(SHIM, b"", 0o755)
+    place.patch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
+
+
+def kata_host(directory: Path) -> FakeKernel:
+    """A node of a cluster with a GPU for pods and one on its driver."""
+    node = KataNode(directory, "go")
+    node.add_gpus(1, with_audio=True)
+    node.add_gpu(2, driver="nvidia", numa_node=0)
+    node.publish()
+    return node.kernel
+
+
+def kata_build_host(directory: Path) -> FakeKernel:
+    """A workstation with Kata's own build."""
+    kernel = workstation(directory)
+    install(kernel)
+    return kernel
+
+
+def with_bundle(place: Place) -> None:
+    """A bundle as `runc spec` makes it."""
+    (place.directory / "bundle").mkdir()
+    (place.directory / "bundle/config.json").write_text(TEXTS["runc spec"])
+
+
+KATA_SCENARIOS = (
+    Scenario(
+        "kata config",
+        """
+        kata config 02:00.0
+        .bind 02:00.0
+        kata config 02:00.0 --runtime go --dry-run --output 50.toml
+        kata config 02:00.0 --runtime go --output 50.toml
+        kata config 03:00.0
+        kata config --kata-version x
+        """,
+        kata_build_host,
+    ),
+    Scenario(
+        "kata install",
+        """
+        kata install --dry-run
+        kata install
+        kata install
+        kata install --handler other
+        kata install --for crio
+        """,
+        host_files=NODE,
+        prepare=with_containerd,
+        keeps=True,
+        journals={"change-files": "change-files"},
+    ),
+    Scenario("kata install", "kata install", case="absent"),
+    Scenario(
+        "kata uninstall",
+        """
+        .kata install
+        kata uninstall --dry-run
+        kata uninstall
+        kata uninstall
+        kata uninstall --handler A
+        """,
+        host_files=NODE,
+        prepare=with_containerd,
+    ),
+    Scenario(
+        "kata runtimeclass",
+        """
+        kata runtimeclass --any-node
+        kata runtimeclass --handler kata-vfio --default-memory 4G --node-selector a=b
+        kata runtimeclass --handler A
+        """,
+    ),
+    Scenario(
+        "kata pod",
+        """
+        kata pod
+        .bind 02:00.0
+        kata pod 02:00.0 --deployment --name train --memory 16G
+        kata pod 03:00.0
+        kata pod --count 17
+        """,
+    ),
+    Scenario(
+        "kata explain",
+        "kata explain pod.yaml\nkata explain 41:00.0\nkata explain 42:00.0\nkata explain none.yaml",
+        kata_host,
+        files={"pod.yaml": POD},
+    ),
+    Scenario(
+        "kata run-command",
+        """
+        kata run-command 02:00.0
+        .bind 02:00.0
+        kata run-command 02:00.0 --image ubuntu --command 'ls /'
+        kata run-command 02:00.0 --with docker
+        kata run-command 03:00.0
+        kata run-command 99:00.0
+        """,
+    ),
+    Scenario("kata check-image", "kata check-image --all", kata_host),
+    Scenario("kata check-image", "kata check-image 0000:01:00.0", case="absent"),
+)
+CONTAINER_SCENARIOS = (
+    Scenario(
+        "cdi generate",
+        f"""
+        cdi generate 02:00.0
+        .bind 02:00.0
+        cdi generate 02:00.0
+        cdi generate {PGPU} --write --dry-run
+        cdi generate {PGPU} --write
+        cdi generate {PGPU} --write
+        cdi generate --output pgpu.json --dry-run
+        cdi generate --lifetime dynamic
+        """,
+        journals={"write-cdi": "write-cdi"},
+    ),
+    Scenario(
+        "cdi list",
+        f"cdi list\n.bind 02:00.0\n.cdi generate {PGPU} --write\ncdi list",
+        host_files=CDI,
+    ),
+    Scenario(
+        "cdi check",
+        f".bind 02:00.0\n.cdi generate {PGPU} --write\ncdi check\ncdi check none.json",
+        host_files=CDI,
+    ),
+    Scenario("cdi check", "cdi check", case="none"),
+    Scenario(
+        "cdi remove",
+        f"""
+        .bind 02:00.0 0000:01:00.0
+        .cdi generate {PGPU} --write
+        cdi remove 0000:01:00.0 --dry-run
+        cdi remove 0000:01:00.0
+        cdi remove --stale
+        cdi remove --all
+        cdi remove
+        """,
+        journals={"remove-cdi": "remove-cdi"},
+    ),
+    Scenario(
+        "runtime configure",
+        """
+        runtime configure crun --path /usr/bin/crun --cdi --dry-run
+        runtime configure crun --path /usr/bin/crun --cdi
+        runtime configure crun --path /usr/bin/crun --cdi
+        runtime configure none --path /usr/bin/none
+        runtime configure a/b --path /usr/bin/crun
+        """,
+        host_files=NODE,
+        prepare=with_containerd,
+    ),
+    Scenario(
+        "runtime unconfigure",
+        """
+        .runtime configure crun --path /usr/bin/crun
+        runtime unconfigure crun --dry-run
+        runtime unconfigure crun
+        runtime unconfigure crun
+        runtime unconfigure a/b
+        """,
+        host_files=NODE,
+        prepare=with_containerd,
+    ),
+    Scenario(
+        "oci inject",
+        """
+        oci inject bundle 02:00.0
+        .bind 02:00.0
+        oci inject bundle 02:00.0 --dry-run
+        oci inject bundle 02:00.0
+        oci inject bundle 02:00.0
+        oci inject none 02:00.0
+        """,
+        prepare=with_bundle,
+    ),
+    Scenario(
+        "oci eject",
+        """
+        .bind 02:00.0
+        .oci inject bundle 02:00.0
+        oci eject bundle --dry-run
+        oci eject bundle
+        oci eject bundle
+        oci eject none
+        """,
+        prepare=with_bundle,
+    ),
+)

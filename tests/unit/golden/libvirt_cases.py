@@ -1,0 +1,253 @@
+"""What is typed for the golden files about libvirt; tests/golden/commands has the answers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tests.fakes.libvirt_node import node_uri
+from tests.fakes.vgpu_hosts import t4_host
+from tests.unit.golden.transcripts import Place, Scenario
+from tests.unit.libvirt.domain_texts import RECORDED
+from tests.unit.libvirt.preflight.situations import xml
+from tests.unit.libvirt.test_hook_commands import xml as hooked
+from tests.unit.libvirt.test_nodedev_commands import ACTIVE, IDLE, Libvirt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.libvirt.client.mdevs import MdevState, NodeMdev
+
+CONNECTION = "vfiomgr.libvirt.client.connection.Connection"
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+DOMAIN = """\
+<domain type='test'>
+  <name>{name}</name>
+  <uuid>{uuid}</uuid>
+  <memory unit='MiB'>64</memory>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices>
+    <controller type='pci' index='0' model='pcie-root'/>
+    <controller type='pci' index='1' model='pcie-root-port'/>
+    <controller type='pci' index='2' model='pcie-root-port'/>
+    {devices}
+  </devices>
+</domain>
+"""
+HOSTDEV = """\
+<hostdev mode='subsystem' type='pci' managed='no'>
+      <source><address domain='0' bus='0x02' slot='0x00' function='0x{}'/></source>
+    </hostdev>"""
+WIN = DOMAIN.format(
+    name="win",
+    uuid="5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11",
+    devices="".join(map(HOSTDEV.format, "01")),
+)
+FRESH = DOMAIN.format(name="fresh", uuid="5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c12", devices="")
+WISH = "guest --memory 2G --vcpus 2 --libvirt-version 9.0"
+
+
+def with_libvirt(place: Place) -> None:
+    """Libvirt's test driver with two domains, on a host whose first GPU is bound."""
+    uri = node_uri(place.directory)
+    node = place.directory / "libvirt-node.xml"
+    node.write_text(node.read_text().replace("</node>", f"{WIN}</node>"))
+    place.patch.setenv("VFIOMGR_CONNECT", uri)
+    for name in ("attach", "detach"):  # which the test driver has not
+        place.patch.setattr(f"vfiomgr.libvirt.client.connection.Connection.{name}", lambda *_: None)
+
+
+class Defining(Libvirt):
+    """A libvirt that keeps the mediated device once it is told of it."""
+
+    def mdevs(self) -> tuple[NodeMdev, ...]:
+        """None, until then."""
+        return super().mdevs() if self.calls else ()
+
+    def define_mdev(self, _element: str, uuid: str, *, autostart: bool) -> None:
+        """Asked for."""
+        self.calls.append(f"define {uuid} {autostart}")
+
+
+def with_mdev(state: MdevState, kind: type[Libvirt] = Libvirt) -> Callable[[Place], None]:
+    """A libvirt that knows one mediated device."""
+
+    def prepare(place: Place) -> None:
+        fake = kind(state)
+
+        @contextmanager
+        def connected(_uri: str, **_options: object) -> Iterator[Libvirt]:
+            yield fake
+
+        place.patch.setattr("vfiomgr.libvirt.commands.nodedev.connected", connected)
+
+    return prepare
+
+
+LIBVIRT_SCENARIOS = (
+    Scenario(
+        "libvirt hostdev",
+        """
+        libvirt hostdev 02:00.0
+        .bind 02:00.0
+        libvirt hostdev 02:00.0
+        libvirt hostdev 02:00.0 --only --boot-order 1 --rom off
+        libvirt hostdev 00:02.0 --managed
+        libvirt hostdev 02:00.0 --iommufd --libvirt-version 9.0
+        libvirt hostdev 99:00.0
+        """,
+    ),
+    Scenario(
+        "libvirt domain",
+        f"""
+        libvirt domain {WISH} --device 02:00.0
+        libvirt domain {WISH} --device 02:00.0 --os windows --tpm --disk /vm/a.qcow2 --explain
+        libvirt domain {WISH} --device 00:02.0,managed
+        libvirt domain {WISH} --device 02:00.0,fast
+        """,
+    ),
+    Scenario(
+        "libvirt edit",
+        """
+        libvirt edit win11.xml --add 02:00.0 --dry-run
+        libvirt edit win11.xml --add 02:00.0
+        libvirt edit win11.xml --add 02:00.0
+        libvirt edit win11.xml --remove 02:00.0
+        libvirt edit none.xml --add 02:00.0
+        """,
+        files={"win11.xml": RECORDED["virt-manager"].decode()},
+    ),
+    Scenario(
+        "libvirt preflight",
+        "libvirt preflight good.xml\n.bind 0000:01:00.0\nlibvirt preflight good.xml"
+        "\nlibvirt preflight bad.xml\nlibvirt preflight",
+        files={"good.xml": xml(before=""), "bad.xml": "<domain"},
+    ),
+    Scenario(
+        "libvirt define",
+        """
+        libvirt define fresh.xml --dry-run
+        libvirt define fresh.xml
+        libvirt define fresh.xml
+        libvirt define bad.xml
+        """,
+        files={"fresh.xml": FRESH, "bad.xml": "<domain"},
+        prepare=with_libvirt,
+    ),
+    Scenario(
+        "libvirt attach",
+        """
+        libvirt attach win 05:00.0 --config
+        .bind 0000:01:00.0
+        libvirt attach win 0000:01:00.0 --config --dry-run
+        libvirt attach win 0000:01:00.0 --config
+        libvirt attach none 0000:01:00.0
+        """,
+        prepare=with_libvirt,
+    ),
+    Scenario(
+        "libvirt detach",
+        """
+        libvirt detach win 02:00.0 --config --dry-run
+        libvirt detach win 02:00.0 --config
+        libvirt detach win 0000:01:00.0 --config
+        libvirt detach none 02:00.0
+        """,
+        prepare=with_libvirt,
+    ),
+    Scenario(
+        "libvirt hook disable",
+        "libvirt hook disable win --dry-run\nlibvirt hook disable win\nlibvirt hook disable none",
+        prepare=with_libvirt,
+    ),
+    Scenario(
+        "libvirt hook enable",
+        "libvirt hook enable win --dry-run\nlibvirt hook enable win\nlibvirt hook enable none",
+        prepare=with_libvirt,
+    ),
+    Scenario(
+        "libvirt hook install",
+        """
+        libvirt hook install --dry-run
+        libvirt hook install
+        libvirt hook install
+        """,
+        journals={"install-hook": "install-hook"},
+    ),
+    Scenario(
+        "libvirt hook run",
+        """
+        libvirt hook run win prepare begin -
+        list
+        libvirt hook run win release end -
+        libvirt hook run win started begin -
+        """,
+        stdin=hooked("0000:01:00.0"),
+    ),
+    Scenario(
+        "libvirt hook run",
+        "libvirt hook run win prepare begin -",
+        stdin=hooked("0000:01:00.0"),
+        case="prepared",
+        keeps=True,
+    ),
+    Scenario(
+        "libvirt hook run",
+        "libvirt hook run win prepare begin -",
+        stdin=hooked("0000:00:02.0"),
+        case="refused",
+    ),
+    Scenario(
+        "libvirt hook uninstall",
+        """
+        .libvirt hook install
+        libvirt hook uninstall --dry-run
+        libvirt hook uninstall
+        libvirt hook uninstall
+        """,
+        journals={"uninstall-hook": "uninstall-hook"},
+    ),
+    Scenario(
+        "libvirt nodedev define",
+        f"""
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231 --dry-run
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-232
+        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-9
+        libvirt nodedev define x --parent 21:00.0 --type nvidia-231
+        """,
+        t4_host,
+        prepare=with_mdev(IDLE, Defining),
+    ),
+    Scenario("libvirt nodedev list", "libvirt nodedev list", t4_host, prepare=with_mdev(ACTIVE)),
+    Scenario(
+        "libvirt nodedev list",
+        "libvirt nodedev list\nlibvirt nodedev list --connect foo:///bar",
+        t4_host,
+        prepare=with_libvirt,
+        case="none",
+    ),
+    *(
+        Scenario(
+            f"libvirt nodedev {verb}",
+            f"""
+            libvirt nodedev {verb} {UUID} --dry-run
+            libvirt nodedev {verb} {UUID}
+            libvirt nodedev {verb} {UUID.replace("f", "0")}
+            """,
+            t4_host,
+            prepare=with_mdev(state),
+        )
+        for verb, state in (("start", IDLE), ("stop", ACTIVE), ("undefine", IDLE))
+    ),
+    Scenario(
+        "libvirt list",
+        """
+        libvirt list
+        libvirt list --domain test
+        libvirt list --domain none
+        """,
+        prepare=with_libvirt,
+    ),
+)

@@ -1,0 +1,167 @@
+"""What every command prints: its help, its text, its JSON, and the journals of what it does."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from tests.unit.conftest import GOLDEN
+from tests.unit.golden.cases import HOST_SCENARIOS
+from tests.unit.golden.container_cases import CONTAINER_SCENARIOS, KATA_SCENARIOS
+from tests.unit.golden.libvirt_cases import LIBVIRT_SCENARIOS
+from tests.unit.golden.transcripts import PROGRAM, WIDTH, Place, first_journal, kept_files, steady
+from tests.unit.golden.vgpu_cases import VGPU_SCENARIOS
+from vfiomgr.cli.main import cli
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Matches, Run
+    from tests.unit.golden.transcripts import Scenario
+
+SCENARIOS = (
+    *HOST_SCENARIOS,
+    *VGPU_SCENARIOS,
+    *LIBVIRT_SCENARIOS,
+    *KATA_SCENARIOS,
+    *CONTAINER_SCENARIOS,
+)
+FORMS = {"": (), "-json": ("--format", "json")}
+"""What the names of golden files end with, and the options that make them."""
+
+
+def everything(context: click.Context) -> Iterator[click.Context]:
+    """The context of a command, and of all below it."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            found = context.command.get_command(context, name)
+            assert found is not None
+            yield from everything(click.Context(found, info_name=name, parent=context))
+
+
+TREE = {
+    context.command_path: context.command
+    for context in everything(click.Context(cli, info_name="vfiomgr"))
+}
+LEAVES = sorted(
+    path.removeprefix("vfiomgr ")
+    for path, command in TREE.items()
+    if not isinstance(command, click.Group)
+)
+
+
+@pytest.fixture
+def scenario(request: pytest.FixtureRequest) -> Scenario:
+    """What is typed."""
+    found: Scenario = request.param
+    return found
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> FakeKernel:
+    """The host of the scenario."""
+    found: Scenario = request.getfixturevalue("scenario")
+    return found.host(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what the machine of the test is."""
+    for name in ("VFIOMGR_FORMAT", "VFIOMGR_CONNECT", "LIBVIRT_DEFAULT_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, kernel: FakeKernel, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> Place:
+    """Where the user is, with the files of the scenario."""
+    directory = tmp_path / "cwd"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    program = SimpleNamespace(executable=PROGRAM, prefix="/usr", argv=["vfiomgr"])
+    monkeypatch.setattr("vfiomgr.cli.program.sys", program)
+    monkeypatch.setattr("vfiomgr.cli.program._is_command", lambda: True)
+    monkeypatch.setattr("vfiomgr.cli.program._isolated_places", list)
+    monkeypatch.setattr("vfiomgr.cli.program.weakness", lambda *_: "")
+    found = Place(directory, kernel, monkeypatch)
+    scenario.lay_out(found)
+    return found
+
+
+def play(scenario: Scenario, run: Run, place: Place, *options: str) -> str:
+    """Type it all."""
+
+    def hand() -> None:
+        text = (scenario.stdin or "").encode()
+        place.patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    return steady(scenario.transcript(run, hand, *options), place.directory.parent)
+
+
+@pytest.mark.parametrize("path", TREE)
+def test_the_help_of_each_command_is_golden(
+    capsys: pytest.CaptureFixture[str], matches: Matches, path: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(args=[*path.split()[1:], "--help"], prog_name="vfiomgr")
+    assert stopped.value.code == 0
+    matches(f"help/{path.replace(' ', '-')}.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["text", "json"])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str, indirect=True)
+def test_what_each_command_prints_is_golden(
+    run: Run, place: Place, matches: Matches, scenario: Scenario, form: str
+) -> None:
+    options = FORMS[form]
+    told = play(scenario, run, place, *options)
+    if scenario.is_document:
+        form, told = "", told.replace(" ".join(("$ vfiomgr", *options)), "$ vfiomgr")
+    matches(f"commands/{scenario}{form}.txt", told)
+    for name, kind in scenario.journals.items():
+        matches(f"journals/{name}.jsonl", first_journal(place, kind))
+    if scenario.keeps:
+        matches(f"kept/{scenario}.txt", kept_files(place))
+
+
+def test_every_command_has_golden_files() -> None:
+    assert sorted({scenario.command for scenario in SCENARIOS}) == LEAVES
+    helps = {f"{path.replace(' ', '-')}.txt" for path in TREE}
+    assert {file.name for file in (GOLDEN / "help").iterdir()} == helps
+    shown = {
+        f"{scenario}{form}.txt"
+        for scenario in SCENARIOS
+        for form in FORMS
+        if not (form and scenario.is_document)
+    }
+    assert {file.name for file in (GOLDEN / "commands").iterdir()} == shown
+    kept = {f"{scenario}.txt" for scenario in SCENARIOS if scenario.keeps}
+    assert {file.name for file in (GOLDEN / "kept").iterdir()} == kept
+    left = [f"{name}.jsonl" for scenario in SCENARIOS for name in scenario.journals]
+    assert sorted(file.name for file in (GOLDEN / "journals").iterdir()) == sorted(left)
+
+
+def test_every_scenario_types_its_command_and_shows_it() -> None:
+    for scenario in SCENARIOS:
+        shown = [line for line in map(str.strip, scenario.lines.splitlines()) if line[:1] != "."]
+        assert any(f" {scenario.command} " in f" {line} " for line in shown), scenario
+
+
+@pytest.mark.parametrize("name", ["snapshot", "snapshot-mig"])
+def test_a_snapshot_as_it_was_written_before_is_read(name: str) -> None:
+    """Its facts are all there still: it is written again as it was."""
+    _, _, text = (GOLDEN / f"commands/{name}.txt").read_text().partition("\n")
+    document, _, _ = text.rpartition("}\n[exit status 0]")
+    document += "}\n"
+    assert write_snapshot(read_snapshot(document, name)).rstrip() == document.rstrip()

@@ -1,0 +1,143 @@
+"""`vgpu mode`, `vgpu switch` and `sriov set` on a host of NVIDIA's GPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Matches, Run
+
+GPU = GPUS[0]
+LOST = "0000:21:00.5"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    """Two L40S, each with two virtual functions."""
+    return l40s_host(tmp_path, gpus=2, total_vfs=2)
+
+
+def test_modes_are_listed(run: Run, matches: Matches) -> None:
+    assert run("vgpu", "mode", GPU, "--heterogeneous").status == 0
+    matches("vgpu-mode.txt", run("vgpu", "mode").stdout)
+    matches("vgpu-mode.json", run("vgpu", "mode", "--format", "json").stdout)
+    assert len(run("vgpu", "mode", "21:00.0").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vgpu-switch-plan", ["vgpu", "switch", "21:00.0", "passthrough"]),
+        ("vgpu-mode-plan", ["vgpu", "mode", GPU, "--heterogeneous"]),
+    ],
+)
+def test_plans_are_golden_and_change_nothing(
+    run: Run, kernel: FakeKernel, matches: Matches, name: str, arguments: list[str]
+) -> None:
+    if name == "vgpu-switch-plan":
+        run("vgpu", "create", "--type", "L40S-8Q", "--parent", GPU)
+    done = len(kernel.operations)
+    matches(f"{name}.txt", run(*arguments, "--dry-run").stdout)
+    matches(f"{name}.json", run(*arguments, "--dry-run", "--format", "json").stdout)
+    assert len(kernel.operations) == done
+
+
+def test_types_of_a_gpu_of_the_vendors_family_are_certain(run: Run) -> None:
+    """The table of nvidia-smi tells how many, and what a vGPU is that no function offers."""
+    made = run("vgpu", "create", "--type", "L40S-24Q", "--parent", GPU).stdout.strip()
+    items = json.loads(run("vgpu", "types", "--parent", GPU, "--format", "json").stdout)["items"]
+    assert all(item["is_certain"] for item in items)
+    of_name = {item["name"]: item for item in items}
+    assert of_name["NVIDIA L40S-24Q"]["active"] == 1
+    assert of_name["NVIDIA L40S-24Q"]["available_instances"] == 1
+    assert of_name["NVIDIA L40S-48Q"]["max_instances"] == 1
+    assert "size lock" in of_name["NVIDIA L40S-1Q"]["unavailable_because"]
+    assert made == "0000:21:00.4"
+
+
+def test_from_vgpus_to_a_guest_and_back(run: Run) -> None:
+    run("vgpu", "create", "--type", "L40S-8Q", "--parent", GPU)
+    away = run("vgpu", "switch", GPU, "passthrough")
+    assert away.status == 0
+    assert away.stdout.splitlines()[-1] == f"{GPU} is on vfio-pci"
+    again = run("vgpu", "switch", GPU, "passthrough")
+    assert again.stdout.splitlines()[-1] == "nothing to do"
+    back = json.loads(run("vgpu", "switch", GPU, "vgpu", "--format", "json").stdout)
+    assert back["driver"] == "nvidia"
+    assert len(back["virtual_functions"]) == 2
+
+
+def test_the_vendors_program_is_behind_sriov_set(run: Run) -> None:
+    gone = run("sriov", "set", GPU, "0")
+    assert gone.stdout.splitlines()[-1] == f"{GPU} has no virtual functions"
+    assert gone.stderr == f"undo with: vfiomgr sriov set {GPU} 2\n"
+    refused = run("sriov", "set", GPU, "1")
+    assert refused.status == 4
+    assert "ask for 2 or 0" in refused.stderr
+    made = run("sriov", "set", GPU, "2")
+    assert made.stderr == f"undo with: vfiomgr sriov set {GPU} 0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["vgpu", "mode", "--mig"], 2, "which GPU?"),
+        (["vgpu", "mode", GPU, "--mig", "--heterogeneous"], 2, "contradict each other"),
+        (["vgpu", "mode", GPU, "--mig"], 4, "has no MIG"),
+        (["vgpu", "mode", "0000:00:01.0"], 4, "nvidia-smi tells nothing of 0000:00:01.0"),
+        (["vgpu", "mode", "0000:99:00.0"], 2, "no PCI device"),
+        (["vgpu", "switch", GPU, "host", "--functions", "2"], 2, "for vgpu alone"),
+        (["vgpu", "switch", GPU, "vgpu", "--functions", "1"], 4, "all of its 2"),
+    ],
+)
+def test_mistakes_are_told_with_their_remedies(
+    run: Run, arguments: list[str], status: int, words: str
+) -> None:
+    answer = run(*arguments)
+    assert answer.status == status
+    assert words in answer.stderr
+    assert "remedy: " in answer.stderr
+
+
+def test_functions_that_are_lost_are_told_with_what_brings_them_back(
+    run: Run, kernel: FakeKernel
+) -> None:
+    kernel.write(HostPath(f"/sys/bus/pci/devices/{LOST}/driver/unbind"), LOST)
+    told = run("vgpu", "types").stderr
+    assert f"left out: {LOST} has lost its driver; once {GPU} has no vGPU" in told
+    assert f"vfiomgr sriov set {GPU} 0, then 2" in told
+
+
+class TestMig:
+    """A100s, whose small types live in GPU instances."""
+
+    @pytest.fixture
+    def kernel(self, tmp_path: Path) -> FakeKernel:
+        """One, with MIG off."""
+        return mig_host(tmp_path, total_vfs=2, is_enabled=True)
+
+    def test_a_refusal_names_the_profile_and_the_command(self, run: Run) -> None:
+        """And once it is followed, the vGPU is made with its GPU instance."""
+        create = ("vgpu", "create", "--type", "A100-1-5C")
+        assert f"profile 19, and MIG is off: vfiomgr vgpu mode {GPU} --mig" in run(*create).stderr
+        assert run("vgpu", "mode", GPU, "--mig").status == 0
+        made = run(*create)
+        assert made.status == 0
+        assert "its GPU instances 1g.5gb are made for this" in made.stderr
+
+
+def test_without_nvidia_smi_nothing_breaks(run: Run, kernel: FakeKernel) -> None:
+    kernel.sysfs.drop("/usr/bin/nvidia-smi")
+    assert "tells of no GPU" in run("vgpu", "mode").stderr
+    assert run("vgpu", "types").status == 0
+    assert run("vgpu", "mode", GPU, "--mig").status == 4
+    assert run("vgpu", "create", "--type", "L40S-8Q").status == 0

@@ -1,0 +1,516 @@
+"""`kata install`, `kata uninstall`, `runtime configure` and `unconfigure`, as typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.fakes.containerd import Containerd
+from tests.unit.runtimes import CONFIGURATION, DROP_IN, MAIN, SHIM, V2, V3, put, text
+from vfiomgr.containers.runtimes.model import RECORD
+from vfiomgr.kata.explain.facts import read_handlers
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Matches, Run
+    from vfiomgr.containers.runtimes.handlers import CriName
+
+RS_SHIM = HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
+
+
+@pytest.fixture(autouse=True)
+def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
+
+
+@pytest.mark.parametrize("told", ["2.1", "2.1.9"])
+def test_a_containerd_of_another_release_is_not_asked(
+    kernel: FakeKernel, run: Run, told: str
+) -> None:
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V3)
+    Containerd("1.6.20").install(kernel)
+    answer = run("kata", "install", "--containerd-version", told)
+    assert answer.status == 0, answer.stderr
+    assert "containerd 1.6.20 is installed" in answer.stderr
+    assert text(kernel, DROP_IN)
+    answer = run("kata", "uninstall", "--containerd-version", told)
+    assert answer.status == 0
+    assert text(kernel, MAIN) == V3
+    Containerd("2.1.4").install(kernel)
+    answer = run("kata", "install", "--containerd-version", told)
+    assert "not checked" not in answer.stderr, "that is the same release"
+
+
+@pytest.fixture
+def node(kernel: FakeKernel) -> FakeKernel:
+    """The workstation with Kata and containerd 2.1."""
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V3)
+    Containerd("2.1.9").install(kernel)
+    return kernel
+
+
+def test_the_plan_shows_the_difference_and_changes_nothing(
+    node: FakeKernel, run: Run, matches: Matches
+) -> None:
+    answer = run("kata", "install", "--dry-run")
+    assert (answer.status, answer.stderr) == (0, "")
+    matches("kata-install-plan.txt", answer.stdout)
+    assert text(node, MAIN) == V3
+    assert text(node, DROP_IN) is None
+    assert text(node, RECORD) is None
+
+
+def test_the_plan_for_1_7_shows_the_main_file(node: FakeKernel, run: Run, matches: Matches) -> None:
+    put(node, MAIN, V2)
+    Containerd("1.7.28").install(node)
+    matches("kata-install-in-place-plan.txt", run("kata", "install", "--dry-run").stdout)
+
+
+def test_what_was_done_is_told_with_what_comes_next(node: FakeKernel, run: Run) -> None:
+    answer = run("kata", "install")
+    assert answer.status == 0
+    assert f"done: write {DROP_IN}" in answer.stdout
+    assert f"backup: {MAIN}.vfiomgr-20261121T120000Z" in answer.stderr
+    assert "systemctl restart containerd" in answer.stderr
+    assert "undo with: vfiomgr kata uninstall" in answer.stderr
+    again = run("kata", "install")
+    assert "the handler kata-vfio is there already\nnothing to do" in again.stdout
+    assert "restart" not in again.stderr
+    gone = run("kata", "uninstall")
+    assert f"done: remove {DROP_IN}" in gone.stdout
+    assert text(node, MAIN) == V3
+    assert "nothing to do" in run("kata", "uninstall").stdout
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_programs_read_what_was_done(node: FakeKernel, run: Run, form: str) -> None:
+    def parsed(words: str) -> dict[str, object]:
+        read = json.loads if form == "json" else YAML(typ="safe", pure=True).load
+        document = read(run(*words.split(), "--format", form).stdout)
+        assert isinstance(document, dict)
+        return document
+
+    plan = parsed("kata install --dry-run")
+    assert plan["kind"] == "Plan"
+    differences = plan["differences"]
+    assert isinstance(differences, dict)
+    assert list(differences) == [DROP_IN, MAIN]
+    assert plan["not_checked"] == []
+    done = parsed("kata install")
+    assert (done["kind"], done["changed"]) == ("Outcome", True)
+    assert done["backups"] == [f"{MAIN}.vfiomgr-20261121T120000Z"]
+    assert done["restart"] == "systemctl restart containerd"
+    assert parsed("kata install")["changed"] is False
+    assert text(node, DROP_IN)
+
+
+def test_without_katas_configuration_the_command_that_makes_it_is_named(
+    node: FakeKernel, run: Run
+) -> None:
+    answer = run("kata", "install", "--handler", "other")
+    own = "/etc/kata-containers/vfiomgr/other/configuration.toml"
+    assert answer.status == 4
+    assert f"there is no {own}" in answer.stderr
+    assert f"vfiomgr kata config --whole BASE --output {own}" in answer.stderr
+    base = "/opt/kata/share/defaults/kata-containers/configuration.toml"
+    put(node, base, "[runtime]\n")
+    assert f"--whole {base} --output {own}" in run("kata", "install", "--handler", "other").stderr
+    answer = run("kata", "install", "--config", "/etc/none.toml")
+    assert "leave out --config /etc/none.toml" in answer.stderr
+    assert text(node, DROP_IN) is None
+
+
+def test_the_configuration_that_kata_ships_for_gpus_serves(node: FakeKernel, run: Run) -> None:
+    shipped = "/opt/kata/share/defaults/kata-containers/configuration-qemu-nvidia-gpu.toml"
+    put(node, shipped, "")
+    answer = run("kata", "install", "--handler", "other")
+    assert answer.status == 0
+    assert f"reads {shipped}" in answer.stderr
+    assert shipped in (text(node, DROP_IN) or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "serves"),
+    [
+        ("cold_plug_vfio", "3.20.0", True),
+        ("hot_plug_vfio", "3.20.0", True),
+        ("cold_plug_vfio", "4.1.0", True),
+        ("hot_plug_vfio", "4.1.0", False),
+    ],
+)
+def test_what_kata_finds_by_itself_serves_where_a_drop_in_plugs_devices(
+    node: FakeKernel, run: Run, key: str, version: str, *, serves: bool
+) -> None:
+    shim = RS_SHIM if version == "4.1.0" else SHIM
+    node.remove(HostPath(SHIM))
+    put(node, shim, "")
+    put(node, "/opt/kata/VERSION", f"{version}\n")
+    below = "/opt/kata/share/defaults/kata-containers"
+    directory = f"{below}/runtime-rs" if shim == RS_SHIM else below
+    table = '[runtime]\nhypervisor_name = "qemu"\n' if shim == RS_SHIM else "[runtime]\n"
+    put(node, f"{directory}/configuration.toml", f"{table}[hypervisor.qemu]\n")
+    assert run("kata", "install", "--handler", "other").status == 4
+    put(node, f"{directory}/config.d/50.toml", f'[hypervisor.qemu]\n{key} = "root-port"\n')
+    answer = run("kata", "install", "--handler", "other")
+    assert answer.status == (0 if serves else 4), answer.stderr
+    if serves:
+        assert f"reads {directory}/configuration.toml" in answer.stderr
+        assert f"{directory}/configuration.toml" in (text(node, DROP_IN) or "")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "version", "taken"),
+    [
+        ("", "3.20.0", "go"),
+        ("", "4.1.0", "rs"),
+        ("[runtime]\n", "4.1.0", "go"),
+        ('[runtime]\nhypervisor_name = "qemu"\n', "3.20.0", "rs"),
+    ],
+)
+def test_of_two_shims_the_one_that_the_configuration_is_for_is_taken(
+    node: FakeKernel, run: Run, configuration: str, version: str, taken: str
+) -> None:
+    put(node, RS_SHIM, "")
+    put(node, CONFIGURATION, configuration)
+    put(node, "/opt/kata/VERSION", f"{version}\n")
+    answer = run("kata", "install")
+    shim = RS_SHIM if taken == "rs" else HostPath(SHIM)
+    assert f"of Kata's shims {shim} is taken" in answer.stderr
+    assert f'runtime_path = "{shim}"' in (text(node, DROP_IN) or "")
+
+
+def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None:
+    answer = run("kata", "install", "--runtime-path", "/opt/none")
+    assert (answer.status, "there is no /opt/none" in answer.stderr) == (4, True)
+    put(node, CONFIGURATION, '[runtime]\nhypervisor_name = "qemu"\n')
+    answer = run("kata", "install")
+    assert answer.status == 4
+    assert f"{CONFIGURATION} is for runtime-rs" in answer.stderr
+    node.remove(HostPath(SHIM))
+    answer = run("kata", "install")
+    assert answer.status == 4
+    assert "--runtime-path FILE" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("kata install --handler Kata_VFIO", "no RuntimeClass can name that"),
+        ("kata install --handler kata.vfio", "no RuntimeClass can name that"),
+        ("kata install --config kata.toml", "no absolute path"),
+        ("kata install --runtime-config config.toml", "no absolute path"),
+        ("kata install --containerd-version new", "is not a version"),
+        ("runtime configure crun", "wants --path FILE"),
+        ("runtime configure crun --path crun", "no absolute path"),
+        ("runtime configure a/b --path /usr/bin/crun", "no name for a runtime"),
+        ("kata install --for podman", "'podman' is not one of 'containerd', 'crio', 'docker'"),
+    ],
+)
+def test_mistakes_are_told(node: FakeKernel, run: Run, line: str, words: str) -> None:
+    answer = run(*line.split())
+    assert answer.status == 2
+    assert words in answer.stderr
+    assert "remedy: " in answer.stderr
+    assert text(node, DROP_IN) is None
+
+
+def test_several_runtimes_are_told_apart_by_the_user(node: FakeKernel, run: Run) -> None:
+    put(node, "/usr/bin/dockerd", "")
+    assert run("kata", "install", "--dry-run").status == 0, "Docker is not what Kubernetes uses"
+    put(node, "/etc/crio/crio.conf", "")
+    answer = run("kata", "install")
+    assert answer.status == 2
+    assert "several container runtimes here: containerd, crio" in answer.stderr
+    assert run("kata", "install", "--for", "crio").status == 0
+    assert text(node, "/etc/crio/crio.conf.d/50-vfiomgr.conf")
+
+
+@pytest.mark.parametrize("cri", ["containerd", "crio", "docker"])
+def test_an_entry_is_removed_from_where_it_is_whatever_else_is_there(
+    node: FakeKernel, run: Run, cri: str
+) -> None:
+    put(node, "/etc/crio/crio.conf", "")
+    put(node, "/etc/docker/daemon.json", "{}\n")
+    put(node, "/usr/bin/crun", "", 0o755)
+    before = node.sysfs.picture("/etc")
+    assert run("kata", "install", "--for", cri).status == 0
+    assert run("runtime", "configure", "crun", "--path", "/usr/bin/crun", "--for", cri).status == 0
+    answer = run("kata", "uninstall")
+    assert answer.status == 0, answer.stderr
+    assert "nothing to do" not in answer.stdout
+    answer = run("runtime", "unconfigure", "crun")
+    assert answer.status == 0, answer.stderr
+    assert node.sysfs.picture("/etc") == before
+
+
+def test_an_entry_below_another_file_is_removed_there(node: FakeKernel, run: Run) -> None:
+    other = "/etc/second/config.toml"
+    put(node, other, V3)
+    assert run("kata", "install", "--runtime-config", other).status == 0
+    assert run("kata", "uninstall").status == 0
+    assert text(node, other) == V3
+    assert text(node, "/etc/second/conf.d/50-vfiomgr.toml") is None
+
+
+def test_of_several_entries_of_one_name_the_user_chooses(node: FakeKernel, run: Run) -> None:
+    put(node, "/etc/docker/daemon.json", "{}\n")
+    for cri in ("containerd", "docker"):
+        assert run("kata", "install", "--for", cri).status == 0
+    answer = run("kata", "uninstall")
+    assert answer.status == 2
+    assert f"several container runtimes have an entry kata-vfio: containerd ({MAIN}), docker" in (
+        answer.stderr
+    )
+    assert f"--for containerd --runtime-config {MAIN}" in answer.stderr
+    assert run("kata", "uninstall", "--for", "docker").status == 0
+    assert text(node, "/etc/docker/daemon.json") == "{}\n"
+    assert run("kata", "uninstall").status == 0
+    assert text(node, MAIN) == V3
+
+
+def test_without_any_runtime_that_is_told(kernel: FakeKernel, run: Run) -> None:
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    answer = run("kata", "install")
+    assert answer.status == 2
+    assert "no container runtime here" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("kata install --config /opt", "/opt is a directory"),
+        ("kata install --config /opt/pipe", "/opt/pipe is no regular file"),
+        ("kata install --runtime-path /opt", "/opt is a directory"),
+        ("kata install --runtime-path /opt/plain", "/opt/plain is not executable"),
+        ("kata install --runtime-path /opt/dangling", "there is no /opt/dangling"),
+        ("runtime configure crun --path /opt", "/opt is a directory"),
+        ("runtime configure crun --path /opt/plain", "/opt/plain is not executable"),
+    ],
+)
+def test_what_is_no_file_or_no_program_is_refused(
+    node: FakeKernel, run: Run, line: str, words: str
+) -> None:
+    put(node, "/opt/plain", "")
+    os.mkfifo(node.locate(HostPath("/opt/pipe")))
+    os.symlink("/opt/none", node.locate(HostPath("/opt/dangling")))
+    answer = run(*line.split())
+    assert answer.status == 4
+    assert words in answer.stderr
+    assert "remedy: " in answer.stderr
+    assert text(node, DROP_IN) is None
+
+
+def test_a_link_to_a_program_is_one(node: FakeKernel, run: Run) -> None:
+    put(node, "/opt/crun-1.2", "", 0o755)
+    os.symlink("/opt/crun-1.2", node.locate(HostPath("/opt/crun")))
+    assert run("runtime", "configure", "crun", "--path", "/opt/crun").status == 0
+
+
+def test_a_plain_runtime_comes_and_goes(node: FakeKernel, run: Run) -> None:
+    put(node, "/usr/bin/crun", "", 0o755)
+    assert run("runtime", "configure", "crun", "--path", "/usr/bin/crun").status == 0
+    assert 'BinaryName = "/usr/bin/crun"' in (text(node, DROP_IN) or "")
+    assert run("runtime", "configure", "none", "--path", "/usr/bin/none").status == 4
+    answer = run("runtime", "unconfigure", "crun")
+    assert answer.status == 0
+    assert text(node, DROP_IN) is None
+
+
+def test_an_edited_entry_is_refused_with_the_command_that_was_typed(
+    node: FakeKernel, run: Run
+) -> None:
+    run("kata", "install", "--for", "containerd")
+    put(node, DROP_IN, (text(node, DROP_IN) or "").replace(SHIM, "/x"))
+    answer = run("kata", "uninstall", "--for", "containerd")
+    assert answer.status == 4
+    assert "runtime_path" in answer.stderr
+    assert "run vfiomgr kata uninstall --for containerd again" in answer.stderr
+
+
+@pytest.mark.parametrize("main", [V2, V3])
+@pytest.mark.parametrize("cri", ["containerd", "crio"])
+def test_what_is_installed_is_what_explain_finds(
+    node: FakeKernel, run: Run, main: str, cri: CriName
+) -> None:
+    put(node, MAIN, main)
+    assert run("kata", "install", "--for", cri).status == 0
+    entry = read_handlers(node, cri).handler("kata-vfio")
+    assert entry is not None
+    assert (entry.runtime_path, entry.config_path) == (SHIM, CONFIGURATION)
+    assert entry.privileged_without_host_devices
+    assert cri == "crio" or entry.tells("cdi.k8s.io/vfiomgr")
+
+
+# ---- another root
+
+
+def image(tmp_path: Path, **files: str) -> Path:
+    """The root of an image: no kernel, not even a directory for one."""
+    for name, content in {SHIM: "", CONFIGURATION: "", **files}.items():
+        place = tmp_path / "image" / name.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+    return tmp_path / "image"
+
+
+@pytest.mark.usefixtures("kernel")
+def test_an_image_needs_no_kernel(tmp_path: Path, run: Run) -> None:
+    root = image(tmp_path, **{MAIN: V2})
+    answer = run("kata", "install", "--root", str(root), "--containerd-version", "1.7")
+    assert answer.status == 0, answer.stderr
+    assert "not checked: what containerd 1.7.0 makes of it" in answer.stderr
+    assert f"undo with: vfiomgr kata uninstall --root {root}\n" in answer.stderr
+    place = root / MAIN.lstrip("/")
+    assert "enable_cdi = true" in place.read_text()
+    assert run("kata", "uninstall", "--root", str(root)).status == 0
+    assert place.read_text() == V2
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize(
+    ("package", "version", "is_in_place"),
+    [
+        ("containerd", "1.6.20~ds1-1+deb12u1", True),
+        ("containerd.io", "1.7.27-1", True),
+        ("containerd.io", "2:2.1.4-1~debian.13~trixie", False),
+    ],
+)
+def test_below_another_root_packages_tell_the_version(
+    tmp_path: Path, run: Run, package: str, version: str, *, is_in_place: bool
+) -> None:
+    status = f"Package: {package}\nStatus: install ok installed\nVersion: {version}\n\n"
+    root = image(tmp_path, **{MAIN: V2, "/var/lib/dpkg/status": status})
+    assert run("kata", "install", "--root", str(root)).status == 0
+    assert (root / DROP_IN.lstrip("/")).exists() != is_in_place
+    enables = "enable_cdi" in (root / MAIN.lstrip("/")).read_text()
+    assert enables == version.startswith("1.7")
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_run_that_was_cut_off_in_an_image_can_be_recovered(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vfiomgr.host.tree import HostTree  # noqa: PLC0415
+
+    root = image(tmp_path, **{MAIN: V2})
+    replace = HostTree.replace
+
+    def die(
+        self: HostTree, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
+    ) -> None:
+        replace(self, path, data, mode, durable=durable)
+        if path == RECORD:
+            raise SystemExit(137)
+
+    monkeypatch.setattr(HostTree, "replace", die)
+    assert run("kata", "install", "--root", str(root)).status == 137
+    monkeypatch.setattr(HostTree, "replace", replace)
+    answer = run("recover", "--root", str(root))
+    assert answer.status == 0, answer.stderr
+    assert "undone: give containerd the handler kata-vfio" in answer.stdout
+    assert (root / MAIN.lstrip("/")).read_text() == V2
+    assert not (root / RECORD.lstrip("/")).exists()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_in_an_image_without_runs_there_is_nothing_to_recover(tmp_path: Path, run: Run) -> None:
+    answer = run("recover", "--root", str(image(tmp_path, **{MAIN: V2})))
+    assert (answer.status, answer.stderr) == (0, "")
+    assert "nothing to do" in answer.stdout
+
+
+def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refused(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vfiomgr import api  # noqa: PLC0415
+    from vfiomgr.host.tree import HostTree  # noqa: PLC0415
+    from vfiomgr.passthrough.requests import Bind  # noqa: PLC0415
+    from vfiomgr.pci.model import PciAddress  # noqa: PLC0415
+
+    def die(_path: str, _text: str) -> None:
+        raise SystemExit(137)
+
+    kernel.before_write = die
+    with pytest.raises(SystemExit):
+        api.apply(Bind((PciAddress.parse("0000:01:00.0"),)), tree=kernel)
+    kernel.before_write = None
+    put(kernel, SHIM, "")
+    put(kernel, CONFIGURATION, "")
+    put(kernel, MAIN, V2)
+    root = tmp_path / "copied"
+    shutil.copytree(kernel.root, root, symlinks=True)
+    replace = HostTree.replace
+
+    def cut(
+        self: HostTree, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
+    ) -> None:
+        replace(self, path, data, mode, durable=durable)
+        if path == RECORD:
+            raise SystemExit(137)
+
+    monkeypatch.setattr(HostTree, "replace", cut)
+    words = ("--for", "containerd", "--containerd-version", "1.7", "--root", str(root))
+    assert run("kata", "install", *words).status == 137
+    monkeypatch.setattr(HostTree, "replace", replace)
+    answer = run("recover", "--root", str(root))
+    assert answer.status == 4
+    assert "is no running host" in answer.stderr
+    assert "undone: give containerd 1.7.0 the handler kata-vfio" in answer.stderr
+    assert not (root / RECORD.lstrip("/")).exists()
+
+
+def test_a_snapshot_has_no_files(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "host.json"
+    place.write_text(run("snapshot").stdout)
+    answer = run("kata", "install", "--snapshot", str(place))
+    assert answer.status == 2
+    assert "--root DIR" in answer.stderr
+
+
+def test_the_command_that_makes_the_configuration_is_about_the_same_root(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "image").mkdir()
+    line = ("kata", "install", "--root", str(tmp_path / "image"), "--for", "containerd")
+    assert f"vfiomgr kata config --root {tmp_path}/image --whole" in run(*line).stderr
+
+
+def test_the_configuration_that_stays_is_named(node: FakeKernel, run: Run) -> None:
+    run("kata", "install")
+    answer = run("kata", "uninstall")
+    assert f"{CONFIGURATION}, the configuration of kata-vfio, stays" in answer.stderr
+    assert f"rm {node.locate(CONFIGURATION)}" in answer.stderr
+    assert node.exists(CONFIGURATION)
+    node.remove(CONFIGURATION)
+    assert "stays" not in run("kata", "uninstall").stderr
+
+
+def test_a_version_of_containerd_is_asked_for_as_containerds_are(
+    node: FakeKernel, run: Run
+) -> None:
+    answer = run("kata", "install", "--containerd-version", "foo")
+    assert (answer.status, text(node, DROP_IN)) == (2, None)
+    assert "write it as 2.1" in answer.stderr
+
+
+def test_without_rights_it_is_said_what_needs_them(
+    node: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.engine.privileges.os.geteuid", lambda: 1000)
+    monkeypatch.setattr(type(node), "is_machine", property(lambda _: True))
+    answer = run("kata", "install")
+    assert answer.status == 1
+    assert "changing files of the host's configuration needs root" in answer.stderr

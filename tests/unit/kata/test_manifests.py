@@ -1,0 +1,203 @@
+"""What Kubernetes' own schemas say of what is printed for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kubernetes_validate import utils
+from ruamel.yaml import YAML
+
+from tests.unit.devices import pci_device
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.kata.config.sizing import recommended_overhead_mib
+from vfiomgr.kata.manifests import render
+from vfiomgr.kata.manifests.model import (
+    PodWish,
+    ResourceWish,
+    RuntimeClassWish,
+    Workload,
+    is_extended_resource,
+    is_label,
+    is_subdomain,
+    parse_selector,
+    require_image,
+)
+from vfiomgr.kata.manifests.plan import PodOptions, Unit, model_name, offers, pods_for
+
+NEWEST = utils.all_versions()[-3:]
+GPU = replace(pci_device(), driver="vfio-pci")
+AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
+NIC = replace(GPU, vendor_id="8086", class_code="020000", name="Intel Corporation I350")
+OPTIONS = PodOptions("Pod", "gpu", None, "kata-vfio", None, 16384, 4, None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def remembered_schemas() -> Any:
+    """Schemas of some megabytes, which are read once instead of for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        patch.setattr(utils, "all_versions", cache(utils.all_versions))
+        yield
+
+
+def read(text: str, version: tuple[int, int] | None = None) -> list[Any]:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = version
+    return list(yaml.load_all(text))
+
+
+def validate(objects: list[Any]) -> None:
+    """Both readings of the text, and the object that is JSON, pass in the newest releases."""
+    text = render.as_yaml(objects)
+    documents = read(text)
+    assert documents == read(text, (1, 1))
+    as_json = json.loads(json.dumps(render.as_json(objects)))
+    assert documents == (as_json["items"] if as_json["kind"] == "List" else [as_json])
+    for document in documents:
+        for version in NEWEST:
+            utils.validate(document, version, strict=True)
+
+
+def test_the_schemas_refuse_what_is_misspelt() -> None:
+    document = read(render.as_yaml([render.runtime_class(class_wish())]))[0]
+    document["handlr"] = document.pop("handler")
+    for version in NEWEST:
+        with pytest.raises(utils.ValidationError):
+            utils.validate(document, version, strict=True)
+
+
+def class_wish(**changes: Any) -> RuntimeClassWish:
+    wish = RuntimeClassWish("kata-vfio", "kata-vfio", 10240, 1, 8192, (("a/b", "true"),))
+    return replace(wish, **changes)
+
+
+@pytest.mark.parametrize("selector", [(), (("katacontainers.io/kata-runtime", "true"),)])
+def test_a_runtime_class_is_valid(selector: tuple[tuple[str, str], ...]) -> None:
+    objects = [render.runtime_class(class_wish(node_selector=selector))]
+    validate(objects)
+    (document,) = read(render.as_yaml(objects))
+    assert document["overhead"]["podFixed"] == {"memory": "10240Mi", "cpu": "1"}
+    wanted = {"nodeSelector": dict(selector)} if selector else None
+    assert document.get("scheduling") == wanted
+
+
+def test_the_overhead_is_that_of_kata_deploy() -> None:
+    """kata-deploy's classes for GPUs: 10240Mi for default_memory 8192, 4096Mi for 2048."""
+    found = recommended_overhead_mib(8192), recommended_overhead_mib(2048)
+    assert found == (10240, 4096)
+
+
+LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?\Z") | st.sampled_from(
+    ["on", "y", "null", "true", "012", "1e3", "0x10", "1-1", "off", "a" * 63]
+)
+DOMAINS = st.lists(LABELS, min_size=1, max_size=3).map(".".join)
+NAMES = st.from_regex(r"\A[A-Za-z0-9]([-A-Za-z0-9_.]{0,8}[A-Za-z0-9])?\Z")
+RESOURCES = st.builds(lambda domain, name: f"{domain}/{name}", DOMAINS, NAMES)
+IMAGES = st.from_regex(r"\A[a-z0-9]([a-z0-9./:@_-]{0,20}[a-z0-9])?\Z")
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.DataObject) -> None:
+    names = data.draw(st.lists(RESOURCES, min_size=1, max_size=3, unique=True))
+    wish = PodWish(
+        kind=data.draw(st.sampled_from(("Pod", "Deployment"))),
+        name=data.draw(LABELS),
+        namespace=data.draw(st.none() | LABELS),
+        runtime_class=data.draw(DOMAINS),
+        image=data.draw(IMAGES),
+        command=data.draw(st.sampled_from(((), ("sleep", "infinity"), ("on", "1e3", "a b: c")))),
+        resources=tuple(ResourceWish(name, data.draw(st.integers(1, 16))) for name in names),
+        memory_mib=data.draw(st.integers(1, 1 << 22)),
+        cpus=data.draw(st.integers(1, 512)),
+    )
+    labels = data.draw(st.dictionaries(RESOURCES, NAMES, max_size=3))
+    klass = class_wish(name=wish.runtime_class, handler=wish.name, node_selector=labels.items())
+    validate([render.runtime_class(klass), render.workload(wish)])
+    _, document = read(render.as_yaml([render.runtime_class(klass), render.workload(wish)]))
+    assert document["metadata"]["name"] == wish.name
+    is_pod = wish.kind == "Pod"
+    spec = document["spec"] if is_pod else document["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert (spec["runtimeClassName"], container["image"]) == (wish.runtime_class, wish.image)
+    limits = {item.name: str(item.count) for item in wish.resources}
+    assert container["resources"]["limits"].items() >= limits.items()
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment"])
+@pytest.mark.parametrize("device", [GPU, NIC])
+@pytest.mark.parametrize("functions", [1, 2, 8])
+@pytest.mark.parametrize("together", [True, False])
+def test_pods_for_devices_of_many_hosts_are_valid(
+    kind: Workload, device: Any, functions: int, *, together: bool
+) -> None:
+    slot = [replace(device, address=replace(device.address, function=n)) for n in range(functions)]
+    offered = offers([Unit(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
+    wishes = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
+    validate([render.workload(wish) for wish in wishes])
+    (wish,) = wishes
+    assert wish.resources == (ResourceWish("vfiomgr.io/vfio", 2 if together else 1),)
+    assert ("cuda" in wish.image) == (device is GPU)
+    assert bool(wish.command) == (device is NIC or kind == "Deployment")
+
+
+def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
+    other = replace(GPU, name="NVIDIA Corporation GH100 [H100 PCIe]")
+    offered = offers([Unit((GPU, AUDIO)), Unit((other,))], "model", "")
+    assert list(offered) == ["nvidia.com/GA107GL_A2___A16", "nvidia.com/GH100_H100_PCIE"]
+    apart = pods_for(offered, OPTIONS, together=False)
+    assert [wish.name for wish in apart] == ["gpu-1", "gpu-2"]
+    (both,) = pods_for(offered, OPTIONS, together=True)
+    assert [item.count for item in both.resources] == [1, 1]
+    with pytest.raises(UsageError, match="of which"):
+        pods_for(offered, replace(OPTIONS, count=2), together=True)
+
+
+def test_sixteen_root_ports_are_all_that_one_pod_gets() -> None:
+    offered = offers([Unit((GPU, AUDIO))], "pgpu", "")
+    assert pods_for(offered, replace(OPTIONS, count=8), together=True)
+    with pytest.raises(Refusal, match="18 functions need a root port each"):
+        pods_for(offered, replace(OPTIONS, count=9), together=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "resource"),
+    [
+        ("NVIDIA Corporation GP104GL [Tesla P4]", "GP104GL_TESLA_P4"),
+        ("NVIDIA Corporation AD102GL [L40S]", "AD102GL_L40S"),
+        ("NVIDIA Corporation TU104 [GeForce RTX 2080 Rev. A]", "TU104_GEFORCE_RTX_2080_REV__A"),
+        ("NVIDIA Corporation 10de:25b6", "25b6"),
+        ("Device 10de:25b6", "25b6"),
+    ],
+)
+def test_a_model_is_named_as_kubevirts_plugin_does(name: str, resource: str) -> None:
+    assert model_name(replace(GPU, name=name)) == resource
+
+
+def test_plugins_of_nvidia_offer_nothing_else() -> None:
+    with pytest.raises(Refusal, match="no plugin of NVIDIA's offers"):
+        offers([Unit((NIC,))], "pgpu", "")
+
+
+def test_names_have_the_grammar_of_kubernetes() -> None:
+    assert is_label("a" * 63)
+    assert not any(map(is_label, ("a" * 64, "-a", "a-", "A", "a.b", "", "a\n")))
+    assert is_subdomain("a.b-c.d")
+    assert not is_subdomain("a..b")
+    assert is_extended_resource("nvidia.com/GP104GL_TESLA_P4")
+    for name in ("cpu", "memory", "kubernetes.io/x", "a.kubernetes.io/x", "requests.a/b", "a/b/c"):
+        assert not is_extended_resource(name)
+    assert parse_selector("-", "a.b/c=d") == ("a.b/c", "d")
+    assert parse_selector("-", "c=") == ("c", "")
+    for text in ("c", "=d", "a/b/c=d", "a=b c", "/a=b"):
+        with pytest.raises(UsageError, match="no label of a node"):
+            parse_selector("-", text)
+    for text in ("", "a b", "a\nb"):
+        with pytest.raises(UsageError, match="names no image"):
+            require_image("-", text)

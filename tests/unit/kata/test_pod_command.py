@@ -1,0 +1,227 @@
+"""`vfiomgr kata runtimeclass` and `vfiomgr kata pod`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.unit.kata_nodes import CONFIGURATION, CONTAINERD, KataNode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Answer, Matches, Run
+
+GPU, SHARED = "0000:02:00.0", "0000:04:00.0"
+
+
+def objects(answer: Answer) -> list[Any]:
+    assert answer.status == 0, answer.stderr
+    return list(YAML(typ="safe", pure=True).load_all(answer.stdout))
+
+
+def test_a_runtime_class_has_an_overhead_that_holds_the_guests_memory(run: Run) -> None:
+    (made,) = objects(run("kata", "runtimeclass", "--handler", "kata-gpu"))
+    assert (made["metadata"]["name"], made["handler"]) == ("kata-gpu", "kata-gpu")
+    assert made["overhead"]["podFixed"] == {"memory": "10240Mi", "cpu": "1"}
+    assert made["scheduling"]["nodeSelector"] == {"katacontainers.io/kata-runtime": "true"}
+    typed = run("kata", "runtimeclass", "--default-memory", "4G", "--node-selector", "a=on")
+    assert typed.stderr == ""
+    (made,) = objects(typed)
+    assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
+    assert made["scheduling"]["nodeSelector"] == {"a": "on"}
+    assert "# default_memory is 4096" in typed.stdout
+
+
+def test_default_memory_is_read_from_the_configuration_of_the_handler(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    node = KataNode(tmp_path / "node", "go", kernel)
+    node.change(CONFIGURATION, "8192", "4096")
+    answer = run("kata", "runtimeclass")
+    (made,) = objects(answer)
+    assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
+    assert answer.stderr == f"default_memory is 4096 MiB in /{CONFIGURATION}\n"
+    other = tmp_path / "other.toml"
+    other.write_text("[hypervisor.qemu]\ndefault_memory = 1024\n")
+    (made,) = objects(run("kata", "runtimeclass", "--config", str(other)))
+    assert made["overhead"]["podFixed"]["memory"] == "3072Mi"
+    node.change(CONFIGURATION, "default_memory = 4096\n", "")
+    assert "(it is not set there)" in run("kata", "runtimeclass").stderr
+    node.change(CONFIGURATION, "machine_type =", "machine_type")
+    assert "is no TOML" in run("kata", "runtimeclass").stderr
+
+
+def test_what_is_installed_written_and_printed_is_explained_as_whole(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    node = KataNode(tmp_path / "node", "rs", kernel)
+    node.write(CONTAINERD, "version = 3\n")
+    node.pod.write_text(run("kata", "pod", "--naming", "pgpu").stdout)
+    before = run("kata", "explain", str(node.pod))
+    assert before.status == 1
+    assert "remedy: vfiomgr kata install --handler kata-vfio, then restart" in before.stdout
+    assert "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --write" in before.stdout
+    for command in (
+        f"bind {GPU}",
+        "kata install --for containerd --containerd-version 2.2",
+        "cdi generate --kind nvidia.com/pgpu --write",
+    ):
+        answer = run(*command.split())
+        assert answer.status == 0, answer.stderr
+    runtime_class, pod = run("kata", "runtimeclass"), run("kata", "pod", "--naming", "pgpu")
+    node.pod.write_text(f"{runtime_class.stdout}---\n{pod.stdout}")
+    after = run("kata", "explain", str(node.pod))
+    assert after.status == 0, after.stdout
+    assert after.stdout.endswith("the chain is complete\n")
+
+
+def test_what_is_printed_is_explained_as_whole(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    node = KataNode(tmp_path / "node", "rs", kernel)
+    run("bind", GPU)
+    made = run("cdi", "generate", "--kind", "nvidia.com/pgpu").stdout
+    node.write("etc/cdi/vfio.json", made)
+    klass = run("kata", "runtimeclass").stdout
+    node.pod.write_text(f"{klass}---\n{run('kata', 'pod', '--naming', 'pgpu').stdout}")
+    answer = run("kata", "explain", str(node.pod))
+    assert answer.status == 0, answer.stdout
+    assert answer.stdout.endswith("the chain is complete\n")
+    assert f"{GPU} on vfio-pci -> rp0 -> nvidia.com/gpu=0" in answer.stdout
+
+
+def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> None:
+    run("bind", GPU)
+    answer = run("kata", "pod")
+    (made,) = objects(answer)
+    (container,) = made["spec"]["containers"]
+    assert made["spec"]["runtimeClassName"] == "kata-vfio"
+    assert container["resources"]["limits"]["vfiomgr.io/vfio"] == "1"
+    assert "cuda" in container["image"]
+    assert answer.stderr == (
+        "the pods wait until a device plugin offers vfiomgr.io/vfio; a CDI specification of that "
+        "kind comes from: vfiomgr cdi generate --kind vfiomgr.io/vfio\n"
+    )
+    assert json.loads(run("kata", "pod", "--format", "json").stdout) == made
+
+
+def test_objects_are_printed_as_they_always_were(run: Run, matches: Matches) -> None:
+    run("bind", GPU)
+    runtime_class = run("kata", "runtimeclass", "--default-memory", "8G").stdout
+    pod = run("kata", "pod", "--resource", "nvidia.com/pgpu").stdout
+    deployment = run("kata", "pod", "--deployment", "--naming", "model").stdout
+    matches("kata/objects.yaml", f"{runtime_class}---\n{pod}---\n{deployment}")
+
+
+def test_named_devices_go_to_one_pod(run: Run) -> None:
+    run("bind", GPU)
+    answer = run("kata", "pod", GPU, "0000:02:00.1", "0000:01:00.0", "--naming", "pgpu")
+    (made,) = objects(answer)
+    limits = made["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/pgpu"] == "2", "both functions of the slot are one device"
+    assert "0000:01:00.0" in answer.stderr
+    assert "vfiomgr bind 0000:01:00.0" in answer.stderr
+    assert GPU not in answer.stderr
+
+
+def test_a_group_goes_whole_and_its_bridges_need_no_port(run: Run) -> None:
+    """Three functions behind two bridges: five such devices fit 16 root ports, six do not."""
+    assert run("kata", "pod", SHARED, "--count", "5").status == 0
+    answer = run("kata", "pod", SHARED, "--count", "6")
+    assert answer.status == 4
+    assert "18 functions need a root port each, Kata has 16" in answer.stderr
+
+
+def test_a_deployment_keeps_its_pod_running(run: Run) -> None:
+    (made,) = objects(
+        run("kata", "pod", "--deployment", "--resource", "a.io/b", "--count", "3", "--name", "yes")
+    )
+    assert made["metadata"]["name"] == "yes"
+    template = made["spec"]["template"]
+    assert made["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    (container,) = template["spec"]["containers"]
+    assert container["resources"]["limits"]["a.io/b"] == "3"
+    assert container["command"] == ["sleep", "infinity"]
+
+
+def test_without_a_device_the_pod_is_printed_and_the_lack_is_told(run: Run) -> None:
+    answer = run("kata", "pod")
+    assert len(objects(answer)) == 1
+    assert answer.stderr.startswith("nothing is ready for a guest yet: vfiomgr bind ADDRESS")
+
+
+def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
+    uuid = run("vgpu", "create", "--type", "nvidia-222").stdout.strip()
+    answer = run("kata", "pod", uuid)
+    assert (answer.status, answer.stdout) == (4, "")
+    assert "is a mediated device of 0000:06:00.0, and Kata cannot attach one" in answer.stderr
+    assert f"vfiomgr libvirt hostdev {uuid}" in answer.stderr
+    steps = f"vfiomgr vgpu remove {uuid}, vfiomgr bind 0000:06:00.0"
+    for command in ("kata pod", "kata config", "kata explain", "kata run-command"):
+        told = run(*command.split(), uuid).stderr
+        assert f"the whole GPU 0000:06:00.0: {steps}" in told, command
+        assert "a vGPU that is a virtual function" not in told, "this host makes none"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    [
+        ("pod 0000:03:00.0", 4, "is a bridge"),
+        ("pod 0000:99:00.0", 2, "no PCI device"),
+        ("pod --naming model", 4, "no device is ready for a guest whose model could name"),
+        ("pod --resource cpu", 2, "no resource of a device plugin"),
+        ("pod --name Gpu", 2, "--name 'Gpu' is no name for Kubernetes"),
+        ("pod --namespace a.b", 2, "--namespace 'a.b' is no name"),
+        ("pod --runtime-class a_b", 2, "--runtime-class 'a_b' is no name"),
+        ("pod --memory much", 2, "--memory much is no size"),
+        ("pod --count 17", 2, "from 1 to 16"),
+        ("pod 0000:05:00.0 --naming model", 4, "no plugin of NVIDIA's offers 0000:05:00.0"),
+        ("runtimeclass --handler A", 2, "--handler 'A' is no name"),
+        ("runtimeclass --default-memory 1G --config x", 2, "contradict each other"),
+        ("runtimeclass --config /nowhere.toml", 2, "cannot read the configuration"),
+        ("runtimeclass --default-memory 0", 2, "--default-memory 0 is no size"),
+        ("runtimeclass --node-selector x", 2, "no label of a node"),
+        ("runtimeclass --any-node --node-selector a=b", 2, "contradict each other"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_printed(
+    run: Run, line: str, status: int, words: str
+) -> None:
+    answer = run("kata", *line.split())
+    assert (answer.status, answer.stdout) == (status, "")
+    assert words in answer.stderr
+    assert "remedy: " in answer.stderr
+
+
+def test_more_than_this_host_has_is_told(run: Run) -> None:
+    run("bind", "0000:01:00.0")
+    answer = run("kata", "pod", "--count", "2")
+    assert answer.status == 0
+    assert "a pod asks for 2 of " in answer.stderr
+    assert "on this host there is 1: it waits for a node with more" in answer.stderr
+    assert "a pod asks for" not in run("kata", "pod").stderr
+
+
+@pytest.mark.parametrize("line", ["pod", "config", "run-command", "pod --format json"])
+def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) -> None:
+    """What is used at once is refused: bind, cdi generate, oci inject."""
+    answer = run("kata", *line.split(), "0000:01:00.0")
+    assert (answer.status, bool(answer.stdout)) == (0, True)
+    assert "a guest can have it after: vfiomgr bind 0000:01:00.0" in answer.stderr
+    refused = run("kata", *line.split(), "0000:00:02.0")
+    assert (refused.status, bool(refused.stdout)) == (0, True)
+    assert "vfiomgr bind refuses it" in refused.stderr
+    assert run("cdi", "generate", "0000:01:00.0").status == 4
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/2684", "a/gpu", "example.com/1gpu"])
+def test_a_resource_that_is_no_kind_of_cdi_is_told(run: Run, name: str) -> None:
+    answer = run("kata", "pod", "--resource", name)
+    assert f"{name} can be no kind of CDI" in answer.stderr
+    assert "cdi generate --kind" not in answer.stderr
+    assert "can be no kind" not in run("kata", "pod", "--resource", "nvidia.com/pgpu").stderr

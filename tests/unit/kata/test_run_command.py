@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from vfiomgr.errors import Refusal
+from vfiomgr.kata.model import KataRelease, RuntimeName
+from vfiomgr.kata.run.command import RunWish, Tool, run_command
+from vfiomgr.version import Version
+
+GROUPS = ("/dev/vfio/23", "/dev/vfio/24")
+CDEV = ("/dev/vfio/devices/vfio0",)
+CONFIG = "/etc/kata containers/configuration.toml"
+
+
+def wish(tool: Tool, nodes: tuple[str, ...] = GROUPS, **more: object) -> RunWish:
+    return RunWish(tool, "kata-0000-04-00.0", nodes, "ubuntu", **more)  # type: ignore[arg-type]
+
+
+def release(version: str, runtime: RuntimeName = "go") -> KataRelease:
+    return KataRelease(Version.parse(version), runtime)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        (
+            "ctr",
+            (
+                "ctr run --rm --tty --runtime io.containerd.kata.v2 "
+                "--runtime-config-path '/etc/kata containers/configuration.toml' "
+                "--device /dev/vfio/23 --device /dev/vfio/24 ubuntu kata-0000-04-00.0 "
+                "sh -c 'ls /dev'"
+            ),
+        ),
+        (
+            "nerdctl",
+            (
+                "nerdctl run --rm --interactive --tty --name kata-0000-04-00.0 "
+                "--runtime io.containerd.kata.v2 "
+                "--annotation "
+                "'io.katacontainers.config_path=/etc/kata containers/configuration.toml' "
+                "--device /dev/vfio/23 --device /dev/vfio/24 ubuntu sh -c 'ls /dev'"
+            ),
+        ),
+        (
+            "docker",
+            (
+                "docker run --rm --interactive --tty --name kata-0000-04-00.0 --runtime kata "
+                "--device /dev/vfio/23 --device /dev/vfio/24 ubuntu sh -c 'ls /dev'"
+            ),
+        ),
+    ],
+)
+def test_each_tool_has_its_words(tool: Tool, text: str) -> None:
+    found = run_command(wish(tool, command=("sh", "-c", "ls /dev"), config=CONFIG))
+    assert found.text == text
+    assert shlex.split(found.text) == list(found.words)
+
+
+def test_without_a_configuration_kata_finds_its_own() -> None:
+    for tool in ("ctr", "nerdctl", "docker"):
+        words = run_command(wish(tool)).words
+        assert not {"--runtime-config-path", "--annotation"} & set(words)
+
+
+def test_ctr_pulls_no_image_by_itself() -> None:
+    assert run_command(wish("ctr")).before == (("ctr", "image", "pull", "ubuntu"),)
+    assert run_command(wish("nerdctl")).before == ()
+
+
+def test_docker_without_kata_in_its_configuration_is_told_what_to_write_there() -> None:
+    notes = run_command(wish("docker", config=CONFIG)).notes
+    entry = json.loads(notes[0].partition("daemon.json: ")[2])["runtimes"]["kata"]
+    assert entry["runtimeType"] == "/opt/kata/bin/containerd-shim-kata-v2"
+    assert entry["options"] == {"ConfigPath": CONFIG}
+    known = run_command(wish("docker", docker_runtime="kata-vfio"))
+    assert "--runtime kata-vfio" in known.text
+    assert not any("runtimeType" in line for line in known.notes)
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(None, "need Kata 3.29"), ("3.28", "Docker 25"), ("3.29", None), ("4.1", None)],
+)
+def test_new_dockers_need_a_new_kata(version: str | None, told: str | None) -> None:
+    known = release(version) if version else None
+    notes = " ".join(run_command(wish("docker", docker_runtime="kata", release=known)).notes)
+    assert (told in notes) if told else not notes
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime", "is_taken"),
+    [
+        ("3.14", "go", False),
+        ("3.15", "go", True),
+        ("3.30", "rs", False),
+        ("3.31", "rs", True),
+        ("4.1", "rs", True),
+    ],
+)
+def test_cdevs_need_a_kata_that_takes_them(
+    version: str, runtime: RuntimeName, *, is_taken: bool
+) -> None:
+    asked = wish("ctr", CDEV, release=release(version, runtime))
+    if is_taken:
+        assert "--device /dev/vfio/devices/vfio0" in run_command(asked).text
+        return
+    with pytest.raises(Refusal) as refusal:
+        run_command(asked)
+    assert "--node group" in refusal.value.hint
+
+
+def test_podman_gets_an_answer_and_no_command() -> None:
+    with pytest.raises(Refusal) as refusal:
+        run_command(wish("podman"))
+    assert "kata-containers#722" in refusal.value.message
+    assert "--with nerdctl" in refusal.value.hint
+    assert "podman run --device /dev/vfio/23 --device /dev/vfio/24 ubuntu" in refusal.value.hint

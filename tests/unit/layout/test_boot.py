@@ -1,0 +1,333 @@
+"""A layout installed for every boot and taken back, with a fault at every operation."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.hosts import mixed
+from tests.unit.engine.faults import EveryFault, Stories, told
+from tests.unit.layout.test_apply import AUDIO, GPU, NIC, WHOLE, drivers, layout
+from vfiomgr import api
+from vfiomgr.errors import Refusal
+from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.layout.requests import InstallLayout, UninstallLayout
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import BOOT, FILE, RECORD, WANTED, WATCH
+from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
+from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.engine.requests import Intent
+
+HOOK = HostPath("/etc/initramfs-tools/hooks/vfiomgr")
+OTHER = {"select": {"address": str(NIC)}, "state": "sriov", "count": 1}
+OWNED = Bind(
+    (GPU,), persist=True, owner=NodeOwner("1000:1000", 1000, 1000), program="/usr/bin/vfiomgr"
+)
+
+
+def host(tmp_path: Path, *earlier: Intent) -> FakeKernel:
+    """A host with systemd, whose initramfs brings the drivers of displays."""
+    kernel = mixed(tmp_path)
+    kernel.sysfs.make("/run/systemd/system")
+    put(kernel, HostPath("/etc/initramfs-tools/initramfs.conf"), "MODULES=dep\nFRAMEBUFFER=y\n")
+    for intent in earlier:
+        api.apply(intent, tree=kernel)
+    return kernel
+
+
+def put(kernel: FakeKernel, path: HostPath, text: str) -> None:
+    kernel.sysfs.make(path.parent)
+    with open(kernel.sysfs.real(path), "w") as file:
+        file.write(text)
+
+
+def installing(*rules: dict[str, Any], name: str = "whole", enforce: bool = False) -> InstallLayout:
+    wish = layout(*rules, name=name)
+    text = f"# the layout {name}\r\n"
+    return InstallLayout(wish, text, enforce=enforce, program="/usr/bin/vfiomgr")
+
+
+def etc(kernel: FakeKernel) -> dict[str, str]:
+    """Every file below /etc that no process left half written."""
+    found = kernel.sysfs.picture("/etc")
+    return {p: t for p, t in found.items() if t != "/" and not p.endswith(".torn")}
+
+
+def changed(kernel: FakeKernel, intent: Intent) -> list[str]:
+    """What a run writes or removes, by name."""
+    steps = api.apply(intent, tree=kernel).plan.steps
+    return [HostPath(step.path).name for step in steps]  # type: ignore[union-attr]
+
+
+def test_all_is_written_nothing_moves_and_all_is_taken_back(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    before, at_first = etc(kernel), drivers(kernel, GPU, AUDIO)
+    outcome = api.apply(installing(), tree=kernel)
+    assert any("nothing moves now: the host differs" in note for note in outcome.plan.notes)
+    assert set(etc(kernel)) - set(before) == {
+        FILE,
+        RECORD,
+        BOOT,
+        WANTED,
+        UNIT,
+        HOOK,
+        rule_file(GPU),
+        rule_file(AUDIO),
+    }
+    assert kernel.read_text(FILE) == "# the layout whole\r\n"
+    assert os.stat(kernel.locate(FILE)).st_mode & 0o777 == 0o644
+    assert "--layout whole" in (kernel.read_text(BOOT) or "")
+    assert 'OWNER:="64055"' in (kernel.read_text(rule_file(GPU)) or "")
+    assert kernel.exists(SWEPT), "the service that is started now moves nothing"
+    assert drivers(kernel, GPU, AUDIO) == at_first
+    taken = api.apply(UninstallLayout(), tree=kernel)
+    assert any("devices stay as they are" in note for note in taken.plan.notes)
+    assert etc(kernel) == before
+    again = api.apply(UninstallLayout(), tree=kernel)
+    assert (again.is_changed, again.plan.already) == (False, ("no layout is installed",))
+
+
+def test_a_second_time_changes_the_difference_alone(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    again = api.apply(installing(), tree=kernel)
+    assert not again.is_changed
+    assert again.plan.already == ("the layout whole is installed so already",)
+    assert changed(kernel, installing(enforce=True)) == [WATCH.name, WANTED.name]
+    assert set(changed(kernel, installing(*WHOLE[1:], name="rest"))) == {
+        RECORD.name,
+        FILE.name,
+        rule_file(GPU).name,
+        rule_file(AUDIO).name,
+        UNIT.name,
+        HOOK.name,
+        BOOT.name,
+        WATCH.name,
+        WANTED.name,
+    }
+    assert kernel.read_text(rule_file(GPU)) is None
+
+
+def test_an_owner_that_a_layout_no_longer_names_is_forgotten(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    plain = {key: value for key, value in WHOLE[0].items() if key != "owner"}
+    api.apply(installing(plain), tree=kernel)
+    assert [binding.owner for binding in api.scan(kernel).persisted] == [None, None]
+
+
+def test_rules_of_bind_stay_whose_they_are(tmp_path: Path) -> None:
+    kernel = host(tmp_path, OWNED)
+    before = etc(kernel)
+    api.apply(installing(), tree=kernel)
+    owners = {binding.owner.uid for binding in api.scan(kernel).persisted if binding.owner}
+    assert owners == {64055}
+    api.apply(UninstallLayout(), tree=kernel)
+    assert etc(kernel) == before, "the rules of bind are there again"
+    plain = {key: value for key, value in WHOLE[0].items() if key != "owner"}
+    assert rule_file(GPU).name not in changed(kernel, installing(plain)), "the same rule: not ours"
+    api.apply(UninstallLayout(), tree=kernel)
+    assert etc(kernel) == before
+
+
+def test_a_rule_that_is_changed_or_removed_since_is_left_so(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing(), OWNED, ForgetPersisted((AUDIO,)))
+    kept = kernel.read_text(rule_file(GPU))
+    outcome = api.apply(UninstallLayout(), tree=kernel)
+    assert kernel.read_text(rule_file(GPU)) == kept
+    assert kernel.read_text(rule_file(AUDIO)) is None
+    assert kernel.exists(UNIT)
+    assert any("was changed since, and stays" in note for note in outcome.plan.notes)
+
+
+def test_what_is_pinned_gets_no_rule(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    outcome = api.apply(installing({**WHOLE[0], "d3cold": False}), tree=kernel)
+    assert api.scan(kernel).persisted == ()
+    assert sum("gets no rule" in note for note in outcome.plan.notes) == 2
+
+
+PINNED = {**WHOLE[0], "d3cold": False}
+TAKEN_BACK = UninstallLayout(program="/usr/bin/vfiomgr")
+
+
+def test_a_rule_of_bind_is_put_aside_for_what_a_layout_pins(tmp_path: Path) -> None:
+    kernel = host(tmp_path, OWNED)
+    before = etc(kernel)
+    outcome = api.apply(installing(PINNED), tree=kernel)
+    assert api.scan(kernel).persisted == (), "a rule would have it before it can be pinned"
+    told = [note for note in outcome.plan.notes if "bind --persist" in note]
+    assert told == [
+        f"{rule_file(a)}, which bind --persist wrote, goes, until vfiomgr layout uninstall"
+        for a in (GPU, AUDIO)
+    ]
+    assert not api.apply(installing(PINNED), tree=kernel).is_changed
+    api.apply(TAKEN_BACK, tree=kernel)
+    assert etc(kernel) == before
+    outcome = api.apply(installing(), tree=kernel)
+    assert sum("gives way to the layout's" in note for note in outcome.plan.notes) == 2
+
+
+def test_a_rule_that_was_put_aside_goes_to_the_layout_that_follows(tmp_path: Path) -> None:
+    kernel = host(tmp_path, OWNED)
+    before = etc(kernel)
+    for rules in (PINNED, WHOLE[0], PINNED, OTHER):
+        api.apply(installing(rules), tree=kernel)
+    assert {binding.owner.uid for binding in api.scan(kernel).persisted if binding.owner} == {1000}
+    api.apply(TAKEN_BACK, tree=kernel)
+    assert etc(kernel) == before
+
+
+def test_what_an_installed_layout_pins_gets_no_rule_of_bind(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing(PINNED))
+    before = etc(kernel)
+    with pytest.raises(Refusal) as caught:
+        api.apply(OWNED, tree=kernel)
+    assert "is pinned (reset_method, d3cold) by the layout whole" in caught.value.message
+    assert "leave out --persist" in caught.value.hint
+    assert "vfiomgr layout uninstall" in caught.value.hint
+    assert etc(kernel) == before
+    api.apply(replace(OWNED, persist=False), tree=kernel)
+    told = "; ".join(api.apply(Unbind((GPU,)), tree=kernel).plan.notes)
+    assert f"the layout whole, which is installed, binds {GPU}, {AUDIO} again" in told
+    api.apply(TAKEN_BACK, tree=kernel)
+    api.apply(OWNED, tree=kernel)
+    assert len(api.scan(kernel).persisted) == 2
+
+
+def test_who_wins_over_a_rule_of_a_layout_is_told(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    same = NodeOwner("64055:108", 64055, 108)
+    same_plan = api.plan(api.scan(kernel, with_users=True), replace(OWNED, owner=same))
+    assert not any("layout" in note for note in same_plan.notes)
+    told = "; ".join(api.plan(api.scan(kernel, with_users=True), OWNED).notes)
+    assert f"the rule that the layout whole wrote for {GPU} is replaced" in told
+    assert "the layout wins" in told
+
+
+def test_rules_of_a_layout_are_its_own_to_take_back(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    before = etc(kernel)
+    outcome = api.apply(ForgetPersisted(every=True), tree=kernel)
+    assert (outcome.is_changed, etc(kernel)) == (False, before)
+    (told,) = outcome.plan.notes
+    assert told.startswith(f"rules of the layout whole stay ({GPU}, {AUDIO}): vfiomgr layout unin")
+    told = "; ".join(api.apply(ForgetPersisted((GPU,)), tree=kernel).plan.notes)
+    assert f"binds {GPU} again at the next boot: vfiomgr layout uninstall" in told
+
+
+@pytest.mark.parametrize("rules", [WHOLE[0], PINNED], ids=["a rule", "no rule"])
+def test_an_import_leaves_what_a_layout_has(tmp_path: Path, rules: dict[str, Any]) -> None:
+    kernel = host(tmp_path)
+    put(kernel, HostPath(f"/etc/driverctl.d/{GPU}"), "vfio-pci\n")
+    put(kernel, HostPath(f"/etc/driverctl.d/{NIC}"), "vfio-pci\n")
+    installed = "; ".join(api.apply(installing(rules), tree=kernel).plan.notes)
+    if rules is PINNED:
+        assert f"driverctl unset-override {GPU}" in installed
+    kept = kernel.read_text(rule_file(GPU))
+    outcome = api.apply(ImportDriverctl(program="/usr/bin/vfiomgr"), tree=kernel)
+    assert f"{GPU} stays with driverctl: the layout whole" in "; ".join(outcome.plan.notes)
+    assert kernel.read_text(rule_file(GPU)) == kept
+    assert kernel.exists(rule_file(NIC))
+    assert kernel.exists(HostPath(f"/etc/driverctl.d/{GPU}"))
+
+
+def test_an_import_starts_no_service_that_moves_what_is_there(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    put(kernel, HostPath(f"/etc/driverctl.d/{NIC}"), "vfio-pci\n")
+    steps = api.apply(ImportDriverctl(program="/usr/bin/vfiomgr"), tree=kernel).plan.steps
+    paths = [step.path for step in steps]  # type: ignore[union-attr]
+    assert paths.index(SWEPT) < paths.index(UNIT)
+
+
+def test_a_layout_that_the_host_cannot_have_is_not_installed(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    before = etc(kernel)
+    with pytest.raises(Refusal, match="at least 8 devices"):
+        api.apply(installing({**WHOLE[0], "at_least": 8}), tree=kernel)
+    with pytest.raises(Refusal, match="at most 4 virtual functions"):
+        api.apply(installing({**OTHER, "count": 9}), tree=kernel)
+    assert etc(kernel) == before
+
+
+def test_who_uses_a_device_now_is_of_now(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    kernel.sysfs.make("/proc/812/fd")
+    kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
+    wanted = installing(WHOLE[0])
+    with pytest.raises(Refusal, match="is open in"):
+        api.apply(wanted, tree=kernel)
+    wish = replace(wanted.wish, allow=frozenset({"in-use", "boot-display"}))
+    api.apply(replace(wanted, wish=wish), tree=kernel)
+    text = kernel.read_text(BOOT) or ""
+    assert "--layout whole --allow boot-display\n" in text
+
+
+def test_without_systemd_it_is_said_what_to_run(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    outcome = api.apply(installing(enforce=True), tree=kernel)
+    told = "; ".join(outcome.plan.notes)
+    assert f"run `vfiomgr apply {FILE} --layout whole` at boot" in told
+    assert "keep `vfiomgr watch --enforce` running" in told
+    assert not kernel.exists(BOOT)
+
+
+def test_a_module_of_python_cannot_be_run_by_a_unit(tmp_path: Path) -> None:
+    kernel = host(tmp_path)
+    with pytest.raises(Refusal, match="no installed command"):
+        api.apply(replace(installing(), program=None), tree=kernel)
+
+
+def test_a_record_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    kernel = host(tmp_path, installing())
+    put(kernel, RECORD, "{}\n")
+    outcome = api.apply(UninstallLayout(), tree=kernel)
+    assert any("vfiomgr persist list shows all" in note for note in outcome.plan.notes)
+    assert not kernel.exists(FILE)
+    assert kernel.exists(rule_file(GPU))
+
+
+def test_systemd_is_told_and_a_watch_is_ended_or_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = host(tmp_path, installing(OTHER, enforce=True))
+    asked: list[str] = []
+    monkeypatch.setattr(type(kernel), "is_machine", True)
+    monkeypatch.setattr(kernel, "call", lambda *words, **_: asked.append(" ".join(words)))
+    api.apply(installing(OTHER, name="other", enforce=True), tree=kernel)
+    assert asked == [
+        "systemctl daemon-reload",
+        "systemctl daemon-reload",
+        f"systemctl --no-block try-restart {WATCH.name}",
+    ]
+    asked.clear()
+    api.apply(UninstallLayout(), tree=kernel)
+    assert f"systemctl --no-block stop {WATCH.name}" in asked
+    assert not any("start" in call.split() for call in asked), "nothing begins now"
+
+
+# ---- faults
+
+STORIES: Stories = {
+    "install": ((OWNED,), installing(enforce=True)),
+    "exchange": ((installing(enforce=True),), installing(OTHER, name="other")),
+    "uninstall": ((OWNED, installing()), UninstallLayout()),
+    "put aside": ((OWNED,), installing({**WHOLE[0], "d3cold": False})),
+    "put back": (
+        (OWNED, installing({**WHOLE[0], "d3cold": False})),
+        UninstallLayout(program="/usr/bin/vfiomgr"),
+    ),
+}
+
+
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
+
+    courses = told(STORIES, host)

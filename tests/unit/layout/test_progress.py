@@ -1,0 +1,95 @@
+"""How a long change is followed, on a terminal and without."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from vfiomgr.cli.session import Session
+from vfiomgr.engine.load_module import LoadModule
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.transaction import Work
+from vfiomgr.layout.commands.apply import followed
+
+if TYPE_CHECKING:
+    import pytest
+
+WIDTH = 120
+_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CLOCK = re.compile(r"\d:\d\d:\d\d")
+STEPS = tuple(LoadModule(f"module[{number}]", "driver") for number in range(3))
+LINES = [f"  load the kernel module module[{number}]" for number in range(3)]
+
+
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what pytest captures pass for one."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+
+def follow() -> None:
+    session = Session()
+    with followed(session) as options:
+        work = Work(session.tree, **options)
+        work.on_plan(Plan("first", STEPS[:2]))
+        work.on_note("waiting for PID 4711")
+        for step in STEPS[:2]:
+            work.on_step(step)
+        work.on_plan(Plan("then", STEPS[2:]))
+        work.on_step(STEPS[2])
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    follow()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == ["waiting for PID 4711", *LINES]
+
+
+def test_a_bar_on_a_terminal_and_the_lines_above_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    follow()
+    told = capsys.readouterr()
+    assert told.out == ""
+    for line in ("waiting for PID 4711", *LINES):
+        assert line in told.err
+    assert "0/0" not in told.err
+    assert "2/3" in told.err, "two steps are done while the third one is under way"
+
+
+def test_before_there_is_a_plan_nothing_is_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    with followed(Session()) as options:
+        work = Work(Session().tree, **options)
+        time.sleep(0.3)  # rich draws ten times a second
+        work.on_plan(Plan("nothing", ()))
+    told = capsys.readouterr().err
+    assert "reading the host" in told
+    assert "0/" not in told.replace("0:00:0", "")
+
+
+def test_columns_keep_their_places(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few steps and with many, and with descriptions longer than the line."""
+    use_terminal(monkeypatch)
+    with followed(Session()) as options:
+        work = Work(Session().tree, **options)
+        time.sleep(0.2)
+        for count in (9, 991):
+            steps = tuple(LoadModule("m" * number, "d") for number in range(1, count + 1, 200))
+            work.on_plan(Plan("more", steps * (count // len(steps) + 1)))
+            for step in steps:
+                work.on_step(step)
+                time.sleep(0.11)
+    told = _SEQUENCE.sub("", capsys.readouterr().err)
+    drawn = [line for line in told.replace("\r", "\n").splitlines() if _CLOCK.search(line)]
+    assert len({_CLOCK.search(line).start() for line in drawn if "━" in line}) == 1  # type: ignore[union-attr]
+    assert all(len(line) <= WIDTH for line in drawn)

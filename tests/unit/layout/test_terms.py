@@ -1,0 +1,171 @@
+"""What a layout is told: keys of its rules, and no options of other commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import TypeAdapter
+
+import vfiomgr
+from tests.unit.devices import host_of, pci_device
+from tests.unit.vgpus import A40_TYPES, add_divided_gpu, vgpu_host
+from vfiomgr.layout.compare import compare
+from vfiomgr.layout.model import Layout, Rule
+from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.layout.terms import say
+from vfiomgr.snapshot.model import HostUse
+from vfiomgr.vgpu.model import describe_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_RULE: TypeAdapter[Rule] = TypeAdapter(Rule)
+_COMMAND = re.compile(r"\b(?:vfiomgr|nvidia-smi) [^;:]*")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*(?: [a-z-]+)?")
+OF_APPLY = re.compile(r"--(allow in-use.*|deadline.*)")
+"""Options that `vfiomgr apply` itself has, and no rule."""
+GPU = pci_device()
+AUDIO = replace(pci_device("0000:04:00.1"), class_code="040300", driver="snd_hda_intel")
+NIC = replace(pci_device("0000:06:00.0"), class_code="020000", driver="e1000e")
+DISK = replace(pci_device("0000:07:00.0"), class_code="010802", driver="nvme", iommu_group=7)
+CONSOLE = replace(pci_device("0000:08:00.0"), is_boot_display=True, iommu_group=8)
+
+
+def options_in(text: str) -> list[str]:
+    """The options that a text names outside of commands, but for those of `apply`."""
+    found = _OPTION.findall(_COMMAND.sub("", text))
+    return [option for option in found if not OF_APPLY.fullmatch(option)]
+
+
+def rule(**fields: Any) -> Rule:
+    return _RULE.validate_python({"select": "all", "state": "passthrough", **fields})
+
+
+def told(host: HostSnapshot, *rules: dict[str, Any]) -> list[str]:
+    """All that speaks against a layout, and its notes."""
+    found = compare(host, ApplyLayout("x", Layout.model_validate({"devices": rules})))
+    texts = [f"{o.reason}; {o.remedy}" for part in found.parts for o in part.objections]
+    return [*texts, *(note for part in found.parts for note in part.plan.notes)]
+
+
+def passing(device: str, **fields: Any) -> dict[str, Any]:
+    return {"select": {"address": device}, "state": "passthrough", **fields}
+
+
+MOUNTED = replace(
+    host_of(DISK), host_uses=(HostUse(DISK.address, "mounted-disk", "/dev/nvme0n1 on /"),)
+)
+ROUTED = replace(host_of(NIC), host_uses=(HostUse(NIC.address, "default-route", "eth0"),))
+A40 = {"select": {"class": "0302"}, "state": "vgpu"}
+
+
+@pytest.mark.parametrize(
+    ("host", "wish", "words"),
+    [
+        (host_of(GPU, AUDIO), passing("0000:04:00.0", only=True), "leave out only: true, or"),
+        (host_of(GPU, NIC), passing("0000:04:00.0"), "say with_group: true to take them too, or"),
+        (host_of(CONSOLE), passing("0000:08:00.0"), "say allow: boot-display"),
+        (MOUNTED, passing("0000:07:00.0"), "leave it out with only: true, or say allow: mounted"),
+        (ROUTED, passing("0000:06:00.0"), "or say allow: default-route"),
+        (host_of(GPU), passing("0000:04:00.0", driver="nvidia"), "leave out driver to get vfio"),
+        (
+            add_divided_gpu(vgpu_host(), 1, types=(describe_type("nvidia-1"),)),
+            {**A40, "vgpus": [{"type": "A40-4Q", "count": 1}]},
+            "makes no A40-4Q",
+        ),
+        (
+            vgpu_host((A40_TYPES[0],)),
+            {**A40, "vgpus": [{"type": "A40-48Q", "count": 1}]},
+            "vfiomgr did not make them",
+        ),
+        (
+            host_of(replace(GPU, driver="vfio-pci"), replace(NIC, driver="vfio-pci")),
+            {"select": {"address": "0000:04:00.0"}, "state": "host"},
+            "a host rule that selects them gives them back too",
+        ),
+    ],
+)
+def test_what_a_layout_is_told_names_its_keys(
+    host: HostSnapshot, wish: dict[str, Any], words: str
+) -> None:
+    texts = told(host, wish)
+    assert any(words in text for text in texts), texts
+    assert [option for text in texts for option in options_in(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "said"),
+    [
+        ({}, "stop it, or pass --allow in-use", "stop it, or apply with --allow in-use"),
+        ({}, "MIG is off: vfiomgr vgpu mode 0000:41:00.0 --mig", "MIG is off: say mig: true"),
+        (
+            {"state": "sriov", "count": 2},
+            "unmount it, or leave it out with --only, or pass --allow mounted-disk",
+            "unmount it, or say allow: mounted-disk",
+        ),
+        (
+            {},
+            "vfiomgr vgpu create --parent 0000:41:00.4 --type TYPE",
+            "vfiomgr vgpu create --parent 0000:41:00.4 --type TYPE",
+        ),
+    ],
+)
+def test_terms(fields: dict[str, Any], text: str, said: str) -> None:
+    assert say(rule(**fields), text) == said
+
+
+# ---- siblings: every text of the planners that a layout is planned with
+
+_PLANNERS = (
+    "passthrough/guards.py",
+    "passthrough/plan.py",
+    "passthrough/reset.py",
+    "gpu/mode.py",
+    "gpu/switch.py",
+    "sriov/plan.py",
+    "vgpu/plan.py",
+    "vgpu/placement.py",
+    "vgpu/capacity.py",
+    "layout/vgpu_shares.py",
+    "layout/select.py",
+)
+_NEVER_TOLD = ("with --all --parent X ",)
+"""Of removing by the name of a GPU, which no layout does."""
+
+
+def _texts(file: Path) -> Iterator[str]:
+    """The string literals of a module, with X for what is filled in."""
+    inner: set[ast.AST] = set()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    docstrings = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inner.update(ast.walk(node))
+            parts = (p.value if isinstance(p, ast.Constant) else "X" for p in node.values)
+            yield "".join(map(str, parts))
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and node not in inner and node not in docstrings:
+            yield str(ast.literal_eval(node))
+
+
+@pytest.mark.parametrize("name", _PLANNERS)
+@pytest.mark.parametrize("state", ["passthrough", "host", "vgpu"])
+def test_no_text_of_a_planner_leaves_an_option_in_a_layout(name: str, state: str) -> None:
+    file = Path(vfiomgr.__file__).parent / name
+    wish = rule(state=state)
+    for text in _texts(file):
+        left = [] if text.endswith(_NEVER_TOLD) else options_in(say(wish, text))
+        assert left == [], text

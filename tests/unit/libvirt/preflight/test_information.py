@@ -1,0 +1,476 @@
+"""What is told without being a mistake, and where rules must be silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of
+from tests.unit.libvirt.preflight import situations as good
+from tests.unit.libvirt.preflight.guest_cases import CELLS, MEMNODES
+from tests.unit.libvirt.preflight.situations import (
+    BOTH,
+    GIB,
+    GPU,
+    GPU_ELEMENT,
+    MDEV_ELEMENT,
+    NIC,
+    NIC_ELEMENT,
+    NUMA,
+    PORTS,
+    SOUND,
+    UUID,
+    VF_ELEMENT,
+    bar,
+    domain,
+    function,
+    host,
+    judge,
+    known,
+    libvirt,
+    of,
+    pci_element,
+    troubles,
+    xml,
+)
+from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
+from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
+
+WHOLE = "vfiomgr libvirt edit gpu.xml --remove 0000:01:00.0 --add 0000:01:00.0"
+ORIGIN = Origin(GPU.identity, DriverState("nvidia", None), "nvidia", "boot")
+APART = BOTH.replace(
+    "bus='0x01' slot='0x00' function='0x1'/>\n    </h", "bus='0x02' slot='0x00'/>\n    </h"
+)
+OLD = function(
+    "0000:05:00.0", name="NVIDIA Corporation GF114 [GeForce GTX 560 Ti]", class_code="030000"
+)
+OLD_ELEMENT = NIC_ELEMENT.replace("bus='0x02'", "bus='0x05'")
+SWITCH = function("0000:08:00.0", class_code="068000", name="NVIDIA GA100 [A100 NVSwitch]")
+
+
+def information(text: str, snapshot: HostSnapshot | None = None) -> dict[str, str]:
+    """The remedies of what is merely told, by rule."""
+    report = judge(text, snapshot)
+    assert troubles(report) == []
+    return {f.id: f.remedy for f in report.findings if good.found(report, f.id)}
+
+
+def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
+    assert judge().findings == ()
+    assert judge().not_checked == (
+        OF_LIBVIRT,
+        "modules, interrupts, limits: the snapshot was made without them",
+    )
+
+
+def test_domains_that_cannot_be_read_are_told_for_what_they_may_claim() -> None:
+    odd = replace(known(xml("")), name="odd", defined=None, is_definition_unread=True)
+    assert judge(hypervisor=libvirt(odd)).not_checked[0] == (
+        "the XML of the domain odd cannot be made sense of: what it has is unknown"
+    )
+
+
+def test_a_vendor_function_with_a_type_is_ready_for_guests() -> None:
+    assert troubles(judge(xml(VF_ELEMENT))) == []
+
+
+def test_a_domain_without_devices_of_the_host_is_none_of_our_business() -> None:
+    report = judge(xml(""))
+    assert (report.findings, report.not_checked) == ((), (OF_LIBVIRT,))
+
+
+def test_devices_of_other_hypervisors_are_not_judged() -> None:
+    report = judge(xml(kind="xen"))
+    assert report.findings == ()
+    assert report.not_checked == ("a domain of type xen: its devices do not go through VFIO",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "snapshot", "remedy"),
+    [
+        (
+            "managed-and-bound",
+            xml(BOTH.replace("managed='no'", "managed='yes'", 1)),
+            host(origins=(ORIGIN,)),
+            "write managed='no' in line 13",
+        ),
+        ("binding-not-kept", xml(), host(origins=(ORIGIN,)), "bind 0000:01:00.0 --persist"),
+        ("vgpu-not-kept", xml(MDEV_ELEMENT), None, f"vgpu define --uuid {UUID} --auto"),
+        (
+            "multifunction-missing",
+            xml(BOTH.replace(" multifunction='on'", "")),
+            None,
+            "write multifunction='on' in the address of line 13",
+        ),
+        (
+            "companion-left-out",
+            xml(GPU_ELEMENT),
+            None,
+            f"{WHOLE}; it lacks 0000:01:00.1",
+        ),
+        (
+            "companions-apart",
+            xml(APART),
+            None,
+            WHOLE,
+        ),
+        (
+            "no-free-port",
+            xml(
+                ports=PORTS.replace("index='2'", "index='4'")
+                .replace(
+                    "index='1' model='pcie-root-port'/>", "index='1' model='pcie-root-port'/>", 1
+                )
+                .replace("    <controller type='pci' index='4' model='pcie-root-port'/>\n", "")
+                .replace("    <controller type='pci' index='3' model='pcie-root-port'/>\n", "")
+            ),
+            None,
+            "model='pcie-root-port'/>",
+        ),
+        ("memory-too-little", xml(memory="56"), None, "end another guest"),
+        ("numa-unbound", xml(before=""), None, "nodeset='0'"),
+        (
+            "fabric-partition",
+            xml(BOTH + OLD_ELEMENT.replace("0x05", "0x06")),
+            host(SWITCH, function("0000:06:00.0", numa_node=0)),
+            "fmpm",
+        ),
+        ("code-43", xml(OLD_ELEMENT), host(OLD), "<hidden state='on'/>"),
+    ],
+)
+def test_what_is_worth_knowing_is_told(
+    rule: str, text: str, snapshot: HostSnapshot | None, remedy: str
+) -> None:
+    assert remedy in information(text, snapshot)[rule]
+
+
+def test_code_43_is_told_of_old_cards_alone_that_see_kvm() -> None:
+    hidden = "<features><kvm><hidden state='on'/></kvm></features>"
+    assert "code-43" not in information(
+        xml(OLD_ELEMENT, system="").replace("<cpu", hidden + "<cpu"), host(OLD)
+    )
+    assert "code-43" not in information(xml())
+
+
+def test_a_running_domain_does_not_hold_its_own_devices_against_itself() -> None:
+    own = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "win")
+    itself = known(xml(), running=True)
+    assert troubles(judge(snapshot=host(users=(own,)), hypervisor=libvirt(itself))) == []
+    assert of(domain(), host(users=(own,))).count("blocker") == 0
+
+
+def test_a_guest_of_the_same_name_that_libvirt_does_not_know_is_another() -> None:
+    foreign = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "win")
+    assert "held-by-process" in troubles(judge(snapshot=host(users=(foreign,))))
+
+
+def test_a_running_domain_is_told_once_not_by_its_process_too() -> None:
+    other = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "other")
+    report = judge(
+        snapshot=host(users=(other,)),
+        hypervisor=libvirt(known(xml(name="other"), running=True)),
+    )
+    assert set(troubles(report)) == {"held-by-domain"}
+
+
+def test_a_running_domain_has_its_memory_and_huge_pages_already() -> None:
+    text = xml(before=f"<memoryBacking><hugepages/></memoryBacking>{NUMA}", memory="14")
+    itself = known(text, running=True)
+    assert troubles(judge(text)) == ["hugepages-too-few"]
+    assert troubles(judge(text, hypervisor=libvirt(itself))) == []
+    running = judge(xml(memory="56"), hypervisor=libvirt(known(xml(), running=True)))
+    assert good.found(running, "memory-too-little") is None
+
+
+def test_members_of_the_group_that_libvirt_will_bind_are_no_obstacle() -> None:
+    text = xml(BOTH.replace("managed='no'", "managed='yes'"))
+    snapshot = host(replace(GPU, driver="nvidia"), replace(SOUND, driver="snd_hda_intel"))
+    assert troubles(judge(text, snapshot)) == []
+
+
+def test_harmless_drivers_of_bridges_do_not_spoil_a_group() -> None:
+    port = function(
+        "0000:00:01.0", class_code="060400", header_type=1, driver="pcieport", iommu_group=1
+    )
+    assert troubles(judge(snapshot=host(port))) == []
+
+
+def test_of_a_domain_of_libvirt_the_remedy_is_a_change_of_its_definition() -> None:
+    itself = known(xml(pci_element("0000:77:00.0"), name="win"))
+    assert itself.defined is not None
+    finding = good.found(of(itself.defined, host(), libvirt(itself)), "device-missing")
+    assert finding is not None
+    assert finding.remedy.endswith(": vfiomgr libvirt detach win 0000:77:00.0 --config")
+    part = known(xml(GPU_ELEMENT, name="win"))
+    assert part.defined is not None
+    told = good.found(of(part.defined, host(), libvirt(part)), "companion-left-out")
+    assert told is not None
+    assert "then vfiomgr libvirt attach win 0000:01:00.0 --config" in told.remedy
+
+
+def test_a_bridge_is_no_device_to_reset() -> None:
+    port = replace(NIC, header_type=1, class_code="060400", driver="pcieport", reset_method=())
+    behind = function("0000:02:01.0", driver="e1000", iommu_group=21)
+    assert troubles(judge(xml(NIC_ELEMENT), host(port, behind))) == ["bridge"]
+
+
+def test_a_virtual_function_without_companions_is_whole() -> None:
+    virtual = replace(NIC, physical_function=GPU.address)
+    assert "companion-left-out" not in information(xml(NIC_ELEMENT), host(virtual))
+
+
+def test_missing_functions_of_an_adapter_are_told_with_what_makes_them() -> None:
+    adapter = replace(NIC, sriov_totalvfs=8)
+    element = NIC_ELEMENT.replace("function='0x0'", "function='0x3'")
+    found = good.found(judge(xml(element), host(adapter)), "device-missing")
+    assert found is not None
+    assert "vfiomgr sriov set 0000:02:00.0 COUNT" in found.remedy
+
+
+def test_the_limit_of_a_vgpu_alone_is_no_blocker() -> None:
+    """A vendor's driver locks what the guest uses for it, not all."""
+    limits = f"{NUMA}<memtune><hard_limit unit='GiB'>4</hard_limit></memtune>"
+    found = good.found(judge(xml(MDEV_ELEMENT, before=limits)), "hard-limit-too-low")
+    assert found is not None
+    assert found.severity == "warning"
+    above = limits.replace("'GiB'>4<", "'MiB'>8200<")
+    tight = good.found(judge(xml(before=above)), "hard-limit-too-low")
+    assert tight is not None
+    assert tight.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"machine": "pc-q35-rhel9.4.0"}, []),
+        ({"machine": "pc-q35-noble-hpb"}, []),
+        ({"architecture": "aarch64"}, []),
+        ({}, ["aperture-too-small"]),
+    ],
+)
+def test_machines_that_have_the_hosts_width_have_its_window(
+    changes: dict[str, Any], rules: list[str]
+) -> None:
+    text = xml(firmware=" firmware='efi'", cpu="<cpu mode='host-model'/>")
+    plain = replace(domain(text), **changes)
+    report = of(plain, host(replace(GPU, bars=bar(128))), libvirt())
+    assert troubles(report) == rules
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "qemu", "is_like_host"),
+    [
+        ("host-passthrough", "kvm", Version(7, 2), True),
+        ("maximum", "kvm", Version(6, 0), True),
+        ("host-passthrough", "kvm", None, True),
+        ("host-passthrough", "kvm", Version(5, 2), False),
+        ("host-model", "kvm", Version(7, 2), False),
+        ("custom", "kvm", Version(7, 2), False),
+        ("maximum", "qemu", Version(7, 2), False),
+    ],
+)
+def test_a_cpu_that_is_the_hosts_is_as_wide(
+    mode: str, kind: str, qemu: Version | None, *, is_like_host: bool
+) -> None:
+    """A guest of 1.5 TiB, which 40 bits cannot reach, on a host that has 46."""
+    text = xml(firmware=" firmware='efi'", cpu=f"<cpu mode='{mode}'/>", memory="1536", kind=kind)
+    snapshot = host(replace(GPU, bars=bar(128)), topology=None)
+    found = {f.id for f in of(domain(text), snapshot, libvirt(qemu=qemu)).findings}
+    is_silent = qemu is not None and qemu < Version(7, 1)
+    assert ("address-space-too-small" in found) == (not is_like_host and not is_silent)
+    if is_like_host:
+        assert "aperture-too-small" not in found
+
+
+def test_seabios_takes_what_lies_above_the_memory() -> None:
+    def judged(gibibytes: int) -> list[str]:
+        text = xml(cpu="<cpu mode='host-model'/>")
+        return troubles(judge(text, host(replace(GPU, bars=bar(gibibytes)))))
+
+    assert judged(512) == []
+    assert judged(1024) == ["aperture-too-small"]
+
+
+@pytest.mark.parametrize(("memory", "is_wrong"), [(988, False), (992, True)])
+def test_memory_and_hole_of_an_amd_host_stay_below_its_reserved_range(
+    memory: int, *, is_wrong: bool
+) -> None:
+    plain = domain(xml(cpu="<cpu mode='host-model'/>"))
+    large = replace(plain, memory=replace(plain.memory, total_bytes=memory * GIB))
+
+    def found(vendor: str, *version: int) -> list[str]:
+        snapshot = host(cpu_vendor=vendor, topology=None)
+        return troubles(of(large, snapshot, libvirt(qemu=Version(*version))))
+
+    assert found("GenuineIntel", 11, 0) == (["address-space-too-small"] if is_wrong else [])
+    assert found("AuthenticAMD", 11, 0) == ["address-space-too-small"]
+    assert found("AuthenticAMD", 7, 0) == []
+
+
+def test_nothing_is_said_of_versions_where_libvirt_was_not_asked() -> None:
+    text = xml(
+        NIC_ELEMENT.replace("<source>", "<driver model='mlx5_vfio_pci' iommufd='yes'/><source>")
+    )
+    report = of(domain(text), host())
+    assert troubles(report) == []
+    assert "libvirt was not asked" in report.not_checked[0]
+
+
+@pytest.mark.parametrize(("qemu", "is_old"), [(Version(8, 2, 5), True), (Version(9, 0), False)])
+def test_iommufd_needs_a_qemu_that_has_it(qemu: Version, *, is_old: bool) -> None:
+    text = xml(NIC_ELEMENT.replace("<source>", "<driver name='vfio' iommufd='yes'/><source>"))
+    found = good.found(judge(text, hypervisor=libvirt(qemu=qemu)), "iommufd-missing")
+    assert (found is not None) is is_old
+    if found is not None:
+        assert "install QEMU 9.0.0 or later" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1, "own root has 4 buses"),
+        (3, "busNr='4' or more"),
+        (4, None),
+        (252, None),
+        (253, "busNr='252' or less"),
+        (254, "needs 4 bus numbers"),
+    ],
+)
+def test_an_expander_has_bus_numbers_for_its_ports(number: int, words: str | None) -> None:
+    expander = (
+        f"<controller type='pci' index='4' model='pcie-expander-bus'><target busNr='{number}'/>"
+        "</controller>"
+    )
+    ports = "".join(
+        f"<controller type='pci' index='{5 + slot}' model='pcie-root-port'>"
+        f"<address type='pci' bus='4' slot='{slot}' function='0'/></controller>"
+        for slot in range(3)
+    )
+    found = good.found(judge(xml(ports=PORTS + expander + ports)), "expander-buses")
+    assert (found is None) is (words is None)
+    if found is not None and words is not None:
+        assert words in f"{found.title} {found.remedy}"
+
+
+def test_what_could_not_be_looked_at_is_told() -> None:
+    text = xml(
+        NIC_ELEMENT.replace("<source>", "<rom file='/x.rom'/><source>"),
+        cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
+    )
+    blind = replace(host_of(NIC), users=None, host_uses=None, topology=None, cpu_address_bits=None)
+    told = " ".join(of(domain(text), blind).not_checked)
+    for words in ("other domains", "modules", "processes", "routes", "NUMA", "BARs", "ROM"):
+        assert words in told
+
+
+def test_an_unknown_node_of_a_device_is_no_distance() -> None:
+    snapshot = host(replace(GPU, numa_node=-1), replace(SOUND, numa_node=None))
+    assert troubles(judge(xml(before=NUMA.replace("'0'", "'1'")), snapshot)) == []
+
+
+def test_a_device_that_has_cells_of_its_own_needs_no_expander() -> None:
+    """`<acpi nodeset>`, and a guest whose cells are all on one node."""
+    lost = xml(NIC_ELEMENT, cpu=CELLS, before=MEMNODES.format(1))
+    assert troubles(judge(lost)) == ["device-without-cell"]
+    told = NIC_ELEMENT.replace("<source>", "<acpi nodeset='1'/><source>")
+    assert troubles(judge(xml(told, cpu=CELLS, before=MEMNODES.format(1)))) == []
+    assert troubles(judge(xml(NIC_ELEMENT, cpu=CELLS, before=MEMNODES.format(0)))) == []
+
+
+def test_a_vgpu_is_near_what_its_parent_is() -> None:
+    report = judge(
+        xml(MDEV_ELEMENT, cpu=CELLS, before=MEMNODES.format(1)),
+        host(function("0000:42:00.4", numa_node=1)),
+    )
+    finding = good.found(report, "device-without-cell")
+    assert finding is not None
+    assert "<node>1</node>" in finding.remedy
+    assert "/sys/bus/pci/devices/0000:42:00.4/numa_node: 1" in finding.evidence
+
+
+ARM = ("arch='x86_64' machine='pc-q35-7.2'", "arch='aarch64' machine='virt'")
+
+
+def test_of_another_architecture_it_is_told_what_nobody_judges() -> None:
+    large = replace(GPU, bars=bar(1 << 14))
+    on_pc = xml(firmware=" firmware='efi'").replace("<vcpu>4<", "<vcpu>300<")
+    text = on_pc.replace(*ARM)
+    old = good.libvirt(libvirt=Version(10, 9))
+    assert troubles(judge(on_pc, host(large), old)) == ["too-many-cpus", "aperture-too-small"]
+    report = judge(text, host(large, architecture="aarch64"))
+    assert troubles(report) == []
+    assert any("of a machine of aarch64" in line for line in report.not_checked)
+    assert not any("of a machine of" in line for line in judge().not_checked)
+
+
+@pytest.mark.parametrize(
+    ("host_is", "is_found"), [("x86_64", True), ("aarch64", False), (None, False)]
+)
+def test_kvm_runs_guests_of_its_own_architecture(host_is: str | None, *, is_found: bool) -> None:
+    text = xml().replace(*ARM)
+    report = judge(text, host(architecture=host_is))
+    assert ("other-architecture" in troubles(report)) is is_found
+    emulated = xml(kind="qemu").replace(*ARM)
+    assert good.found(judge(emulated, host(architecture=host_is)), "other-architecture") is None
+    small = xml().replace("arch='x86_64'", "arch='i686'")
+    on_pc = judge(small, host(architecture="x86_64"))
+    assert good.found(on_pc, "other-architecture") is None
+
+
+def test_what_the_guest_does_not_get_takes_no_room_and_no_address_space() -> None:
+    kept = pci_element("0000:01:00.1", managed="no", rest="      <address type='unassigned'/>\n")
+    nested = GPU_ELEMENT + kept + "<iommu model='intel'><driver caching_mode='on'/></iommu>"
+    assert troubles(judge(xml(nested))) == []
+    assert troubles(judge(xml(nested.replace("unassigned", "none")))) == ["viommu-group-apart"]
+    huge = replace(GPU, bars=bar(1 << 16))
+    lone = pci_element("0000:01:00.0", rest="      <address type='unassigned'/>\n")
+    assert "aperture-too-small" in troubles(judge(xml(BOTH), host(huge)))
+    assert "aperture-too-small" not in troubles(judge(xml(lone), host(huge)))
+    lost = xml(lone, cpu=CELLS, before=MEMNODES.format(1))
+    assert troubles(judge(lost)) == []
+    apart = BOTH.replace("<address type='pci' bus='0x01' slot='0x00' function='0x1'/>", "")
+    assert good.found(judge(xml(apart)), "companions-apart") is not None
+    assert good.found(judge(xml(GPU_ELEMENT + kept)), "companions-apart") is None
+
+
+def test_an_index_of_acpi_is_no_set_of_cells() -> None:
+    numbered = NIC_ELEMENT.replace("<source>", "<acpi index='1'/><source>")
+    report = judge(xml(numbered, cpu=CELLS, before=MEMNODES.format(1)))
+    assert troubles(report) == ["device-without-cell"]
+
+
+MANY = xml(NIC_ELEMENT).replace("<vcpu>4<", "<vcpu>256<")
+
+
+@pytest.mark.parametrize(
+    ("minor", "iommu", "is_found"),
+    [
+        (9, "", True),
+        (10, "", False),
+        (10, "<iommu model='intel'><driver caching_mode='on'/></iommu>", False),
+        (10, "<iommu model='intel'><driver caching_mode='on' eim='off'/></iommu>", True),
+        (10, "<iommu model='virtio'/>", True),
+    ],
+)
+def test_libvirt_10_10_adds_extended_interrupt_mode_itself(
+    minor: int,
+    iommu: str,
+    is_found: bool,  # noqa: FBT001
+) -> None:
+    text = MANY.replace("</devices>", f"{iommu}</devices>")
+    found = troubles(judge(text, hypervisor=good.libvirt(libvirt=Version(10, minor))))
+    assert ("too-many-cpus" in found) is is_found
+
+
+def test_disks_of_s390_have_a_boot_order() -> None:
+    element = MDEV_ELEMENT.replace("vfio-pci", "vfio-ccw").replace(
+        "</hostdev>", "<boot order='1'/></hostdev>"
+    )
+    assert "vgpu-boot-order" not in troubles(judge(xml(element)))

@@ -1,0 +1,180 @@
+"""The connection where there is no library, and no libvirt."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.fakes.libvirt_node import node_uri
+from vfiomgr.cli.main import cli
+from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, UsageError
+from vfiomgr.libvirt.client.binding import library
+from vfiomgr.libvirt.client.connection import Connection, connect
+from vfiomgr.libvirt.client.errors import Code
+from vfiomgr.libvirt.commands.attach import attach
+from vfiomgr.libvirt.commands.connection import complete_domain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A node of libvirt's test driver with a domain `test`."""
+    return node_uri(tmp_path)
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    library.cache_clear()
+    monkeypatch.setitem(sys.modules, "libvirt", None)
+    yield
+    library.cache_clear()
+
+
+@pytest.mark.usefixtures("without_library")
+def test_the_optional_dependency_is_named_where_it_is_missing() -> None:
+    with pytest.raises(HostError, match="needs libvirt-python") as caught, connect("test:///x"):
+        pass
+    assert f"{sys.executable} -m pip install libvirt-python" in caught.value.hint
+
+
+def test_a_connection_is_closed_also_where_its_use_fails(uri: str) -> None:
+    seen: list[Connection] = []
+
+    def use() -> None:
+        with connect(uri) as opened:
+            seen.append(opened)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use()
+    with pytest.raises(LibvirtFailed, match="invalid connection"):
+        seen[0].domain_names()
+
+
+def test_events_can_be_heard_more_than_once_in_a_process(uri: str) -> None:
+    for _ in range(2):
+        with connect(uri, with_events=True) as opened:
+            assert opened.domain_names() == ("test",)
+
+
+def test_names_of_domains_are_completed_and_silence_is_no_error(uri: str) -> None:
+    context = click.Context(attach)
+    context.params["uri"] = uri
+    parameter = attach.params[0]
+    assert complete_domain(context, parameter, "te") == ["test"]
+    assert complete_domain(context, parameter, "x") == []
+    context.params["uri"] = "qemu+tcp://127.0.0.1:1/system"
+    assert complete_domain(context, parameter, "te") == []
+
+
+def test_no_daemon_is_told_with_its_socket() -> None:
+    with (
+        pytest.raises(LibvirtFailed, match="no libvirt daemon"),
+        connect("qemu+tcp://127.0.0.1:1/"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("foo:///bar", "libvirt has no driver 'foo', which the URI foo:///bar asks for"),
+        ("bogus+ssh://x/system", "no driver 'bogus'"),
+        ("qemu://[::1/system", r"--connect qemu://\[::1/system is no URI"),
+        ("qemu+tcp://x:port/system", "is no URI"),
+        ("foo", "no driver for the URI foo"),
+    ],
+)
+def test_a_uri_that_no_libvirt_knows_is_told_as_such(uri: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught, connect(uri):
+        pass
+    assert "https://libvirt.org/uri.html" in caught.value.hint
+
+
+def test_a_host_that_nobody_knows_is_told_as_such() -> None:
+    with (
+        pytest.raises(LibvirtFailed, match=r"the host nohost\.invalid of qemu\+tcp://"),
+        connect("qemu+tcp://nohost.invalid/system"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("inactive", [True, False])
+def test_what_of_a_domain_cannot_be_read_is_known(
+    monkeypatch: pytest.MonkeyPatch, uri: str, *, inactive: bool
+) -> None:
+    """The other XML of it is read all the same, and it stays as persistent as it is."""
+    real = library().virDomain.XMLDesc
+
+    def describe(domain: object, flags: int = 0) -> str:
+        is_odd = bool(flags & library().VIR_DOMAIN_XML_INACTIVE) == inactive
+        return "<odd/>" if is_odd else str(real(domain, flags))
+
+    monkeypatch.setattr(library().virDomain, "XMLDesc", describe)
+    with connect(uri) as opened:
+        (known,) = opened.hypervisor().domains
+    assert (known.is_definition_unread, known.is_running_unread) == (inactive, not inactive)
+    assert (known.defined is None, known.running is None) == (inactive, not inactive)
+    assert (known.is_unread, known.is_persistent) == (True, True)
+    result = CliRunner().invoke(cli, ["libvirt", "preflight", "test", "-c", uri])
+    if inactive:
+        assert isinstance(result.exception, HostError)
+        assert "virsh dumpxml --inactive test" in result.exception.hint
+    else:
+        assert "not checked: the XML of the domain test cannot be made sense of" in result.output
+
+
+DROPPED = b"""\
+<domain type='test' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>new</name><memory>65536</memory><os><type>hvm</type></os>
+  <qemu:commandline><qemu:arg value='-s'/></qemu:commandline>
+</domain>
+"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "left"),
+    [
+        ({"undefineFlags": 0}, "nothing is defined"),
+        ({"undefineFlags": Code.INVALID_ARG, "undefine": 0}, "nothing is defined"),
+        (
+            {"undefineFlags": Code.OPERATION_INVALID},
+            "new stays defined without them",
+        ),
+    ],
+)
+def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
+    monkeypatch: pytest.MonkeyPatch, uri: str, answers: dict[str, int], left: str
+) -> None:
+    """With NVRAM of its name left over, libvirt undefines no domain but where told to keep it."""
+    called = []
+
+    def answer(call: str) -> Callable[..., int]:
+        def act(_handle: object, *flags: int) -> int:
+            called.append((call, *flags))
+            if answers[call]:
+                error = library().libvirtError("no")
+                error.err = (answers[call], 0, "no")
+                raise error
+            return 0
+
+        return act
+
+    with connect(uri) as opened:
+        with monkeypatch.context() as patch:
+            for call in ("undefine", "undefineFlags"):
+                patch.setattr(library().virDomain, call, answer(call))
+            with pytest.raises(InvalidDocument, match="would drop") as caught:
+                opened.define(DROPPED, "new.xml")
+        opened._lookup("new").undefine()
+    assert caught.value.details == ("new.xml: dropped: domain/qemu:commandline",)
+    assert left in caught.value.hint
+    assert called[0] == ("undefineFlags", library().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+    assert [call for call, *_ in called] == list(answers)

@@ -1,0 +1,325 @@
+"""What libvirt's hook takes for a guest and gives back, with a fault at every operation."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import mixed, workstation
+from tests.unit.engine.faults import Course, changes, kept
+from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
+from vfiomgr import api
+from vfiomgr.definitions.requests import DefineVgpu
+from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.libvirt.hook.apply import read_records
+from vfiomgr.libvirt.hook.guest import read_guest
+from vfiomgr.libvirt.hook.model import NAMESPACE, GuestRecord, parse_record, render_script
+from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import SCRIPT
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.requests import SetVirtualFunctions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.engine.requests import Intent
+    from vfiomgr.libvirt.model.domain import Domain
+
+GPU, AUDIO = "0000:01:00.0", "0000:01:00.1"
+CONSOLE = "0000:00:02.0"
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+INSTALL = InstallHook("/usr/bin/vfiomgr")
+
+
+def guest(*names: str, managed: bool = False) -> Domain:
+    return with_hostdevs(EMPTY, *(hostdev(name, managed=managed) for name in names))
+
+
+def prepare(kernel: FakeKernel, domain: Domain) -> tuple[str, ...]:
+    return api.prepare_guest(domain, tree=kernel)
+
+
+def release(kernel: FakeKernel, domain: Domain) -> tuple[str, ...]:
+    return api.release_guest(domain, tree=kernel)
+
+
+def drivers(kernel: FakeKernel, *names: str) -> list[str | None]:
+    host = api.scan(kernel)
+    return [host.device(PciAddress.parse(name)).driver for name in names]
+
+
+def test_a_gpu_is_bound_whole_for_its_guest_and_given_back(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    before, at_first = kept(kernel), drivers(kernel, GPU, AUDIO)
+    assert prepare(kernel, guest(GPU)) == (GPU, AUDIO)
+    assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    (record,) = read_records(kernel)
+    assert (record.name, record.functions) == ("win", (GPU, AUDIO))
+    assert release(kernel, guest(GPU)) == (GPU, AUDIO)
+    assert drivers(kernel, GPU, AUDIO) == at_first
+    assert changes(before, kept(kernel)) == {}
+    assert read_records(kernel) == ()
+
+
+def test_what_was_bound_before_stays_bound(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
+    assert prepare(kernel, guest(GPU)) == ()
+    assert release(kernel, guest(GPU)) == ()
+    assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+
+
+def test_the_rest_of_a_group_is_bound_too_and_that_alone_given_back(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(Bind((PciAddress.parse(GPU),)), tree=kernel)
+    api.apply(Unbind((PciAddress.parse(AUDIO),), only=True), tree=kernel)
+    before = kept(kernel)
+    assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "snd_hda_intel"]
+    assert prepare(kernel, guest(GPU)) == (AUDIO,)
+    assert release(kernel, guest(GPU)) == (AUDIO,)
+    assert changes(before, kept(kernel)) == {}
+
+
+def test_what_libvirt_manages_is_its_own(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    at_first = drivers(kernel, GPU, AUDIO)
+    assert prepare(kernel, guest(GPU, managed=True)) == ()
+    assert drivers(kernel, GPU, AUDIO) == at_first
+
+
+def test_a_function_that_is_not_there_is_for_libvirt_to_tell(tmp_path: Path) -> None:
+    assert prepare(mixed(tmp_path), guest("0000:77:00.0")) == ()
+
+
+def test_both_can_be_repeated(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    before = kept(kernel)
+    assert release(kernel, guest(GPU)) == ()
+    prepare(kernel, guest(GPU))
+    assert prepare(kernel, guest(GPU)) == ()
+    assert read_records(kernel)[0].functions == (GPU, AUDIO)
+    release(kernel, guest(GPU))
+    assert release(kernel, guest(GPU)) == ()
+    assert changes(before, kept(kernel)) == {}
+
+
+def test_what_went_back_by_hand_is_not_missed(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    before = kept(kernel)
+    prepare(kernel, guest(GPU))
+    api.apply(Unbind((PciAddress.parse(GPU),)), tree=kernel)
+    assert release(kernel, guest(GPU)) == (GPU, AUDIO)
+    assert changes(before, kept(kernel)) == {}
+
+
+def test_what_bind_refuses_the_hook_refuses_and_takes_nothing(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    before = kept(kernel)
+    with pytest.raises(Refusal, match="console's display"):
+        prepare(kernel, guest(GPU, CONSOLE))
+    assert changes(before, kept(kernel)) == {}
+    assert read_records(kernel) == ()
+
+
+def test_a_vgpu_that_is_defined_is_started_and_stopped(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(DefineVgpu(UUID, parent="mtty", type="mtty-2"), tree=kernel)
+    before = kept(kernel)
+    assert prepare(kernel, guest(UUID)) == (UUID,)
+    assert api.scan(kernel).vgpu(UUID) is not None
+    assert prepare(kernel, guest(UUID)) == ()
+    assert release(kernel, guest(UUID)) == (UUID,)
+    assert api.scan(kernel).vgpu(UUID) is None
+    assert changes(before, kept(kernel)) == {}
+
+
+def test_a_vgpu_that_nobody_knows_stops_the_start(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    with pytest.raises(Refusal, match="none is defined under that name") as caught:
+        prepare(kernel, guest(UUID, GPU))
+    assert f"vfiomgr vgpu define {UUID}" in caught.value.hint
+    assert drivers(kernel, GPU) != ["vfio-pci"]
+
+
+def test_a_vgpu_is_given_back_where_the_functions_are_refused(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    api.apply(DefineVgpu(UUID, parent="mbochs", type="mbochs-small"), tree=kernel)
+    before = kept(kernel)
+    with pytest.raises(Refusal):
+        prepare(kernel, guest(UUID, CONSOLE))
+    assert changes(before, kept(kernel)) == {}
+    assert read_records(kernel) == ()
+
+
+def test_two_guests_have_records_of_their_own(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    other = replace(guest("0000:02:00.0"), uuid="5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c99", name="lin")
+    prepare(kernel, guest(GPU))
+    prepare(kernel, other)
+    release(kernel, guest(GPU))
+    assert drivers(kernel, GPU, "0000:02:00.0") == ["nvidia", "vfio-pci"]
+    assert [record.name for record in read_records(kernel)] == ["lin"]
+
+
+# ---- faults
+
+
+def _operations(tmp_path: Path) -> range:
+    kernel = mixed(tmp_path / "count")
+    before = len(kernel.operations)
+    prepare(kernel, guest(GPU))
+    return range(1, len(kernel.operations) - before + 1)
+
+
+def test_a_failure_of_any_operation_takes_nothing(tmp_path: Path) -> None:
+    failed = 0
+    for at in _operations(tmp_path):
+        kernel = mixed(tmp_path / str(at))
+        before = kept(kernel)
+        kernel.fail(at=at, errno=errno.EIO)
+        try:
+            prepare(kernel, guest(GPU))
+        except VfiomgrError:
+            failed += 1
+            assert changes(before, kept(kernel)) == {}, at
+            assert read_records(kernel) == (), at
+    assert failed
+
+
+@pytest.mark.parametrize("then", ["recover", "prepare", "release"])
+def test_a_death_at_any_operation_strands_nothing(tmp_path: Path, then: str) -> None:
+    """The release gives back what there is, and the next start comes to its end."""
+    for at in _operations(tmp_path):
+        kernel = mixed(tmp_path / f"{then}-{at}")
+        before = kept(kernel)
+        kernel.kill(at=at)
+        with pytest.raises(PowerCut):
+            prepare(kernel, guest(GPU))
+        kernel.revive()
+        if then == "recover":
+            api.recover(tree=kernel)
+        elif then == "prepare":
+            prepare(kernel, guest(GPU))
+            assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"], at
+        release(kernel, guest(GPU))
+        assert changes(before, kept(kernel)) == {}, at
+        assert read_records(kernel) == (), at
+
+
+# ---- the hook itself
+
+
+def hooked(tmp_path: Path, *earlier: Intent) -> FakeKernel:
+    kernel = mixed(tmp_path)
+    for intent in earlier:
+        api.apply(intent, tree=kernel)
+    return kernel
+
+
+def test_the_script_is_written_for_all_to_run_and_removed(tmp_path: Path) -> None:
+    kernel = hooked(tmp_path)
+    before = kept(kernel)
+    outcome = api.apply(INSTALL, tree=kernel)
+    assert any("restart libvirtd or virtqemud" in text for text in outcome.plan.notes)
+    real = kernel.sysfs.real(SCRIPT)
+    assert os.stat(real).st_mode & 0o777 == 0o755
+    with open(real) as file:
+        assert file.read() == render_script("/usr/bin/vfiomgr")
+    assert api.apply(INSTALL, tree=kernel).plan.already == ("the hook is installed so already",)
+    moved = api.apply(InstallHook("/opt/bin/vfiomgr"), tree=kernel)
+    assert moved.is_changed
+    assert not any("restart" in text for text in moved.plan.notes)
+    api.apply(UninstallHook(), tree=kernel)
+    assert changes(before, kept(kernel)) == {}
+    assert api.apply(UninstallHook(), tree=kernel).plan.already == ("the hook is not installed",)
+
+
+def test_no_script_runs_a_module(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="no installed command"):
+        api.apply(InstallHook(None), tree=hooked(tmp_path))
+    with pytest.raises(Refusal, match="no unit"):
+        api.apply(InstallHook("/home/a b/vfiomgr"), tree=hooked(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("which", ["install", "uninstall"])
+def test_a_fault_at_any_operation_of_installing_is_undone(
+    tmp_path: Path, which: str, *, late: bool
+) -> None:
+    _course(tmp_path, which).assert_all_faults_are_undone(late=late)
+
+
+@pytest.mark.parametrize("finish", [False, True], ids=["undo", "finish"])
+@pytest.mark.parametrize("which", ["install", "uninstall"])
+def test_a_power_cut_at_any_operation_of_installing_can_be_ended(
+    tmp_path: Path, which: str, *, finish: bool
+) -> None:
+    _course(tmp_path, which).assert_all_power_cuts_can_be_ended(finish=finish)
+
+
+def _course(tmp_path: Path, which: str) -> Course:
+    earlier: tuple[Intent, ...] = () if which == "install" else (INSTALL,)
+    intent: Intent = INSTALL if which == "install" else UninstallHook()
+    return Course(tmp_path, lambda path: (hooked(path, *earlier), intent))
+
+
+# ---- what libvirt hands over
+
+
+XML = """<domain type='kvm'><name>win</name><uuid>{uuid}</uuid><memory unit='MiB'>64</memory>
+<metadata>{metadata}</metadata><os><type machine='q35'>hvm</type></os><devices/></domain>"""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "acts"),
+    [
+        (f"<v:devices xmlns:v='{NAMESPACE}' bind='yes'/>", True),
+        (f'<devices xmlns="{NAMESPACE}" bind="yes"/>', True),
+        (f"<v:devices xmlns:v='{NAMESPACE}' bind='no'/>", False),
+        (f"<v:devices xmlns:v='{NAMESPACE}'/>", False),
+        (f"<v:other xmlns:v='{NAMESPACE}' bind='yes'/>", False),
+        ("<v:devices xmlns:v='urn:other' bind='yes'/>", False),
+        ("<devices bind='yes'/>", False),
+        ("", False),
+    ],
+)
+def test_a_domain_opts_in_by_its_metadata(metadata: str, *, acts: bool) -> None:
+    found = read_guest(XML.format(uuid=UUID, metadata=metadata).encode(), "win")
+    assert (found is not None) is acts
+
+
+def test_a_domain_that_never_heard_of_vfiomgr_is_not_even_read() -> None:
+    assert read_guest(b"<no xml", "win") is None
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    record = GuestRecord(UUID, "win", (GPU,), (UUID,))
+    assert parse_record(UUID, record.render()) == record
+    with pytest.raises(VfiomgrError, match="no record of vfiomgr"):
+        parse_record(UUID, "{}")
+
+
+@pytest.mark.parametrize("act", [prepare, release])
+def test_a_guest_without_a_uuid_is_none_of_libvirts(
+    tmp_path: Path, act: Callable[[FakeKernel, Domain], tuple[str, ...]]
+) -> None:
+    kernel = mixed(tmp_path)
+    nameless = replace(guest(GPU), uuid=None, name="../../x")
+    with pytest.raises(VfiomgrError, match="has no <uuid>") as caught:
+        act(kernel, nameless)
+    assert "virsh dumpxml" in caught.value.hint
+    assert drivers(kernel, GPU) != ["vfio-pci"]
+
+
+def test_virtual_functions_are_bound_alone(tmp_path: Path) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(SetVirtualFunctions(PciAddress.parse("0000:05:00.0"), 2, autoprobe=True), tree=kernel)
+    assert prepare(kernel, guest("0000:05:10.0")) == ("0000:05:10.0",)

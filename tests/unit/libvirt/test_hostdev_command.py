@@ -1,0 +1,144 @@
+"""`vfiomgr libvirt hostdev` on a fake kernel."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.vgpu_trees import make_vgpu_tree
+from tests.unit.cli.test_reading import imported_by
+from vfiomgr.cli.session import Session
+from vfiomgr.host.tree import HostTree
+from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.facts import read_device
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
+    from vfiomgr.pci.model import PciDevice
+
+GPU = "0000:01:00.0"
+ROUTED = "0000:04:00.0"
+
+
+def test_options_are_written_for_the_libvirt_that_is_told(run: Run) -> None:
+    options = ("--driver-model", "nvgrace_gpu_vfio_pci", "--rom", "/gpu.rom", "--boot-order", "1")
+    idle = run("libvirt", "hostdev", GPU, *options, "--libvirt-version", "10.0")
+    assert (idle.status, idle.stdout) == (2, "")
+    assert f"vfiomgr bind {GPU} --driver nvgrace_gpu_vfio_pci" in idle.stderr
+    managed = (*options, "--managed")
+    made = run("libvirt", "hostdev", GPU, *managed, "--libvirt-version", "10.0")
+    assert made.status == 0
+    for text in ("model='nvgrace_gpu_vfio_pci'", "<rom file='/gpu.rom'/>", "<boot order='1'/>"):
+        assert text in made.stdout
+    refused = run("libvirt", "hostdev", GPU, *managed, "--libvirt-version", "9.10")
+    assert (refused.status, refused.stdout) == (4, "")
+    assert "<driver model>, which libvirt has since 10.0.0: this is 9.10.0" in refused.stderr
+
+
+def test_an_unknown_libvirt_is_taken_for_an_old_one_and_told(run: Run) -> None:
+    refused = run("libvirt", "hostdev", GPU, "--iommufd")
+    assert refused.status == 4
+    assert refused.stderr.splitlines()[0] == (
+        "no libvirt is installed here: this is for 9.0.0; --libvirt-version tells"
+    )
+    plain = run("libvirt", "hostdev", GPU)
+    assert "9.0.0" not in plain.stderr, "nothing of it depends on the release"
+
+
+def test_the_installed_libvirt_is_asked(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"virtqemud": "virtqemud (libvirt) 12.1.0\n", "qemu-system-x86_64": None}
+    said["/usr/libexec/qemu-kvm"] = "QEMU emulator version 8.2.5 (qemu-kvm-8.2.5-1.el9)\n"
+    monkeypatch.setattr(kernel, "run", lambda command, _seconds: said.get(command[0]))
+    refused = run("libvirt", "hostdev", GPU, "--iommufd")
+    assert "needs QEMU 9.0.0: this is 8.2.5" in refused.stderr
+    said["/usr/libexec/qemu-kvm"] = None
+    assert "iommufd='yes'" in run("libvirt", "hostdev", GPU, "--iommufd").stdout
+
+
+@pytest.mark.parametrize("version", ["ten", ""])
+def test_a_version_that_is_none_is_told(run: Run, version: str) -> None:
+    answer = run("libvirt", "hostdev", GPU, "--iommufd", "--libvirt-version", version)
+    assert answer.status == 2
+    assert f"{version!r} is not a version" in answer.stderr
+
+
+def test_devices_that_are_ready_are_read_like_a_list(run: Run, kernel: FakeKernel) -> None:
+    """What a change needs, and what plans it, takes longer than all the rest."""
+    run("bind", GPU)
+    imported = imported_by("--root", kernel.root, "libvirt", "hostdev", GPU)
+    assert "jinja2" in imported
+    assert not imported & {"vfiomgr.api", "vfiomgr.engine.planning", "vfiomgr.snapshot.extra_facts"}
+    assert not imported & {"pydantic", "rich", "libvirt", "vfiomgr.engine.requests"}
+
+
+def test_of_many_functions_that_wait_one_command_tells_all(run: Run, kernel: FakeKernel) -> None:
+    names = ["0000:01:00.0", "0000:02:00.0", "10000:01:00.0"]
+    told = run("libvirt", "hostdev", *names).stderr.splitlines()
+    assert len(told) == 1
+    assert "functions are not ready for a guest" in told[0]
+    command = told[0].partition("vfiomgr ")[2].split()
+    assert run(*command).status in (0, 4)
+    assert set(names) <= set(command)
+    assert kernel.writes == []
+
+
+def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("bind", GPU)
+    read: list[str] = []
+
+    def counted(tree: HostTree, name: str, *more: Any) -> PciDevice | None:
+        read.append(name)
+        return read_device(tree, name, *more)
+
+    monkeypatch.setattr(pci_facts, "read_device", counted)
+    assert run("libvirt", "hostdev", "01:00.1").status == 0
+    assert sorted(read) == [GPU, "0000:01:00.1"]
+
+
+@pytest.mark.parametrize("options", [(), ("--managed",), ("--only",)])
+def test_what_is_read_of_the_host_changes_no_answer(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    run("bind", GPU)
+    names = [
+        *sorted(str(a) for a in pci_facts.list_addresses(kernel)),
+        "0000:77:00.0",
+        "77",
+        "1:00.0",
+    ]
+    command = ("libvirt", "hostdev", "--libvirt-version", "9.0", *options)
+    answers = [run(*command, name) for name in names]
+    assert len({answer.status for answer in answers}) > 2
+    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.devices())
+    assert answers == [run(*command, name) for name in names]
+
+
+def test_a_function_is_what_its_siblings_on_the_vendors_driver_are(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them that the driver does not serve is no plain virtual function."""
+    tree = tmp_path / "vendor"
+    make_vgpu_tree(str(tree), gpus=1, vfs=5, types=2, family="vendor")
+    addresses = pci_facts.list_addresses(HostTree(tree))
+    names = sorted(str(address) for address in addresses)
+    last = tree / "sys/bus/pci/devices" / names[-1]
+    shutil.rmtree(last.resolve() / "nvidia")
+    command = ("--root", str(tree), "libvirt", "hostdev", "--libvirt-version", "9.0")
+    told = [run(*command, name) for name in names]
+    assert "a virtual function that stays on its vendor's driver" in told[-1].stderr
+    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.devices())
+    assert told == [run(*command, name) for name in names]
+
+
+def test_what_libvirt_is_to_bind_is_looked_at_with_all_that_the_host_does(run: Run) -> None:
+    """An adapter that libvirt is to bind: what it carries, its function alone does not tell."""
+    refused = run("libvirt", "hostdev", ROUTED, "--managed", "--only")
+    assert (refused.status, refused.stdout) == (4, "")
+    assert "carries the default route" in refused.stderr

@@ -1,0 +1,136 @@
+"""`vfiomgr libvirt preflight` of files: what it prints, with which status, and without libvirt."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.libvirt.preflight.situations import BOTH, pci_element, xml
+from vfiomgr import api
+from vfiomgr.libvirt.commands.preflight import preflight
+from vfiomgr.snapshot.document import write_snapshot
+
+if TYPE_CHECKING:
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Matches, Run
+
+GPU = "0000:01:00.0"
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user is, so that messages name files as they were typed."""
+    place = tmp_path / "domains"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def broken(directory: Path) -> str:
+    """A domain with a GPU on its host driver, a function that is missing and a lonely one."""
+    lonely = pci_element("0000:02:00.1", managed="yes").replace(
+        "    </hostdev>",
+        "      <address type='pci' bus='0x02' slot='0x00' function='0x1'/></hostdev>",
+    )
+    devices = BOTH + pci_element("0000:77:00.0") + lonely
+    (directory / "gpu.xml").write_text(xml(devices, before=""))
+    return "gpu.xml"
+
+
+@pytest.fixture
+def sound(directory: Path) -> str:
+    """A domain that starts once the GPU is bound."""
+    (directory / "good.xml").write_text(xml(before=""))
+    return "good.xml"
+
+
+@pytest.mark.usefixtures("kernel")
+def test_golden(run: Run, matches: Matches, broken: str) -> None:
+    answer = run("libvirt", "preflight", broken)
+    matches("libvirt-preflight.txt", answer.stdout)
+    assert answer.status == 1
+    assert "not checked: other domains" in answer.stderr
+    assert "libvirt was not asked: the host is another machine's" in answer.stderr
+    matches(
+        "libvirt-preflight.json", run("libvirt", "preflight", broken, "--format", "json").stdout
+    )
+
+
+def test_following_the_remedy_leaves_nothing_that_blocks(
+    run: Run, kernel: FakeKernel, sound: str
+) -> None:
+    before = run("libvirt", "preflight", sound)
+    assert before.status == 1
+    assert "  remedy    vfiomgr bind 0000:01:00.0\n" in before.stdout
+    assert kernel.operations == []
+    assert run("bind", GPU).status == 0
+    after = run("libvirt", "preflight", sound)
+    assert after.status == 0
+    assert (
+        "good.xml: nothing about its devices blocks its start: 0 blockers, 0 warnings"
+        in after.stdout
+    )
+
+
+def test_a_pipe_and_several_files(
+    run: Run, sound: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path(sound).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    answer = run("libvirt", "preflight", "-", broken, "--format", "json")
+    items = json.loads(answer.stdout)["items"]
+    assert [item["source"] for item in items] == ["<stdin>", "gpu.xml"]
+    assert [item["is_blocked"] for item in items] == [True, True]
+    assert items[0]["findings"][0]["evidence"][0].startswith("<stdin>:13: ")
+
+
+def test_a_snapshot_answers_for_its_host(
+    run: Run, kernel: FakeKernel, directory: Path, sound: str
+) -> None:
+    (directory / "host.json").write_text(write_snapshot(api.scan(kernel)))
+    answer = run("--snapshot", "host.json", "libvirt", "preflight", sound)
+    assert answer.status == 1
+    assert "driver: nvidia" in answer.stdout
+    assert "not checked: which processes hold the devices" in answer.stderr
+
+
+def test_a_rom_is_looked_for_below_the_root(run: Run, kernel: FakeKernel, directory: Path) -> None:
+    rom = "<rom file='/roms/gpu.rom'/>"
+    (directory / "rom.xml").write_text(xml(pci_element(GPU, managed="yes", rest=rom), before=""))
+    assert "/roms/gpu.rom is no file" in run("libvirt", "preflight", "rom.xml").stdout
+    (Path(kernel.root) / "roms").mkdir()
+    (Path(kernel.root) / "roms/gpu.rom").write_bytes(b"U\xaa")
+    assert "gpu.rom" not in run("libvirt", "preflight", "rom.xml").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ((), 2, "no domain is named"),
+        (("--all", "x.xml"), 2, "all domains, or the named ones"),
+        (("missing.xml",), 2, "cannot read the domain missing.xml: No such file"),
+        (("bad.xml",), 65, "bad.xml:1"),
+        (("list.xml",), 65, "<list> is no domain"),
+    ],
+)
+def test_mistakes_are_told(
+    run: Run, directory: Path, arguments: tuple[str, ...], status: int, words: str
+) -> None:
+    (directory / "bad.xml").write_text("<domain")
+    (directory / "list.xml").write_text("<list/>")
+    answer = run("libvirt", "preflight", *arguments)
+    assert answer.status == status
+    assert words in answer.stderr
+    assert "remedy:" in answer.stderr
+
+
+def test_the_help_has_examples_and_the_exit_status() -> None:
+    text = preflight.help or ""
+    assert "Examples:" in text
+    assert "Exit status: 0 where nothing blocks" in text

@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.engine.load_module import LoadModule
+from vfiomgr.engine.planning import plan
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, RememberOrigin
+from vfiomgr.pci.iommu import IommuState, VfioState
+from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.vfio_drivers import VfioVariant
+from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.engine.steps import Step
+
+GPU = pci_device("0000:04:00.0")
+AUDIO = replace(
+    pci_device("0000:04:00.1"), driver="snd_hda_intel", class_code="040300", name="NVIDIA audio"
+)
+NIC = replace(pci_device("0000:05:00.0"), driver="e1000e", class_code="020000", name="Intel NIC")
+CONSOLE: dict[str, Any] = {"is_boot_display": True, "display_signs": ("boot_vga is 1",)}
+BRIDGE = replace(pci_device("0000:00:01.0"), driver="pcieport", class_code="060400", header_type=1)
+
+
+def bind(host: HostSnapshot, *addresses: str, **options: Any) -> tuple[Step, ...]:
+    intent = replace(Bind(tuple(PciAddress.parse(a) for a in addresses)), **options)
+    return plan(host, intent).steps
+
+
+def refusal(host: HostSnapshot, address: str, *allow: Allowance) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        plan(host, Bind((PciAddress.parse(address),), allow=frozenset(allow)))
+    assert caught.value.exit_code == 4
+    assert caught.value.hint
+    return caught.value
+
+
+def moved(steps: tuple[Step, ...]) -> list[str]:
+    return [str(step.device.address) for step in steps if isinstance(step, ChangeDriver)]
+
+
+def test_the_whole_slot_goes_and_each_origin_is_remembered_before_it_moves() -> None:
+    steps = bind(host_of(GPU, AUDIO), "0000:04:00.1")
+    vfio = DriverState("vfio-pci", "vfio-pci")
+    gpu = DriverState("nvidia", None, "on", "flr bus", d3cold_allowed=True)
+    audio = replace(gpu, driver="snd_hda_intel")
+    assert steps == (
+        RememberOrigin(Origin(GPU.identity, gpu, "nvidia", "boot")),
+        ChangeDriver(GPU.identity, gpu, vfio),
+        RememberOrigin(Origin(AUDIO.identity, audio, "nvidia", "boot")),
+        ChangeDriver(AUDIO.identity, audio, vfio),
+        AwaitVfioNode(4, GPU.identity),
+    )
+
+
+def test_companions_are_announced() -> None:
+    made = plan(host_of(GPU, AUDIO), Bind((GPU.address,)))
+    assert made.notes == ("0000:04:00.1 (NVIDIA audio) comes along: same slot",)
+    assert made.locks == ("group-4",)
+
+
+def test_a_missing_driver_is_loaded_first() -> None:
+    host = replace(host_of(GPU), pci_drivers=("nvidia",))
+    assert bind(host, "0000:04:00.0")[0] == LoadModule("vfio-pci", "vfio-pci")
+
+
+def test_what_is_bound_already_is_left_alone() -> None:
+    bound = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
+    made = plan(host_of(bound), Bind((GPU.address,)))
+    assert made.is_empty
+    assert made.already == (f"{bound} is on vfio-pci already",)
+
+
+def test_of_a_slot_only_what_is_missing_moves() -> None:
+    bound = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
+    assert moved(bind(host_of(bound, AUDIO), "0000:04:00.0")) == ["0000:04:00.1"]
+
+
+def test_an_origin_is_not_overwritten_by_a_later_state() -> None:
+    origin = Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    host = replace(host_of(replace(GPU, driver=None)), origins=(origin,))
+    assert not any(isinstance(s, RememberOrigin) for s in bind(host, "0000:04:00.0"))
+
+
+def test_foreign_members_are_refused_by_name_and_taken_with_consent() -> None:
+    host = host_of(GPU, replace(NIC, iommu_group=4), replace(BRIDGE, iommu_group=4))
+    refused = refusal(host, "0000:04:00.0")
+    assert "IOMMU group 4 also holds 0000:05:00.0 (Intel NIC) on e1000e" in refused.message
+    assert "--with-group" in refused.hint
+    assert "0000:00:01.0" not in refused.message
+    both = ["0000:04:00.0", "0000:05:00.0"]
+    assert moved(bind(host, "0000:04:00.0", with_group=True)) == both
+
+
+@pytest.mark.parametrize("driver", [None, "vfio-pci", "pci-stub"])
+def test_members_that_spoil_nothing_stay(driver: str | None) -> None:
+    host = host_of(GPU, replace(NIC, iommu_group=4, driver=driver))
+    assert moved(bind(host, "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+def test_only_leaves_companions_unless_the_group_forbids_it() -> None:
+    apart = replace(AUDIO, iommu_group=5)
+    assert moved(bind(host_of(GPU, apart), "0000:04:00.0", only=True)) == ["0000:04:00.0"]
+    with pytest.raises(Refusal, match=r"also holds 0000:04:00\.1") as caught:
+        bind(host_of(GPU, AUDIO), "0000:04:00.0", only=True)
+    assert "leave out --only" in caught.value.hint
+
+
+def test_bridges_are_refused() -> None:
+    assert "is a bridge" in refusal(host_of(BRIDGE), "0000:00:01.0").message
+
+
+@pytest.mark.parametrize(
+    ("vendor", "tables", "command_line", "hint"),
+    [
+        (
+            "GenuineIntel",
+            (),
+            "quiet",
+            "enable VT-d in the firmware setup, put intel_iommu=on on the kernel command line",
+        ),
+        ("GenuineIntel", ("DMAR",), "quiet", "put intel_iommu=on on the kernel command line"),
+        (
+            "GenuineIntel",
+            ("DMAR",),
+            "quiet intel_iommu=off",
+            "take intel_iommu=off off the kernel command line",
+        ),
+        ("AuthenticAMD", (), "quiet", "enable AMD-Vi (IOMMU) in the firmware setup"),
+        ("AuthenticAMD", ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        (
+            "AuthenticAMD",
+            (),
+            "quiet intel_iommu=off",
+            (
+                "enable AMD-Vi (IOMMU) in the firmware setup, "
+                "take intel_iommu=off off the kernel command line"
+            ),
+        ),
+        ("AuthenticAMD", ("IVRS",), "quiet intel_iommu=off", "see dmesg for IOMMU"),
+        (
+            "AuthenticAMD",
+            ("IVRS",),
+            "amd_iommu=off",
+            "take amd_iommu=off off the kernel command line",
+        ),
+        ("HygonGenuine", ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        (None, ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        (None, ("IORT",), "quiet", "see dmesg for smmu"),
+        (None, ("DMAR",), "quiet", "put intel_iommu=on on the kernel command line"),
+        (
+            None,
+            (),
+            None,
+            (
+                "enable VT-d or AMD-Vi (IOMMU) in the firmware setup, "
+                "put intel_iommu=on on the kernel command line (on an Intel host)"
+            ),
+        ),
+    ],
+)
+def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
+    vendor: str | None, tables: tuple[str, ...], command_line: str | None, hint: str
+) -> None:
+    host = replace(
+        host_of(replace(GPU, iommu_group=None, **CONSOLE)),
+        cpu_vendor=vendor,
+        kernel_command_line=command_line,
+        iommu=IommuState(units=(), firmware_tables=tables, has_groups=False),
+    )
+    refused = refusal(host, "0000:04:00.0")
+    assert refused.message.startswith("the IOMMU is off")
+    assert "console" not in refused.message
+    assert refused.hint == f"{hint}; then reboot and look with vfiomgr groups"
+
+
+@pytest.mark.parametrize(
+    ("known", "hint"),
+    [
+        ({"architecture": "aarch64"}, "enable the SMMU (IOMMU) in the firmware setup"),
+        ({"kernel_release": "6.1.0-18-arm64"}, "enable the SMMU (IOMMU) in the firmware setup"),
+        (
+            {"kernel_release": "5.14.0-503.el9.aarch64+64k"},
+            "enable the SMMU (IOMMU) in the firmware setup",
+        ),
+        ({"architecture": "ppc64le"}, "enable the IOMMU in the firmware setup"),
+    ],
+)
+def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], hint: str) -> None:
+    host = replace(
+        host_of(replace(GPU, iommu_group=None)),
+        cpu_vendor=None,
+        iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
+        **known,  # type: ignore[arg-type]
+    )
+    told = refusal(host, "0000:04:00.0").hint
+    assert told == f"{hint}; then reboot and look with vfiomgr groups"
+
+
+def test_a_device_outside_of_all_groups_is_refused() -> None:
+    host = host_of(NIC, replace(GPU, iommu_group=None))
+    assert "is in no IOMMU group" in refusal(host, "0000:04:00.0").message
+
+
+def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
+    virtual = replace(
+        pci_device("0000:04:00.4"), physical_function=GPU.address, iommu_group=9, driver="nvidia"
+    )
+    host = host_of(replace(GPU, virtual_functions=(virtual.address,)), virtual)
+    assert "1 active virtual function" in refusal(host, "0000:04:00.0").message
+    vgpu = Vgpu("u", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None)
+    carrying = replace(host, vgpus=(vgpu,))
+    assert "that carry 1 vGPU" in refusal(carrying, "0000:04:00.0").message
+    assert "carries 1 vGPU: u" in refusal(carrying, "0000:04:00.4").message
+    assert moved(bind(host, "0000:04:00.4")) == ["0000:04:00.4"]
+
+
+def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
+    console = replace(GPU, **CONSOLE)
+    drawn = replace(GPU, nodes=("/dev/dri/card1",))
+    user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
+    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
+    route = HostUse(GPU.address, "default-route", "eth0")
+    network = HostUse(GPU.address, "network", "interface eth1: part of br0")
+    return [
+        ("in-use", replace(host_of(GPU), host_uses=(network,)), "network: interface eth1: part of"),
+        ("boot-display", host_of(console), "the console's display"),
+        ("in-use", replace(host_of(drawn), users=(user,)), r"open in gnome-shell \(PID 812\)"),
+        ("mounted-disk", replace(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
+        ("default-route", replace(host_of(GPU), host_uses=(route,)), "interface eth0"),
+        ("vgpu-function", vgpu_function("mdev"), "that nvidia makes vGPUs of"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("use", "first"),
+    [
+        (HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /m", "umount /m"), "umount /m"),
+        (HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /"), "unmount it"),
+        (
+            HostUse(GPU.address, "network", "interface eth1: x", "ip link set eth1 down"),
+            "ip link set eth1 down",
+        ),
+    ],
+)
+def test_a_use_of_the_host_is_refused_with_the_command_that_ends_it(
+    use: HostUse, first: str
+) -> None:
+    hint = refusal(replace(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
+    assert hint.startswith(f"{first}, or leave it out with --only, or pass --allow ")
+
+
+def vgpu_function(family: Family) -> HostSnapshot:
+    """A virtual function at the place of the GPU, which carries nothing yet."""
+    virtual = replace(GPU, physical_function=PciAddress(0, 3, 0, 0))
+    parent = VgpuParent(str(GPU.address), "/sys/x", family, "nvidia", "0000:03:00.0", (), ())
+    return replace(host_of(virtual), vgpu_parents=(parent,))
+
+
+@pytest.mark.parametrize(("family", "given"), [("mdev", "UUID"), ("vendor-vfio", "0000:04:00.0")])
+def test_a_function_that_could_be_a_vgpu_is_made_one(family: Family, given: str) -> None:
+    hint = refusal(vgpu_function(family), "0000:04:00.0").hint
+    first = "vfiomgr vgpu create --parent 0000:04:00.0 --type TYPE, then vfiomgr libvirt hostdev"
+    assert hint.startswith(f"{first} {given}; or pass --allow vgpu-function")
+
+
+def test_functions_that_go_whole_and_gpus_with_types_are_bound() -> None:
+    assert moved(bind(vgpu_function("sriov-vf"), "0000:04:00.0")) == ["0000:04:00.0"]
+    whole = replace(vgpu_function("mdev"), devices=(GPU,))
+    assert moved(bind(whole, "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("family", "uuid", "reason", "remedy"),
+    [
+        (
+            "mdev",
+            "u",
+            "carries the vGPU u",
+            "its vGPU goes to the guest: vfiomgr libvirt hostdev u;",
+        ),
+        (
+            "vendor-vfio",
+            None,
+            "is a vGPU on its driver nvidia",
+            "give it: vfiomgr libvirt hostdev 0",
+        ),
+    ],
+)
+def test_the_vgpu_of_a_function_is_given_not_the_function(
+    family: Family, uuid: str | None, reason: str, remedy: str
+) -> None:
+    vgpu = Vgpu(uuid, family, "0000:04:00.0", "1", None, None, 4, None, None)
+    refused = refusal(replace(vgpu_function(family), vgpus=(vgpu,)), "0000:04:00.0")
+    assert reason in refused.message
+    assert refused.hint.startswith(remedy)
+    assert "--allow" not in refused.hint
+
+
+def test_a_gpu_with_such_functions_is_no_reason_to_bind_one() -> None:
+    host = vgpu_function("mdev")
+    physical = replace(
+        GPU, address=PciAddress(0, 3, 0, 0), virtual_functions=(GPU.address,), iommu_group=3
+    )
+    assert "or make a vGPU on one: vfiomgr vgpu create --parent 0000:03:00.0" in (
+        refusal(replace(host, devices=(physical, *host.devices)), "0000:03:00.0").hint
+    )
+
+
+@pytest.mark.parametrize(("allowance", "host", "reason"), allowable())
+def test_a_guard_is_overridden_by_its_own_flag_alone(
+    allowance: Allowance, host: HostSnapshot, reason: str
+) -> None:
+    others = [other for other, _, _ in allowable() if other != allowance]
+    refused = refusal(host, "0000:04:00.0", *others)
+    assert refused.message
+    with pytest.raises(Refusal, match=reason):
+        bind(host, "0000:04:00.0")
+    assert f"--allow {allowance}" in refused.hint
+    assert moved(bind(host, "0000:04:00.0", allow=frozenset({allowance}))) == ["0000:04:00.0"]
+
+
+def test_all_obstacles_are_named_at_once() -> None:
+    host = host_of(
+        replace(GPU, **CONSOLE),
+        replace(NIC, iommu_group=4),
+    )
+    refused = refusal(host, "0000:04:00.0")
+    assert "console" in refused.message
+    assert "also holds" in refused.message
+
+
+def test_only_vfio_drivers_hand_devices_to_guests() -> None:
+    with pytest.raises(UsageError, match="nvidia is no VFIO driver"):
+        bind(host_of(GPU), "0000:04:00.0", driver="nvidia")
+    assert moved(bind(host_of(GPU), "0000:04:00.0", driver="nvgrace-gpu-vfio-pci"))
+
+
+LISTED = replace(host_of(GPU), vfio_modules=("mlx5_vfio_pci", "vfio", "vfio_pci", "vfio_pci_core"))
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "vfio_pci", "mlx5_vfio_pci", "mlx5-vfio-pci"])
+def test_a_driver_that_the_kernel_has_or_can_load_is_taken(driver: str) -> None:
+    assert moved(bind(LISTED, "0000:04:00.0", driver=driver))
+    registered = replace(LISTED, vfio_modules=(), pci_drivers=(driver,))
+    assert moved(bind(registered, "0000:04:00.0", driver=driver))
+
+
+@pytest.mark.parametrize(
+    ("driver", "near"),
+    [
+        ("xvfiox", "vfio-pci"),
+        ("vfio-pcie", "vfio-pci"),
+        ("mlx_vfio_pci", "mlx5_vfio_pci"),
+        ("nvgrace_vfio", "nvgrace_gpu_vfio_pci"),
+    ],
+)
+def test_a_driver_that_the_kernel_has_not_is_refused_with_the_nearest_names(
+    driver: str, near: str
+) -> None:
+    variant = VfioVariant("vfio_pci:v000010DEd*", "nvgrace_gpu_vfio_pci", None)
+    host = replace(LISTED, variants=(variant,))
+    with pytest.raises(UsageError, match=f"this kernel has no driver {driver}, and") as caught:
+        bind(host, "0000:04:00.0", driver=driver)
+    assert near in caught.value.hint
+    assert moved(bind(replace(host, vfio_modules=None), "0000:04:00.0", driver=driver))
+
+
+@pytest.mark.parametrize("driver", ["../evil", "", "a/b", ".hidden"])
+def test_a_driver_has_a_name(driver: str) -> None:
+    with pytest.raises(UsageError, match="no name of a driver"):
+        bind(host_of(GPU), "0000:04:00.0", driver=driver)
+
+
+@pytest.mark.parametrize("device", [GPU, AUDIO])
+def test_a_plan_is_its_own_undoing_backwards(device: PciDevice) -> None:
+    for step in bind(host_of(GPU, AUDIO), str(device.address)):
+        inverse = step.inverse()
+        if inverse is not None:
+            assert inverse.inverse() == step
+
+
+def test_a_bridge_on_a_driver_spoils_the_group_with_no_way_round() -> None:
+    isa = replace(BRIDGE, class_code="060100", header_type=0, driver="lpc_ich", iommu_group=4)
+    for with_group in (False, True):
+        with pytest.raises(Refusal, match=r"group 4 also holds 0000:00:01\.0") as caught:
+            bind(host_of(GPU, isa), "0000:04:00.0", with_group=with_group)
+        assert "--with-group" not in caught.value.hint
+
+
+def test_a_vendor_vfio_function_that_a_guest_holds_stays() -> None:
+    held = replace(GPU, driver="nvidia", vfio_device="vfio0")
+    for node in ("/dev/vfio/4", "/dev/vfio/devices/vfio0"):
+        user = DeviceUser(node, 4711, "qemu-system-x86")
+        refused = refusal(replace(host_of(held), users=(user,)), "0000:04:00.0")
+        assert "held by qemu-system-x86 (PID 4711)" in refused.message
+
+
+def test_a_group_node_of_another_member_does_not_hold_a_native_function() -> None:
+    user = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
+    assert moved(bind(replace(host_of(GPU), users=(user,)), "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+def test_a_silent_device_is_refused() -> None:
+    silent = replace(GPU, is_responsive=False, header_type=None)
+    assert "does not answer" in refusal(host_of(silent), "0000:04:00.0").message
+
+
+MLX5 = replace(NIC, vendor_id="15b3", modalias="pci:v000015B3d0000101Esv*sd*bc02sc00i00")
+VARIANT = VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pci", None)
+
+
+def test_the_variant_that_fits_is_loaded_and_taken() -> None:
+    host = replace(host_of(GPU, MLX5), variants=(VARIANT,))
+    steps = bind(host, "0000:04:00.0", "0000:05:00.0")
+    assert steps[0] == LoadModule("mlx5_vfio_pci", "mlx5_vfio_pci")
+    drivers = [step.after.driver for step in steps if isinstance(step, ChangeDriver)]
+    assert drivers == ["vfio-pci", "mlx5_vfio_pci"]
+
+
+def test_driver_overrides_the_variant() -> None:
+    host = replace(host_of(MLX5), variants=(VARIANT,))
+    steps = bind(host, "0000:05:00.0", driver="vfio-pci")
+    assert moved(steps) == ["0000:05:00.0"]
+    assert not any(isinstance(step, LoadModule) for step in steps)
+
+
+def test_what_is_on_a_vfio_driver_stays_there_unless_another_is_asked_for() -> None:
+    held = replace(MLX5, driver="vfio-pci", driver_override="vfio-pci")
+    host = replace(host_of(held), variants=(VARIANT,))
+    assert bind(host, "0000:05:00.0") == ()
+    assert moved(bind(host, "0000:05:00.0", driver="mlx5_vfio_pci")) == ["0000:05:00.0"]
+
+
+def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named() -> None:
+    stuck = replace(GPU, stuck="nvidia -> vfio-pci (PID 77)", nodes=("/dev/nvidia0",))
+    host = replace(host_of(stuck), users=(DeviceUser("/dev/nvidia0", 4711, "Xorg"),))
+    refused = refusal(host, "0000:04:00.0", "in-use")
+    assert "nvidia -> vfio-pci (PID 77) has not returned, held by Xorg (PID 4711)" in str(refused)
+    assert "vfiomgr recover" in refused.hint
+
+
+def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
+    host = replace(
+        host_of(GPU), host_uses=(HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it"),)
+    )
+    refused = refusal(host, "0000:04:00.0")
+    assert "is in persistence mode" in refused.message
+    assert "nvidia-smi -i 0000:04:00.0 -pm 0" in refused.hint
+    assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
+
+
+def test_a_disk_that_a_process_has_open_is_refused() -> None:
+    user = DeviceUser("/dev/nvme0n1", 7, "qemu-system-x86", None, (GPU.address,))
+    host = replace(host_of(GPU), users=(user,))
+    assert "is open in qemu-system-x86 (PID 7)" in refusal(host, "0000:04:00.0").message
+    assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
+
+
+QAT = replace(NIC, vendor_id="8086", device_id="37c9", modalias="pci:v00008086d000037C9sv*")
+
+
+def test_what_vfio_pci_denies_is_refused_unless_a_variant_or_a_parameter_allows_it() -> None:
+    refused = refusal(host_of(QAT), "0000:05:00.0")
+    assert "vfio-pci denies" in refused.message
+    assert "disable_denylist=1" in refused.hint
+    assert bind(replace(host_of(QAT), vfio=VfioState(is_denylist_off=True)), "0000:05:00.0")
+    variant = VfioVariant("vfio_pci:v00008086d000037C9sv*", "qat_vfio_pci", None)
+    assert bind(replace(host_of(QAT), variants=(variant,)), "0000:05:00.0")
+    assert not replace(QAT, device_id="10d3").is_denied
+
+
+def test_no_iommu_mode_is_no_way_out() -> None:
+    bare = replace(GPU, iommu_group=None)
+    host = replace(
+        host_of(bare),
+        iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
+        vfio=VfioState(is_noiommu_on=True),
+    )
+    assert "no-IOMMU mode, which is switched on, would let" in refusal(host, "0000:04:00.0").message

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.engine.planning import plan
+from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.requests import Reset
+from vfiomgr.passthrough.reset import unavailable, working
+from vfiomgr.passthrough.steps import RequireAnswer, ResetFunction, SetResetMethod
+from vfiomgr.pci.reset_capabilities import Offer, ResetCapabilities, ResetMethod
+from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.pci.model import PciDevice
+
+GPU = replace(pci_device(), nodes=("/dev/dri/card1",))
+AUDIO = replace(pci_device("0000:04:00.1"), driver="snd_hda_intel", reset_method=())
+
+
+def reset(
+    host: HostSnapshot, method: ResetMethod | None = None, *allow: Allowance
+) -> tuple[object, ...]:
+    return plan(host, Reset(GPU.address, method, frozenset(allow))).steps
+
+
+def saying(device: PciDevice, flr: Offer, af_flr: Offer, pm: Offer) -> HostSnapshot:
+    """A host that could read the configuration space of one function."""
+    said = ResetCapabilities(device.address, flr, af_flr, pm, "0600")
+    return replace(host_of(device), reset_capabilities=(said,))
+
+
+def test_the_kernel_chooses_where_nobody_does() -> None:
+    assert reset(host_of(GPU)) == (ResetFunction(GPU.identity, None),)
+
+
+def test_a_method_is_chosen_for_this_time_alone() -> None:
+    choose = SetResetMethod(GPU.identity, before="flr bus", after="bus")
+    assert reset(host_of(GPU), "bus") == (
+        choose,
+        ResetFunction(GPU.identity, None),
+        choose.inverse(),
+    )
+    only = replace(GPU, reset_method=("bus",))
+    assert reset(host_of(only), "bus") == (ResetFunction(GPU.identity, None),)
+
+
+def test_a_reset_is_undone_by_looking_for_the_function() -> None:
+    assert ResetFunction(GPU.identity, None).inverse() == RequireAnswer(GPU.identity, None)
+
+
+def test_what_the_function_was_like_is_what_it_must_be_like_after() -> None:
+    (step,) = reset(saying(GPU, "yes", "absent", "no"))
+    assert step == ResetFunction(GPU.identity, "0600")
+
+
+def test_a_native_driver_is_told_of() -> None:
+    made = plan(host_of(GPU), Reset(GPU.address))
+    assert "stays on nvidia, which has to set it up again" in made.notes[0]
+    assert made.locks == ("group-4",)
+    bound = replace(GPU, driver="vfio-pci")
+    assert plan(host_of(bound), Reset(GPU.address)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("pm", r"pm: keeps its state \(NoSoftRst\)"),
+        ("af_flr", "af_flr: no Advanced Features capability"),
+        ("flr", "flr: not offered"),
+        ("acpi", "acpi: the firmware has no _RST"),
+        ("device_specific", "the kernel has no quirk"),
+        ("cxl_bus", "no CXL port"),
+    ],
+)
+def test_a_method_that_is_missing_is_refused_with_the_reason_and_those_there_are(
+    method: ResetMethod, words: str
+) -> None:
+    host = saying(replace(GPU, reset_method=("bus",)), "no", "absent", "no")
+    with pytest.raises(Refusal, match=words) as caught:
+        reset(host, method)
+    assert caught.value.hint == "it has bus"
+
+
+def test_what_the_function_offers_but_the_list_leaves_out_is_told() -> None:
+    host = saying(replace(GPU, reset_method=("bus",)), "yes", "absent", "no")
+    with pytest.raises(Refusal, match="reset_method leaves it out"):
+        reset(host, "flr")
+
+
+def test_what_was_not_read_is_not_guessed() -> None:
+    with pytest.raises(Refusal, match="its configuration space was not read"):
+        reset(host_of(GPU), "pm")
+
+
+def test_a_bus_with_other_functions_is_not_reset_though_it_is_listed() -> None:
+    host = host_of(GPU, AUDIO)
+    assert unavailable(host, GPU)["bus"] == "its bus carries 0000:04:00.1 too"
+    with pytest.raises(Refusal, match=r"by bus: its bus carries 0000:04:00\.1 too") as caught:
+        reset(host, "bus")
+    assert caught.value.hint == "it has flr"
+    assert reset(host) == (ResetFunction(GPU.identity, None),)
+
+
+def test_the_plan_and_the_refusal_name_the_same_methods() -> None:
+    gpu = replace(GPU, reset_method=("flr", "pm", "bus"))
+    host = host_of(gpu, AUDIO)
+    assert working(host, gpu) == ("flr", "pm")
+    assert plan(host, Reset(GPU.address)).summary == "reset 0000:04:00.0 by flr, pm"
+    with pytest.raises(Refusal) as caught:
+        reset(host, "bus")
+    assert caught.value.hint == "it has flr, pm"
+    old = host_of(replace(GPU, reset_method=()))
+    assert plan(old, Reset(GPU.address)).summary.endswith("by what the kernel finds")
+
+
+def test_a_device_elsewhere_is_no_neighbour() -> None:
+    elsewhere = [replace(pci_device(a), iommu_group=7) for a in ("0000:05:00.0", "0001:04:00.0")]
+    assert "bus" not in unavailable(host_of(GPU, *elsewhere), GPU)
+
+
+def test_a_root_bus_cannot_be_reset() -> None:
+    device = replace(GPU, bridge_path="pci0000:00", reset_method=("flr",))
+    assert unavailable(host_of(device), device)["bus"] == "a root bus cannot be reset"
+
+
+def test_where_no_method_works_all_reasons_are_told() -> None:
+    host = saying(replace(GPU, reset_method=("bus",)), "no", "absent", "no")
+    with pytest.raises(Refusal, match=r"cannot be reset: flr: .*; pm: .*; bus: ") as caught:
+        reset(replace(host, devices=(*host.devices, AUDIO)))
+    assert "whole slot" in caught.value.hint
+
+
+def test_a_kernel_that_tells_no_methods_is_left_to_try() -> None:
+    assert reset(host_of(replace(GPU, reset_method=()))) == (ResetFunction(GPU.identity, None),)
+
+
+def obstacles() -> list[tuple[HostSnapshot, str, Allowance | None]]:
+    user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
+    guest = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
+    bound = replace(GPU, driver="vfio-pci")
+    parent = replace(GPU, virtual_functions=(AUDIO.address,))
+    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
+    route = HostUse(GPU.address, "default-route", "eth0")
+    network = HostUse(GPU.address, "network", "interface eth0: part of br0")
+    return [
+        (replace(host_of(GPU), users=(user,)), r"open in gnome-shell \(PID 812\)", "in-use"),
+        (replace(host_of(bound), users=(guest,)), r"held by qemu-system-x86 \(PID 4711\)", None),
+        (
+            host_of(replace(GPU, is_boot_display=True, display_signs=("boot_vga",))),
+            "the console's display",
+            "boot-display",
+        ),
+        (
+            replace(host_of(GPU), host_uses=(disk,)),
+            "holds a disk that the host uses",
+            "mounted-disk",
+        ),
+        (replace(host_of(GPU), host_uses=(route,)), "default route", "default-route"),
+        (replace(host_of(GPU), host_uses=(network,)), "in use by the network", "in-use"),
+        (host_of(parent), "has 1 active virtual function", None),
+        (host_of(replace(GPU, header_type=1)), "is a bridge", None),
+        (host_of(replace(GPU, is_responsive=False)), "does not answer", None),
+    ]
+
+
+@pytest.mark.parametrize(("host", "reason", "allowance"), obstacles())
+def test_what_would_hurt_is_refused_and_its_own_flag_lifts_it(
+    host: HostSnapshot, reason: str, allowance: Allowance | None
+) -> None:
+    others: set[Allowance] = {"boot-display", "in-use", "mounted-disk", "default-route"}
+    with pytest.raises(Refusal, match=reason) as caught:
+        reset(host, None, *(others - {allowance}))
+    assert "--only" not in caught.value.hint
+    if allowance is not None:
+        assert f"--allow {allowance}" in caught.value.hint
+        assert reset(host, None, allowance)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.engine.planning import plan
+from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.pci.original_state import DriverState, Origin
+
+if TYPE_CHECKING:
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.snapshot.model import HostSnapshot
+
+GPU = pci_device()
+AUDIO = replace(pci_device("0000:04:00.1"), driver="snd_hda_intel", reset_method=("pm",))
+BOUND = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
+ORIGIN = Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+
+
+def bind(host: HostSnapshot, **options: Any) -> Plan:
+    return plan(host, replace(Bind((GPU.address,)), **options))
+
+
+def changes(made: Plan) -> list[ChangeDriver]:
+    return [step for step in made.steps if isinstance(step, ChangeDriver)]
+
+
+def test_nothing_is_pinned_unasked() -> None:
+    for step in changes(bind(host_of(GPU, AUDIO))):
+        assert step.after == DriverState("vfio-pci", "vfio-pci")
+
+
+def test_a_method_is_for_what_is_named_and_d3cold_for_the_slot() -> None:
+    gpu, audio = changes(bind(host_of(GPU, AUDIO), reset_method="flr", no_d3cold=True))
+    assert (gpu.after.reset_method, gpu.after.d3cold_allowed) == ("flr", False)
+    assert (audio.after.reset_method, audio.after.d3cold_allowed) == (None, False)
+    assert gpu.before == DriverState("nvidia", None, "on", "flr bus", d3cold_allowed=True)
+
+
+def test_pins_are_told_and_can_be_typed() -> None:
+    (step,) = changes(bind(host_of(GPU), reset_method="flr", no_d3cold=True))
+    assert step.describe().endswith(", d3cold_allowed 0, reset_method flr")
+    assert step.commands()[:2] == (
+        "echo 0 > /sys/bus/pci/devices/0000:04:00.0/d3cold_allowed",
+        "echo flr > /sys/bus/pci/devices/0000:04:00.0/reset_method",
+    )
+    assert step.inverse().commands()[0].startswith("echo 1 > ")
+    assert step.inverse().commands()[1].startswith("echo flr bus > ")
+
+
+def test_a_kernel_without_d3cold_is_not_asked_for_it() -> None:
+    host = host_of(replace(GPU, d3cold_allowed=None))
+    assert changes(bind(host, no_d3cold=True))[0].after.d3cold_allowed is None
+
+
+def test_a_method_that_the_function_has_not_is_refused_with_those_it_has() -> None:
+    with pytest.raises(Refusal, match=r"04:00\.0 .* cannot be reset by pm") as caught:
+        bind(host_of(GPU), reset_method="pm")
+    assert caught.value.hint == "it has flr, bus"
+
+
+def test_what_is_bound_already_is_pinned_where_its_record_can_restore_it() -> None:
+    host = replace(host_of(BOUND), origins=(ORIGIN,))
+    (step,) = changes(bind(host, no_d3cold=True))
+    assert step.before == replace(step.after, d3cold_allowed=True)
+    pinned = replace(host, devices=(replace(BOUND, d3cold_allowed=False),))
+    assert bind(pinned, no_d3cold=True).is_empty
+
+
+def test_what_somebody_else_bound_is_not_pinned_and_that_is_told() -> None:
+    made = bind(host_of(BOUND), no_d3cold=True)
+    assert made.is_empty
+    assert "vfiomgr unbind" in made.already[0]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.engine.load_module import LoadModule
+from vfiomgr.engine.planning import plan
+from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.requests import Unbind
+from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin, ReleaseDriver
+from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+
+GPU = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", power_control="auto")
+FIRST = DriverState("nvidia", "nvidia", "on")
+NOW = DriverState("vfio-pci", "vfio-pci", "auto", "flr bus", d3cold_allowed=True)
+ORIGIN = Origin(GPU.identity, FIRST, "nvidia", "boot")
+
+
+def unbind(host: HostSnapshot) -> tuple[object, ...]:
+    return plan(host, Unbind((GPU.address,))).steps
+
+
+def test_the_recorded_state_comes_back() -> None:
+    host = replace(host_of(GPU), origins=(ORIGIN,))
+    assert unbind(host) == (ChangeDriver(GPU.identity, NOW, FIRST), ForgetOrigin(ORIGIN))
+
+
+def test_a_driver_that_went_meanwhile_is_loaded_again() -> None:
+    host = replace(host_of(GPU), origins=(ORIGIN,), pci_drivers=("vfio-pci",))
+    assert unbind(host)[0] == LoadModule("nvidia", "nvidia")
+
+
+def test_a_function_that_had_no_driver_gets_none() -> None:
+    origin = replace(ORIGIN, state=DriverState(None, None, "on"))
+    host = replace(host_of(GPU), origins=(origin,))
+    assert unbind(host)[0] == ChangeDriver(GPU.identity, NOW, origin.state)
+
+
+def test_without_a_record_the_kernel_picks() -> None:
+    assert unbind(host_of(GPU)) == (ReleaseDriver(GPU.identity, NOW),)
+
+
+def test_a_record_of_an_earlier_boot_is_no_record() -> None:
+    host = replace(host_of(GPU), origins=(replace(ORIGIN, boot_id="earlier"),))
+    assert unbind(host) == (ReleaseDriver(GPU.identity, NOW),)
+
+
+def test_what_was_moved_back_by_hand_is_only_forgotten() -> None:
+    back = replace(GPU, driver="nvidia", driver_override="nvidia", power_control="on")
+    host = replace(host_of(back), origins=(ORIGIN,))
+    assert unbind(host) == (ForgetOrigin(ORIGIN),)
+
+
+def test_what_is_with_the_host_stays() -> None:
+    made = plan(host_of(pci_device()), Unbind((GPU.address,)))
+    assert made.is_empty
+    assert "is with the host already, on nvidia" in made.already[0]
+
+
+@pytest.mark.parametrize("node", ["/dev/vfio/4", "/dev/vfio/devices/vfio0"])
+def test_a_guest_that_holds_the_device_is_named(node: str) -> None:
+    held = replace(GPU, vfio_device="vfio0")
+    host = replace(host_of(held), users=(DeviceUser(node, 4711, "qemu-system-x86"),))
+    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
+        unbind(host)

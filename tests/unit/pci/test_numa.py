@@ -1,0 +1,105 @@
+"""NUMA nodes and processors as the kernel shows them, whole and with parts missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.host_files import put_topology
+from vfiomgr import api
+from vfiomgr.host.tree import HostTree
+from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode, read_topology
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.units import parse_numbers, write_numbers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 1 << 30
+NODES = (
+    NumaNode(0, (0, 1, 4, 5), 64 * GIB, 40 * GIB, (HugepagePool(1 << 21, 8, 3),), (10, 21, 32)),
+    NumaNode(1, (), 32 * GIB, 32 * GIB),
+    NumaNode(12, (2, 3), 0, 0),
+)
+
+
+def test_nodes_are_read_with_what_is_free_on_them(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    put_topology(tmp_path, HostTopology(NODES, (0, 4), (3,)))
+    assert read_topology(HostTree(tmp_path)) == HostTopology(NODES, (0, 4), (3,))
+
+
+def test_what_the_page_cache_gives_up_is_free(tmp_path: Path) -> None:
+    put_topology(tmp_path, HostTopology(NODES[:1]))
+    meminfo = tmp_path / "sys/devices/system/node/node0/meminfo"
+    lines = ("MemTotal: 100", "MemFree: 10", "Inactive(file): 4", "SReclaimable: 2", "Shmem: 50")
+    meminfo.write_text("".join(f"Node 0 {line} kB\n" for line in lines))
+    (node,) = read_topology(HostTree(tmp_path)).nodes
+    assert (node.memory_bytes, node.free_bytes) == (100 << 10, 16 << 10)
+
+
+def test_a_cpu_that_is_offline_is_none_to_pin_to(tmp_path: Path) -> None:
+    put_topology(tmp_path, HostTopology(NODES))
+    (tmp_path / "sys/devices/system/cpu/online").write_text("0-1,4\n")
+    nodes = read_topology(HostTree(tmp_path)).nodes
+    assert [node.cpus for node in nodes] == [(0, 1, 4), (), ()]
+
+
+def test_a_kernel_without_numa_has_no_nodes(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    assert read_topology(HostTree(tmp_path)) == HostTopology(())
+
+
+def test_a_scan_has_them_and_a_snapshot_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    put_topology(tmp_path, HostTopology(NODES, (0, 4), (3,)))
+    (tmp_path / "proc").mkdir()
+    cpu = "processor\t: 0\nvendor_id\t: GenuineIntel\naddress sizes\t: 46 bits physical, 48 bits\n"
+    (tmp_path / "proc/cpuinfo").write_text(f"{cpu}\n{cpu.replace('46', '39')}\n")
+    host = api.scan(HostTree(tmp_path))
+    assert host.topology == HostTopology(NODES, (0, 4), (3,))
+    assert (host.cpu_vendor, host.cpu_address_bits) == ("GenuineIntel", 46)
+    assert read_snapshot(write_snapshot(host), "host.json") == host
+
+
+@pytest.mark.parametrize(
+    ("lines", "architecture"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu vme\nflagship\t: 1", "x86_64"),
+        ("processor\t: 0\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41", "aarch64"),
+        ("processor\t: 0\nhart\t: 1\nisa\t: rv64imafdc", "riscv64"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported", "ppc64le"),
+        ("processor\t: 0\ncpu family\t: 6\nvendor_id\t: IBM/S390", None),
+    ],
+)
+def test_a_cpu_tells_its_architecture(tmp_path: Path, lines: str, architecture: str | None) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"{lines}\n\nprocessor\t: 1\n")
+    host = api.scan(HostTree(tmp_path))
+    assert host.architecture == architecture
+    assert read_snapshot(write_snapshot(host), "host.json") == host
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        (None, ()),
+        ("", ()),
+        ("0", (0,)),
+        ("0-2,8,10-11", (0, 1, 2, 8, 10, 11)),
+        ("3,1-2,2", (1, 2, 3)),
+        ("0-99999999", ()),
+        ("none", ()),
+    ],
+)
+def test_lists_of_numbers(text: str | None, numbers: tuple[int, ...]) -> None:
+    assert parse_numbers(text) == numbers
+
+
+@given(st.frozensets(st.integers(0, 300)))
+def test_a_written_list_reads_as_it_was(numbers: frozenset[int]) -> None:
+    assert parse_numbers(write_numbers(numbers)) == tuple(sorted(numbers))

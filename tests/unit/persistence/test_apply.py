@@ -1,0 +1,383 @@
+"""Persistence carried out on the fake kernel, with a fault at every operation; and the watch."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import workstation
+from tests.unit.engine.faults import EveryFault, Stories, told
+from vfiomgr import api
+from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
+from vfiomgr.host.accounts import ROOT_ONLY, NodeOwner
+from vfiomgr.passthrough import watch
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import HostPath, vfio_group_node
+from vfiomgr.pci.facts import read_driver_state, read_identity
+from vfiomgr.pci.hotplug import Arrival
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.apply import configure
+from vfiomgr.persistence.facts import rules_changed
+from vfiomgr.persistence.model import UNIT, render_rule, rule_file
+from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
+from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.persistence.model import PersistedBinding
+
+GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
+OWNER = NodeOwner("qemu:kvm", 64055, 107)
+PERSIST = Bind((GPU,), persist=True, owner=OWNER)
+NODE = vfio_group_node(10)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return prepared(tmp_path)
+
+
+def prepared(tmp_path: Path) -> FakeKernel:
+    kernel = workstation(tmp_path, vfio_loaded=True, has_cdev=True)
+    put(kernel, "/etc/initramfs-tools/initramfs.conf", "MODULES=dep\nFRAMEBUFFER=y\n")
+    put(kernel, "/etc/driverctl.d/0000:02:00.0", "vfio-pci\n")
+    return kernel
+
+
+def put(kernel: FakeKernel, path: str, text: str) -> None:
+    kernel.sysfs.make(HostPath(path).parent)
+    with open(kernel.sysfs.real(path), "w") as file:
+        file.write(text)
+
+
+def etc(kernel: FakeKernel) -> dict[str, str]:
+    """Every file below /etc that no process left half written."""
+    found = kernel.sysfs.picture("/etc")
+    return {p: t for p, t in found.items() if t != "/" and not p.endswith(".torn")}
+
+
+def driver(kernel: FakeKernel, address: PciAddress) -> str | None:
+    return read_driver_state(kernel, address).driver
+
+
+def test_persist_binds_and_writes_a_rule_for_each_function_of_the_slot(kernel: FakeKernel) -> None:
+    before = etc(kernel)
+    assert api.apply(PERSIST, tree=kernel).is_changed
+    host = api.scan(kernel)
+    assert [(b.address, b.driver, b.owner) for b in host.persisted] == [
+        (GPU, "vfio-pci", OWNER),
+        (AUDIO, "vfio-pci", OWNER),
+    ]
+    assert kernel.read_text(rule_file(GPU)) == render_rule(host.persisted[0])
+    assert os.stat(kernel.locate(HostPath("/etc/initramfs-tools/hooks/vfiomgr"))).st_mode & 0o111
+    assert not api.apply(PERSIST, tree=kernel).is_changed
+    api.apply(Unbind((GPU,), forget=True), tree=kernel)
+    assert etc(kernel) == before
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def test_the_owner_gets_group_node_and_cdev_and_a_new_node_is_roots_again(
+    kernel: FakeKernel,
+) -> None:
+    api.apply(replace(PERSIST, persist=False), tree=kernel)
+    nodes = {node.path: node.access for node in api.scan(kernel).nodes}
+    assert set(nodes) == {NODE, "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}
+    assert set(nodes.values()) == {OWNER.access}
+    assert not api.apply(replace(PERSIST, persist=False), tree=kernel).is_changed
+    api.apply(Unbind((GPU,)), tree=kernel)
+    assert kernel.access(NODE) is None
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert kernel.access(NODE) == ROOT_ONLY
+
+
+STORIES: Stories = {
+    "persist": ((), PERSIST),
+    "forget": ((PERSIST,), Unbind((GPU,), forget=True)),
+    "remove": ((PERSIST,), ForgetPersisted(every=True)),
+    "import": ((), ImportDriverctl()),
+}
+COURSES = told(STORIES, prepared)
+
+
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
+
+    courses = COURSES
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_after_a_power_cut_the_same_command_finishes(tmp_path: Path, name: str) -> None:
+    COURSES[name](tmp_path).assert_the_same_command_ends_all_power_cuts()
+
+
+def test_a_file_that_somebody_else_changed_is_not_overwritten(kernel: FakeKernel) -> None:
+    put(kernel, rule_file(GPU), "mine")
+    step = ReplaceFile(rule_file(GPU), None, "ours")
+    with pytest.raises(HostError, match="was changed meanwhile"):
+        configure(kernel, step)
+    assert kernel.read_text(rule_file(GPU)) == "mine"
+
+
+def test_the_initramfs_of_another_root_is_not_made_here(kernel: FakeKernel) -> None:
+    with pytest.raises(HostError, match="is not made from here") as caught:
+        configure(kernel, RebuildInitramfs(("update-initramfs", "-u")))
+    assert "run there: update-initramfs -u" in caught.value.hint
+
+
+def test_an_initramfs_that_cannot_be_made_undoes_all(kernel: FakeKernel) -> None:
+    before = etc(kernel)
+    with pytest.raises(RolledBack, match="is not made from here"):
+        api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
+    assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
+
+
+class Deaf:
+    """Programs of this machine that fail, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, *command: str, limit: float | None = 60) -> None:
+        """Fail as the real tree does."""
+        self.asked.append(" ".join(command))
+        assert limit is None or limit <= 10
+        message = f"{self.asked[-1]} ended with 1: no bus"
+        raise HostError(message, "run it by hand to see why")
+
+
+@pytest.fixture
+def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
+    """The fake kernel as the machine itself, with a systemd and a udevd that answer nobody."""
+    put(kernel, "/run/udev/control", "")
+    kernel.sysfs.make("/run/systemd/system")
+    monkeypatch.setattr(type(kernel), "is_machine", True)
+    monkeypatch.setattr("vfiomgr.passthrough.apply.UDEV_DEADLINE", 0.0)  # it makes no record either
+    programs = Deaf()
+    monkeypatch.setattr(kernel, "call", programs)
+    return programs
+
+
+MANAGED = replace(PERSIST, program="/usr/bin/vfiomgr")
+
+
+def test_a_reload_that_fails_is_told_and_undoes_nothing(kernel: FakeKernel, deaf: Deaf) -> None:
+    with pytest.warns(UserWarning, match="its reader was not told") as told:
+        api.apply(MANAGED, tree=kernel)
+    assert driver(kernel, GPU) == "vfio-pci"
+    assert {UNIT, rule_file(GPU), rule_file(AUDIO)} <= set(etc(kernel))
+    reload, daemon_reload = "udevadm control --reload", "systemctl daemon-reload"
+    start = f"systemctl --no-block start {UNIT.name}"
+    assert deaf.asked == [reload, reload, daemon_reload, start]
+    texts = [str(warning.message) for warning in told]
+    assert texts[-1] == (
+        f"{UNIT} is written, but its reader was not told: {start} ended with 1: no bus; "
+        "run it by hand to see why"
+    )
+
+
+def test_a_reload_that_fails_leaves_no_roll_back_incomplete(kernel: FakeKernel, deaf: Deaf) -> None:
+    before = etc(kernel)
+    with (
+        pytest.warns(UserWarning, match="its reader was not told") as told,
+        pytest.raises(RolledBack, match="update-initramfs -u -k all ended with 1") as caught,
+    ):
+        api.apply(replace(MANAGED, update_initramfs=True), tree=kernel)
+    assert caught.value.exit_code == 1
+    assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
+    assert f"systemctl --no-block stop {UNIT.name}" in deaf.asked
+    assert any(str(warning.message).startswith(f"{UNIT} is removed, but") for warning in told)
+
+
+def wait_for_ever(*_: object) -> None:
+    """Do as a tool does that takes longer than anybody waits."""
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, finish: bool
+) -> None:
+    kernel.stuck.really = True  # so that steps are carried out by children
+    monkeypatch.setattr("vfiomgr.persistence.apply._rebuild_initramfs", wait_for_ever)
+    monkeypatch.setattr("vfiomgr.engine.run.IMAGE_DEADLINE", 0.5)
+    before = etc(kernel)
+    with pytest.raises(RollbackIncomplete, match=r"has not ended within 0\.5 seconds") as caught:
+        api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
+    assert not isinstance(caught.value, StuckInKernel)
+    assert caught.value.message.startswith("update-initramfs -u -k all has not ended")
+    assert "kernel" not in caught.value.message
+    assert driver(kernel, GPU) == "vfio-pci"
+    (run,) = api.recover(tree=kernel, finish=finish)
+    assert run.step.startswith("make the initramfs anew")
+    assert (rule_file(GPU) in etc(kernel)) is finish
+    assert driver(kernel, GPU) == ("vfio-pci" if finish else "nvidia")
+    assert finish or etc(kernel) == before
+    assert api.recover(tree=kernel) == ()
+
+
+def test_a_reader_that_takes_longer_than_a_step_may_is_no_stuck_kernel(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.stuck.really = True
+    told = "vfiomgr.persistence.apply._tell_readers"
+    monkeypatch.setattr(told, lambda *_, **__: time.sleep(3.5))
+    assert api.apply(PERSIST, tree=kernel, deadline=3.0).is_changed
+    assert rule_file(GPU) in etc(kernel)
+
+
+class Story:
+    """Both halves of a watch on a fake kernel, and what it said and wanted to be put right."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.notes: list[str] = []
+        self.lost: list[PersistedBinding] = []
+        self.kernel = kernel
+        self.quick = watch.Quick(kernel)
+        self.thorough = watch.Thorough(kernel, self.notes.append, self._correct)
+
+    def _correct(self, bindings: Sequence[PersistedBinding]) -> None:
+        self.lost += bindings
+
+    def arrive(self, *, device_id: str | None = None) -> PciAddress | None:
+        """The kernel announces the GPU."""
+        found = read_identity(self.kernel, GPU)
+        assert found is not None
+        arrival = Arrival(
+            GPU,
+            found.vendor_id,
+            device_id or found.device_id,
+            found.subsystem_id,
+            found.class_code,
+            found.bridge_path,
+        )
+        return self.quick.arrived(arrival)
+
+
+@pytest.fixture
+def story(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(watch, "SETTLE", 0.0)
+    api.apply(PERSIST, tree=kernel)
+    kernel.unplug(str(GPU))
+    kernel.plug(str(GPU))
+    assert driver(kernel, GPU) == "nvidia"
+    return Story(kernel)
+
+
+def test_what_arrives_gets_its_override_at_once(story: Story) -> None:
+    assert story.arrive() == GPU
+    assert story.kernel.override_of(str(GPU)) == "vfio-pci"
+
+
+def test_another_device_that_arrives_is_left_alone(story: Story) -> None:
+    assert story.arrive(device_id="2222") is None
+    assert story.kernel.override_of(str(GPU)) is None
+
+
+def test_a_function_that_vanishes_again_is_no_trouble(story: Story) -> None:
+    story.kernel.fail_writes("driver_override", errno.ENOENT)
+    assert story.arrive() == GPU
+    story.kernel.unplug(str(GPU))
+    story.thorough.arrived([GPU])
+    story.thorough.settle()
+    assert (story.notes, story.lost) == ([], [])
+
+
+def test_what_a_host_driver_took_first_is_to_be_put_right_once(story: Story) -> None:
+    story.thorough.arrived([GPU, AUDIO])
+    story.thorough.settle()
+    story.thorough.settle()
+    assert [binding.address for binding in story.lost] == [GPU]
+    assert story.notes == ["0000:01:00.0 came to nvidia", "0000:01:00.1 came to vfio-pci"]
+
+
+def test_nothing_is_looked_at_while_more_arrives(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SETTLE", 60.0)
+    story.thorough.arrived([GPU])
+    story.thorough.settle()
+    assert story.notes == []
+
+
+def test_a_rule_that_is_removed_counts_no_more(story: Story) -> None:
+    before = rules_changed(story.kernel)
+    api.apply(ForgetPersisted((GPU,)), tree=story.kernel)
+    assert rules_changed(story.kernel) != before
+    story.quick.refresh()
+    assert story.arrive() is None
+    story.thorough.arrived([GPU])
+    story.thorough.settle()
+    assert story.notes == []
+
+
+def test_the_first_watch_of_a_boot_looks_at_all_functions(story: Story) -> None:
+    story.thorough.sweep()
+    story.thorough.settle()
+    assert [binding.address for binding in story.lost] == [GPU]
+    again = Story(story.kernel)
+    again.thorough.sweep()
+    again.thorough.settle()
+    assert again.lost == []
+
+
+def test_what_was_lost_is_bound_and_told(story: Story) -> None:
+    watch.put_right(
+        [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
+    )
+    assert driver(story.kernel, GPU) == "vfio-pci"
+    assert story.notes == ["0000:01:00.0 put on vfio-pci"]
+
+
+def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None:
+    story.kernel.sysfs.make("/proc/812/fd")
+    story.kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
+    watch.put_right(
+        [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
+    )
+    assert driver(story.kernel, GPU) == "nvidia"
+    assert "is open in" in story.notes[0]
+
+
+@pytest.mark.parametrize("kind", [RolledBack, RollbackIncomplete])
+def test_an_interrupted_correction_ends_the_watch(
+    story: Story, kind: type[VfiomgrError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        message = "interrupted"
+        raise kind(message) from KeyboardInterrupt()
+
+    monkeypatch.setattr(watch, "carry_out", interrupted)
+    bindings = [api.scan(story.kernel).persisted[0]]
+    with pytest.raises(kind):
+        watch.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
+    assert story.notes == []
+
+
+def test_recover_takes_rules_back_after_a_reboot_too(kernel: FakeKernel) -> None:
+    before = etc(kernel)
+    kernel.kill(at=operation_number(kernel, "replace", rule_file(GPU)), after=True)
+    with pytest.raises(PowerCut):
+        api.apply(PERSIST, tree=kernel)
+    kernel.reboot()
+    assert kernel.read_text(rule_file(GPU)) is not None
+    assert len(api.recover(tree=kernel)) == 1
+    assert etc(kernel) == before
+    assert driver(kernel, GPU) == "nvidia"
+
+
+def operation_number(kernel: FakeKernel, kind: str, path: str) -> int:
+    """When, counted from now, a run of PERSIST comes to an operation; found on a twin host."""
+    twin = prepared(Path(kernel.root).parent / "twin")
+    before = len(twin.operations)
+    api.apply(PERSIST, tree=twin)
+    done = [(operation.kind, operation.path) for operation in twin.operations[before:]]
+    return done.index((kind, path)) + 1  # type: ignore[arg-type]

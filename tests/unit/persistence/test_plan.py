@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.engine.planning import plan
+from vfiomgr.host.accounts import ROOT_ONLY, NodeAccess, NodeOwner
+from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.paths import vfio_group_node
+from vfiomgr.persistence.model import (
+    HOOKS,
+    UNIT,
+    Initramfs,
+    PersistedBinding,
+    render_rule,
+    render_unit,
+    rule_file,
+)
+from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
+from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.snapshot.model import HostSnapshot, NodeFact
+
+if TYPE_CHECKING:
+    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.steps import Step
+
+GPU = pci_device()
+BOUND = replace(GPU, driver="vfio-pci", driver_override="vfio-pci", driver_module="vfio_pci")
+OWNER = NodeOwner("qemu", 64055)
+BINDING = PersistedBinding(GPU.identity, "vfio-pci", "vfio_pci")
+RULE = TextFile(rule_file(GPU.address), render_rule(BINDING))
+BIND = Bind((GPU.address,), persist=True)
+GRAPHICS = Initramfs("initramfs-tools", (), ("03",))
+HOOK = HOOKS["initramfs-tools"]
+
+
+def host_with(*files: TextFile, bound: bool = True, **facts: Any) -> HostSnapshot:
+    facts = {"has_systemd": True} | facts
+    return replace(host_of(BOUND if bound else GPU), files=files, **facts)
+
+
+def kept(host: HostSnapshot, intent: Intent) -> list[Step]:
+    kinds = ReplaceFile | RebuildInitramfs | SetNodeAccess
+    return [step for step in plan(host, intent).steps if isinstance(step, kinds)]
+
+
+def test_a_rule_is_written_after_the_function_has_moved() -> None:
+    steps = plan(host_with(bound=False), BIND).steps
+    assert steps[-1] == ReplaceFile(RULE.path, None, RULE.text)
+    assert len(steps) > 1
+
+
+def test_what_is_bound_already_is_persisted_too_and_a_second_run_does_nothing() -> None:
+    assert kept(host_with(), BIND) == [ReplaceFile(RULE.path, None, RULE.text)]
+    made = plan(host_with(RULE), BIND)
+    assert made.is_empty
+    assert f"{GPU} is persisted already" in made.already
+
+
+def test_without_persist_nothing_is_written() -> None:
+    assert kept(host_with(bound=False), replace(BIND, persist=False)) == []
+
+
+def test_one_writer_of_rules_at_a_time() -> None:
+    assert plan(host_with(), BIND).locks == ("group-4", "persistence")
+
+
+def test_the_rule_of_another_device_is_replaced_and_told() -> None:
+    other = PersistedBinding(replace(GPU.identity, device_id="2222"), "vfio-pci", "vfio_pci", OWNER)
+    old = TextFile(RULE.path, render_rule(other))
+    made = plan(host_with(old), BIND)
+    assert made.steps == (ReplaceFile(RULE.path, old.text, RULE.text),)
+    assert "the rule of another device, 0000:04:00.0 [10de:2222 10de:157e], is replaced" in (
+        made.notes
+    )
+
+
+def test_a_rule_keeps_its_owner_until_another_is_named() -> None:
+    owned = TextFile(RULE.path, render_rule(replace(BINDING, owner=OWNER)))
+    assert plan(host_with(owned), BIND).is_empty
+    (_, changed) = kept(
+        host_with(owned, nodes=(NodeFact("/dev/vfio/4", OWNER.access),)),
+        replace(BIND, owner=NodeOwner("other", 7)),
+    )
+    assert changed == ReplaceFile(
+        RULE.path, owned.text, render_rule(replace(BINDING, owner=NodeOwner("other", 7)))
+    )
+
+
+def test_the_service_is_written_where_systemd_runs_it() -> None:
+    program = "/usr/bin/vfiomgr"
+    unit = ReplaceFile(UNIT, None, render_unit(program))
+    assert unit in kept(host_with(), replace(BIND, program=program))
+    bare = plan(host_with(has_systemd=False), replace(BIND, program=program))
+    assert unit not in bare.steps
+    assert "no systemd here" in " ".join(bare.notes)
+
+
+def test_the_initramfs_gets_the_rules_where_it_brings_the_driver() -> None:
+    made = plan(host_with(bound=False, initramfs=GRAPHICS), BIND)
+    hook = made.steps[-1]
+    assert isinstance(hook, ReplaceFile)
+    assert (hook.path, hook.before, hook.mode) == (HOOK, None, 0o755)
+    assert "make it anew with update-initramfs -u -k all" in made.notes[-1]
+    rebuilt = plan(host_with(bound=False, initramfs=GRAPHICS), replace(BIND, update_initramfs=True))
+    assert rebuilt.steps[-1] == RebuildInitramfs(("update-initramfs", "-u", "-k", "all"))
+
+
+def test_an_initramfs_that_brings_other_drivers_is_left_alone() -> None:
+    image = Initramfs("initramfs-tools", ("ahci",), ("01",))
+    made = plan(host_with(bound=False, initramfs=image), replace(BIND, update_initramfs=True))
+    assert not [step for step in made.steps if isinstance(step, RebuildInitramfs)]
+    assert HOOK not in [getattr(step, "path", None) for step in made.steps]
+
+
+@pytest.mark.parametrize("module", ["nvidia", "vfio_pci"])
+def test_a_module_that_the_initramfs_names_counts(module: str) -> None:
+    image = Initramfs("dracut", (module,))
+    assert HOOKS["dracut"] in [
+        getattr(step, "path", None)
+        for step in plan(host_with(bound=False, initramfs=image), BIND).steps
+    ]
+
+
+def test_mkinitcpio_without_fragments_is_advised() -> None:
+    image = Initramfs("mkinitcpio", ("nvidia",), reads_fragments=False)
+    made = plan(host_with(bound=False, initramfs=image), BIND)
+    assert f"FILES+=({RULE.path})" in made.notes[-1]
+    assert "mkinitcpio -P" in made.notes[-1]
+
+
+def test_a_driver_that_is_built_in_is_told() -> None:
+    built_in = replace(GPU, driver="simpledrm", driver_module=None)
+    made = plan(replace(host_of(built_in), has_systemd=True), BIND)
+    assert "no module of simpledrm is seen: if it is built into the kernel" in " ".join(made.notes)
+
+
+def test_an_owner_gets_the_node_and_is_told_how_long() -> None:
+    made = plan(host_with(bound=False), replace(BIND, persist=False, owner=OWNER))
+    assert made.steps[-1] == SetNodeAccess(GPU.identity, 4, ROOT_ONLY, OWNER.access)
+    assert "--persist keeps it" in made.notes[-1]
+
+
+def test_a_node_that_belongs_to_somebody_else_is_given_over_and_back() -> None:
+    theirs = NodeAccess(7, 7, 0o660)
+    host = host_with(nodes=(NodeFact(vfio_group_node(4), theirs),))
+    (step,) = kept(host, replace(BIND, persist=False, owner=OWNER))
+    assert isinstance(step, SetNodeAccess)
+    assert (step.before, step.after) == (theirs, OWNER.access)
+    assert step.inverse().after == theirs
+    own = host_with(nodes=(NodeFact(vfio_group_node(4), OWNER.access),))
+    assert plan(own, replace(BIND, persist=False, owner=OWNER)).is_empty
+
+
+def test_unbind_tells_of_the_rule_or_forgets_it() -> None:
+    told = plan(host_with(RULE), Unbind((GPU.address,)))
+    assert "vfiomgr persist remove 0000:04:00.0" in told.notes[-1]
+    assert kept(host_with(RULE), Unbind((GPU.address,))) == []
+    steps = kept(host_with(RULE), Unbind((GPU.address,), forget=True))
+    assert steps == [ReplaceFile(RULE.path, RULE.text, None)]
+
+
+def test_the_last_rule_takes_hook_and_service_along() -> None:
+    hook, unit = TextFile(HOOK, "hook"), TextFile(UNIT, "unit")
+    host = host_with(RULE, hook, unit, initramfs=GRAPHICS)
+    made = plan(host, ForgetPersisted(every=True))
+    assert made.steps == (
+        ReplaceFile(RULE.path, RULE.text, None),
+        ReplaceFile(UNIT, "unit", None),
+        ReplaceFile(HOOK, "hook", None, 0o755),
+    )
+    assert "stays on vfio-pci until vfiomgr unbind" in made.notes[0]
+    assert "make it anew" in made.notes[-1]
+
+
+def test_forgetting_what_is_not_there_does_nothing() -> None:
+    assert plan(host_with(), ForgetPersisted(every=True)).already == ("nothing is persisted",)
+    made = plan(host_with(), ForgetPersisted((GPU.address,)))
+    assert made.already == ("vfiomgr has no rule for 0000:04:00.0",)
+    assert made.is_empty
+
+
+def test_a_rule_that_cannot_be_read_can_still_be_removed() -> None:
+    broken = TextFile(RULE.path, "nothing")
+    made = plan(host_with(broken), ForgetPersisted((GPU.address,)))
+    assert made.steps == (ReplaceFile(RULE.path, "nothing", None),)
+
+
+def driverctl(name: str, driver: str) -> TextFile:
+    return TextFile(f"/etc/driverctl.d/{name}", f"{driver}\n")
+
+
+def test_driverctl_is_noted_and_taken_over_where_it_is_for_vfio() -> None:
+    ours = driverctl("0000:04:00.0", "vfio-pci")
+    absent, other = driverctl("0000:09:00.0", "vfio-pci"), driverctl("0000:05:00.0", "nouveau")
+    second = replace(pci_device("0000:05:00.0"), iommu_group=5)
+    host = replace(host_of(BOUND, second), files=(ours, absent, other), has_systemd=True)
+    assert "vfiomgr persist import" in plan(host, replace(BIND, persist=False)).notes[0]
+    made = plan(host, ImportDriverctl())
+    assert made.steps == (
+        ReplaceFile(RULE.path, None, RULE.text),
+        ReplaceFile(ours.path, ours.text, None),
+    )
+    why = "there is no device now whose identity could be recorded"
+    assert made.notes == (
+        "0000:05:00.0 stays with driverctl: nouveau is no VFIO driver",
+        f"0000:09:00.0 stays with driverctl: {why}",
+    )
+    left = replace(host, files=(absent, other))
+    assert plan(left, ImportDriverctl()).is_empty

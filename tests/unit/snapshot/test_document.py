@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.check.model import (
+    DeviceNode,
+    Distribution,
+    FirmwareFramebuffer,
+    KernelModule,
+    MemlockLimit,
+    ModuleSetting,
+    Readiness,
+)
+from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.yaml_json import API_VERSION
+from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.pci.model import Bar, PciAddress
+from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
+
+
+def readiness() -> Readiness:
+    return Readiness(
+        modules=(KernelModule("vfio", "built-in", ("x",), {"a": "Y"}), KernelModule("mdev", None)),
+        module_settings=(
+            ModuleSetting("/etc/modprobe.d/a.conf", "options", "vfio_pci", "ids=1:2"),
+        ),
+        config_source="/proc/config.gz",
+        config={"IOMMUFD": "n"},
+        has_dev=True,
+        nodes=(DeviceNode("/dev/vfio/vfio", 0o666, "root:root"),),
+        has_acpi_tables=True,
+        dmar_flags=1,
+        iommu_ecaps={"dmar0": 0xF020DF},
+        interrupt_chips=("IR-PCI-MSI",),
+        lockdown="none",
+        secure_boot=False,
+        framebuffers=(FirmwareFramebuffer("efifb", PciAddress(0, 4, 0, 0)),),
+        memlock=(MemlockLimit("user qemu", "user", "hard memlock 1", False, "/etc/x"),),  # noqa: FBT003
+        distribution=Distribution("debian", "Debian 12", ("apt-get",)),
+        has_driver_override=True,
+    )
+
+
+def full_host() -> HostSnapshot:
+    gpu = dataclasses.replace(
+        pci_device(),
+        virtual_functions=(PciAddress(0, 4, 0, 4),),
+        bars=(Bar(0, 0x9000_0000, 1 << 24, is_memory=True, is_64bit=False, is_prefetchable=False),),
+    )
+    types = (describe_type("nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci"),)
+    origin = Origin(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    return dataclasses.replace(
+        host_of(gpu),
+        vgpu_parents=(
+            VgpuParent("0000:04:00.4", "/x", "mdev", "nvidia", "0000:04:00.0", types, (3,)),
+        ),
+        vgpus=(Vgpu("u-u-i-d", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None),),
+        origins=(origin,),
+        users=(DeviceUser("/dev/vfio/4", 17, "qemu"),),
+        readiness=readiness(),
+        gpu_modes=(GpuMode("0000:04:00.0", heterogeneous=None, mig=False, framebuffer=16384),),
+        vgpu_marks=(TextFile("/run/vfiomgr/vgpus/u-u-i-d", "0000:04:00.4 nvidia-1\n"),),
+    )
+
+
+def test_a_snapshot_is_read_back_as_it_was_written() -> None:
+    host = full_host()
+    assert read_snapshot(write_snapshot(host), "host.json") == host
+
+
+def test_a_snapshot_is_read_back_from_yaml_too() -> None:
+    host = full_host()
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(json.loads(write_snapshot(host)), text)
+    assert read_snapshot(text.getvalue(), "host.yaml") == host
+
+
+def test_a_field_of_yaml_that_does_not_fit_is_named_with_its_place() -> None:
+    text = f"kind: HostSnapshot\napi_version: {API_VERSION}\niommu: {{units: 7}}"
+    with pytest.raises(InvalidDocument, match=r"host\.yaml: kernel_release: Field required"):
+        read_snapshot(text, "host.yaml")
+
+
+def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
+    document = json.loads(write_snapshot(full_host()))
+    document["devices"][0]["address"] = "zz:00.0"
+    with pytest.raises(InvalidDocument, match=r"host\.json: devices\.0\.address: .*zz:00\.0"):
+        read_snapshot(json.dumps(document), "host.json")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        [],
+        ["devices", 0],
+        ["origins", 0, "state"],
+        ["readiness"],
+        ["readiness", "modules", 0],
+        ["readiness", "framebuffers", 0],
+    ],
+)
+def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
+    document = json.loads(write_snapshot(full_host()))
+    part = document
+    for key in place:
+        part = part[key]
+    part["colour"] = "red"
+    with pytest.raises(InvalidDocument, match="colour"):
+        read_snapshot(json.dumps(document), "host.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
+        ("", "not a document of kind HostSnapshot"),
+        ("kind: DeviceList", "not a document of kind HostSnapshot"),
+        ("kind: HostSnapshot\napi_version: vfiomgr/v9", "vfiomgr/v9"),
+        ("kind: [", r"not YAML: .*: line 1 column \d+"),
+        ("kind: a\nkind: b", "not YAML: found duplicate key"),
+        ("kind: 2026-02-30", "not YAML: day"),
+        ("kind: !!python/name:os.system", "not YAML: could not determine a constructor"),
+        ("---\nkind: a\n---\nkind: b", "not YAML: but found another document"),
+        ("[]", "not a document of kind HostSnapshot"),
+        ('{"kind": "DeviceList"}', "not a document of kind HostSnapshot"),
+        ('{"kind": "HostSnapshot", "api_version": "vfiomgr/v9"}', "vfiomgr/v9"),
+    ],
+)
+def test_other_documents_are_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidDocument, match=why) as caught:
+        read_snapshot(text, "host.json")
+    assert caught.value.exit_code == 65
+
+
+def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
+    physical = pci_device()
+    audio = pci_device("0000:04:00.1")
+    virtual = dataclasses.replace(
+        pci_device("0000:04:00.4"), physical_function=physical.address, iommu_group=9
+    )
+    host = host_of(physical, audio, virtual)
+    assert host.slot(virtual) == (virtual,)
+    assert host.slot(physical) == (physical, audio)
+
+
+def test_an_origin_of_another_boot_or_another_device_is_not_this_devices() -> None:
+    gpu = pci_device()
+    origin = Origin(gpu.identity, DriverState("nvidia", None), "nvidia", "boot")
+    assert dataclasses.replace(host_of(gpu), origins=(origin,)).origin(gpu) == origin
+    rebooted = dataclasses.replace(host_of(gpu), origins=(origin,), boot_id="next")
+    assert rebooted.origin(gpu) is None
+    exchanged = dataclasses.replace(gpu, device_id="2204")
+    assert dataclasses.replace(host_of(exchanged), origins=(origin,)).origin(exchanged) is None
+
+
+def test_an_unknown_address_is_an_error() -> None:
+    with pytest.raises(UnknownDevice, match=r"0000:99:00\.0"):
+        host_of(pci_device()).device(PciAddress.parse("0000:99:00.0"))

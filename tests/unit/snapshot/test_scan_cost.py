@@ -1,0 +1,125 @@
+"""What a scan asks of the host: so much for each function, however many there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from benchmarks.trees import BLOCK, make_tree
+from tests.fakes.vgpu_trees import make_vgpu_tree
+from vfiomgr.api import scan
+from vfiomgr.host.tree import HostTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.paths import HostPath
+
+
+class Counting(HostTree):
+    """A tree that counts what is asked of it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.asked: Counter[str] = Counter()
+        self.places: Counter[tuple[str, str]] = Counter()
+
+    def _count(self, question: str, path: HostPath) -> None:
+        self.asked[question] += 1
+        self.places[question, path] += 1
+
+    def read_bytes(self, path: HostPath, limit: int = 4096) -> bytes | None:
+        """Count a file."""
+        self._count("read", path)
+        return super().read_bytes(path, limit)
+
+    def read_whole(self, path: HostPath) -> bytes | None:
+        """Count a long file."""
+        self._count("long", path)
+        return super().read_whole(path)
+
+    def read_text(self, path: HostPath, limit: int = -1) -> str | None:
+        """Count a text of any length."""
+        self._count("text", path)
+        return super().read_text(path, limit)
+
+    def link(self, path: HostPath) -> str | None:
+        """Count a link."""
+        self._count("link", path)
+        return super().link(path)
+
+    def resolve(self, path: HostPath) -> HostPath | None:
+        """Count a path whose links are followed."""
+        self._count("resolve", path)
+        return super().resolve(path)
+
+    def children(self, path: HostPath) -> list[str]:
+        """Count a directory."""
+        self._count("directory", path)
+        return super().children(path)
+
+    def exists(self, path: HostPath) -> bool:
+        """Count a question."""
+        self._count("question", path)
+        return super().exists(path)
+
+
+def asked_of(root: Path, functions: int) -> Counter[str]:
+    make_tree(str(root), functions)
+    tree = Counting(root)
+    assert len(scan(tree, HostTree(root)).devices) == functions
+    return tree.asked
+
+
+def test_each_function_more_costs_the_same_few_calls(tmp_path: Path) -> None:
+    one, two, three = (asked_of(tmp_path / str(n), n * BLOCK) for n in (1, 2, 3))
+    assert two - one == three - two
+    assert (two - one).total() <= BLOCK * 26
+
+
+def put_mdev(root: Path, parent: str, uuid: str) -> None:
+    place = (root / "sys/bus/pci/devices" / parent).resolve()
+    device = place / uuid
+    device.mkdir()
+    (device / "mdev_type").symlink_to("../mdev_supported_types/nvidia-558")
+    link = root / "sys/bus/mdev/devices" / uuid
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(f"../../../../{device.relative_to(root)}")
+
+
+@pytest.mark.parametrize("family", ["mdev-sriov", "vendor"])
+def test_what_vgpus_there_are_and_can_be_takes_one_look_at_each_file(
+    tmp_path: Path, family: Literal["mdev-sriov", "vendor"]
+) -> None:
+    make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20, family=family)
+    if family == "mdev-sriov":
+        put_mdev(tmp_path, "0000:11:00.4", "f715f63c-0d00-4007-9c5a-b07b0c6c05de")
+    tree = Counting(tmp_path)
+    host = scan(tree, HostTree(tmp_path), with_gpu_modes=True)
+    assert len(host.vgpu_parents) == 8
+    assert [(vgpu.parent, vgpu.type_name) for vgpu in host.vgpus] == (
+        [("0000:11:00.4", "NVIDIA A40-2Q")] if family == "mdev-sriov" else []
+    )
+    assert {place: count for place, count in tree.places.items() if count > 1} == {}
+
+
+def test_a_tree_is_made_of_whole_blocks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no multiple of 64"):
+        make_tree(str(tmp_path), 65)
+
+
+def test_a_made_tree_is_a_host_like_others(tmp_path: Path) -> None:
+    make_tree(str(tmp_path), 2 * BLOCK)
+    host = scan(HostTree(tmp_path))
+    assert [len(host.group_members(group.number)) for group in host.groups] == [1] * 128
+    adapter = host.devices[64 + 3]
+    assert str(adapter.address) == "0001:02:00.0"
+    assert len(adapter.virtual_functions) == adapter.sriov_numvfs == 60
+    assert {d.physical_function for d in host.devices[68:]} == {adapter.address}
+    assert {d.driver_module for d in host.devices} == {
+        *("pcieport", "nvidia", "snd_hda_intel", "ice", "iavf")
+    }
+    assert all(device.is_responsive and device.bars for device in host.devices)
+    assert [device.header_type for device in host.devices[:4]] == [1, 0, 0, 0]

@@ -1,0 +1,306 @@
+"""Processes that have device nodes open: their units, disks below volumes, what cannot be seen."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from tests.unit.host_files import tree_of
+from vfiomgr.host import bounded
+from vfiomgr.host.tree import HostTree
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.users import read_holders, read_users
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.paths import HostPath
+
+DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
+MACHINE = "0::/machine.slice/machine-qemu-3-win.scope/libvirt/emulator"
+SESSION = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-steam.scope"
+
+
+def test_who_where_and_in_which_unit(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        f"""
+        proc/1/comm: systemd
+        proc/1/fd/0 -> /dev/null
+        proc/812/comm: qemu-system-x86
+        proc/812/cgroup: {MACHINE}
+        proc/812/fd/3 -> /dev/vfio/12
+        proc/812/fd/4 -> /dev/vfio/12
+        proc/813/comm: steam
+        proc/813/cgroup: {SESSION}
+        proc/813/fd/9 -> /dev/dri/renderD128
+        proc/814/comm: bash
+        proc/814/cgroup: 0::/
+        proc/814/fd/9 -> /dev/nvidia0
+        """,
+    )
+    assert [str(user) for user in read_users(tree) or ()] == [
+        "qemu-system-x86 (PID 812, machine-qemu-3-win.scope)",
+        "steam (PID 813, app-steam.scope)",
+        "bash (PID 814)",
+    ]
+
+
+def test_a_mapping_holds_a_node_without_a_descriptor(tmp_path: Path) -> None:
+    nodes = "rw-s 00000000 00:05 600"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        proc/7/comm: cuda
+        proc/7/fd/0 -> /dev/null
+        proc/7/maps: 7f00-7f01 {nodes}    /dev/nvidia0\\n7f02-7f03 {nodes}   /dev/shm/x
+        proc/8/comm: gone
+        proc/8/fd/0 -> /dev/null
+        proc/8/maps: 7f00-7f01 {nodes}    /dev/dri/card1 (deleted)\\n7f02-7f03 {nodes}
+        proc/9/comm: both
+        proc/9/fd/0 -> /dev/nvidia0
+        proc/9/maps: 7f00-7f01 {nodes}    /dev/nvidia0
+        proc/10/comm: kernel-thread
+        proc/10/maps: 7f00-7f01 {nodes}    /dev/nvidia0
+        """,
+    )
+    (tmp_path / "proc/10/fd").mkdir()
+    assert [(user.pid, user.node) for user in read_users(tree) or ()] == [
+        (7, "/dev/nvidia0"),
+        (8, "/dev/dri/card1"),
+        (9, "/dev/nvidia0"),
+    ]
+
+
+def test_nodes_of_infiniband_are_watched(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/7/comm: ib_write_bw
+        proc/7/fd/3 -> /dev/infiniband/uverbs0
+        """,
+    )
+    assert [user.node for user in read_users(tree) or ()] == ["/dev/infiniband/uverbs0"]
+
+
+def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(HostTree):
+        can_hang = True
+
+        def read_whole(self, path: HostPath) -> bytes | None:
+            """As the real tree; the second process has its mappings locked."""
+            if path == "/proc/12/maps":
+                time.sleep(3600)
+            return super().read_whole(path)
+
+    for pid in (11, 12, 13):
+        tree_of(
+            tmp_path,
+            f"""
+            proc/{pid}/comm: p{pid}
+            proc/{pid}/fd/0 -> /dev/null
+            proc/{pid}/maps: 7f00-7f01 rw-s 00000000 00:05 600    /dev/nvidia0
+            """,
+        )
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    with pytest.warns(UserWarning, match="process 12 does not tell what it has mapped"):
+        users = read_users(Hanging(tmp_path))
+    assert [user.pid for user in users or ()] == [11]
+
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("-name\0guest=win,debug-threads=on\0-S", "win"),
+        ("-S\0-name\0debug-threads=on,guest=a,,b", "a,b"),
+        ("-name\0sandbox-7f3e,debug-threads=on", "sandbox-7f3e"),
+        ("--name\0plain", "plain"),
+        ("-name\0debug-threads=on", None),
+        ("-machine\0q35,name=x", None),
+        ("-name", None),
+        ("", None),
+    ],
+)
+def test_a_guest_is_called_as_qemu_was_told(
+    tmp_path: Path, arguments: str, name: str | None
+) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/812/comm: qemu-system-x86
+        proc/812/fd/3 -> /dev/vfio/12
+        proc/813/comm: steam
+        proc/813/fd/3 -> /dev/dri/card0
+        """,
+    )
+    for pid in (812, 813):
+        (tmp_path / f"proc/{pid}/cmdline").write_text(f"{QEMU}\0{arguments}\0")
+    guest, other = read_users(tree) or ()
+    assert (guest.pid, guest.guest) == (812, name)
+    assert str(guest).startswith(f"guest {name} (qemu" if name else "qemu-system-x86 (PID")
+    assert other.guest is None, "it has no node of VFIO"
+    assert read_holders(tree, {"/dev/vfio/12"}) == (guest,)
+
+
+def test_the_name_of_a_guest_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(HostTree):
+        can_hang = True
+
+        def read_whole(self, path: HostPath) -> bytes | None:
+            """As the real tree; the memory of the process is locked."""
+            if path == "/proc/12/cmdline":
+                time.sleep(3600)
+            return super().read_whole(path)
+
+    tree_of(tmp_path, "proc/12/fd/0 -> /dev/vfio/3\nproc/12/comm: qemu-system-x86")
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    (user,) = read_holders(Hanging(tmp_path), {"/dev/vfio/3"}) or ()
+    assert (user.pid, user.guest) == (12, None)
+
+
+def test_who_holds_certain_nodes_is_told_of_these_alone(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/7/comm: qemu-system-x86
+        proc/7/fd/3 -> /dev/vfio/12
+        proc/7/fd/4 -> /dev/vfio/devices/vfio2
+        proc/8/comm: other
+        proc/8/fd/3 -> /dev/vfio/13
+        """,
+    )
+    holders = read_holders(tree, {"/dev/vfio/12", "/dev/vfio/devices/vfio2"}) or ()
+    assert [(user.pid, user.node) for user in holders] == [
+        (7, "/dev/vfio/12"),
+        (7, "/dev/vfio/devices/vfio2"),
+    ]
+    assert read_holders(tree, {"/dev/vfio/14"}) == ()
+    assert read_holders(tree_of(tmp_path / "recorded", "sys/x: 1"), {"/dev/vfio/14"}) is None
+    assert read_holders(tree_of(tmp_path / "recorded", "sys/x: 1"), set()) == ()
+
+
+def disk_tree(root: Path, opened: str) -> HostTree:
+    return tree_of(
+        root,
+        f"""
+        {DISK}/nvme0n1p1/partition: 1
+        sys/class/block/nvme0n1p1 -> ../../../{DISK}/nvme0n1p1
+        sys/devices/virtual/block/dm-0/slaves/nvme0n1p1 -> ../../../../../../{DISK}/nvme0n1p1
+        sys/class/block/dm-0 -> ../../devices/virtual/block/dm-0
+        proc/77/comm: qemu-system-x86
+        proc/77/fd/5 -> {opened}
+        """,
+    )
+
+
+@pytest.mark.parametrize("opened", ["/dev/nvme0n1p1", "/dev/dm-0"])
+def test_a_disk_that_is_open_names_the_controller_below_it(tmp_path: Path, opened: str) -> None:
+    (user,) = read_users(disk_tree(tmp_path, opened)) or ()
+    assert user.functions == (PciAddress.parse("0000:03:00.0"),)
+
+
+class Machine(HostTree):
+    """A tree whose descriptors lead to devices, as those of the machine do."""
+
+    is_machine = True
+    numbers: ClassVar = {"/proc/77/fd/5": "b259:1", "/proc/77/fd/6": "c240:0"}
+
+    def device_of(self, path: HostPath) -> str | None:
+        """By process and descriptor."""
+        return self.numbers.get(path)
+
+
+def test_a_disk_that_a_guest_has_by_another_name_is_known_by_its_number(tmp_path: Path) -> None:
+    disk_tree(tmp_path, "/var/lib/storage")
+    (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
+    (user,) = read_users(Machine(tmp_path)) or ()
+    assert (user.node, user.pid) == ("/dev/nvme0n1p1", 77)
+    assert user.functions == (PciAddress.parse("0000:03:00.0"),)
+
+
+def test_the_generic_nodes_of_a_controller_name_it(tmp_path: Path) -> None:
+    controller = f"{DISK}/../ng0n1"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {DISK}/size: 1
+        {controller}/dev: 240:0
+        sys/class/nvme-generic/ng0n1 -> ../../../{controller}
+        proc/77/comm: smartctl
+        proc/77/fd/6 -> /dev/ng0n1
+        """,
+    )
+    (user,) = read_users(tree) or ()
+    assert user.functions == (PciAddress.parse("0000:03:00.0"),)
+    (tmp_path / "proc/77/fd/6").unlink()
+    (tmp_path / "proc/77/fd/6").symlink_to("/dev/other")
+    (user,) = read_users(Machine(tmp_path)) or ()
+    assert user.node == "/dev/ng0n1"
+
+
+def test_a_file_that_never_answers_is_taken_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(Machine):
+        can_hang = True
+
+        def device_of(self, path: HostPath) -> str | None:
+            """As the machine; one process has a file on a server that is gone."""
+            if path.startswith("/proc/76/"):
+                time.sleep(3600)
+            return super().device_of(path)
+
+    disk_tree(tmp_path, "/var/lib/storage")
+    tree_of(tmp_path, "proc/76/comm: cat\nproc/76/fd/3 -> /net/file")
+    (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    with pytest.warns(UserWarning, match="process 76 has a file open that does not answer"):
+        (user,) = read_users(Hanging(tmp_path)) or ()
+    assert user.pid == 77
+
+
+def test_files_on_servers_are_not_asked_what_they_are(tmp_path: Path) -> None:
+    class Asked(Machine):
+        def device_of(self, path: HostPath) -> str | None:
+            """As the machine; nobody waits for a server."""
+            assert not path.startswith("/proc/76/")
+            return super().device_of(path)
+
+    disk_tree(tmp_path, "/var/lib/storage")
+    lines = "70 1 0:50 / / rw - nfs4 srv:/root rw\n80 70 0:60 / /net rw - nfs4 srv:/x rw\n"
+    tree_of(tmp_path, "proc/76/comm: qemu\nproc/76/fd/3 -> /net/file\nproc/1/comm: init")
+    (tmp_path / "proc/1/mountinfo").write_text(lines)
+    (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
+    (user,) = read_users(Asked(tmp_path)) or ()
+    assert user.pid == 77
+
+
+def test_other_files_are_nobodys_business(tmp_path: Path) -> None:
+    assert read_users(disk_tree(tmp_path, "/dev/sda")) == ()
+
+
+def test_a_recording_tells_nothing(tmp_path: Path) -> None:
+    assert read_users(tree_of(tmp_path, "sys/nothing: 1")) is None
+
+
+def test_a_process_that_hides_its_files_makes_all_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = disk_tree(tmp_path, "/dev/dm-0")
+
+    def deny(_path: str) -> list[str]:
+        raise PermissionError
+
+    monkeypatch.setattr("vfiomgr.snapshot.users.os.listdir", deny)
+    monkeypatch.setattr(type(tree), "children", lambda _self, path: ["77"] * (path == "/proc"))
+    assert read_users(tree) is None
+    assert read_holders(tree, {"/dev/vfio/12"}) is None
