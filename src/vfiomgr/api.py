@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
+import vfiomgr.capabilities  # noqa: F401 - makes them known to the engine
 from vfiomgr.engine import transaction
-from vfiomgr.engine.planning import plan
 from vfiomgr.engine.privileges import require_rights
 from vfiomgr.engine.recovery import recover as end_runs
+from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.transaction import Options, Work, scan_for
 from vfiomgr.host.accounts import find_owner
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Allowance
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.requests import Intent
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.step import Step
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.model import Layout
@@ -133,7 +134,7 @@ def preflight(
 
 
 def apply(
-    intent: Intent,
+    intent: Request,
     *,
     tree: HostTree,
     reviewed: tuple[Step, ...] | None = None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.lab.topology import Topology
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.engine.worker import Result
     from vfiomgr.pci.original_state import DriverState
 
@@ -54,7 +54,7 @@ class Death:
     problem: str
 
 
-def deaths(name: str, intent: Intent, functions: Sequence[PciAddress]) -> Iterator[Death]:
+def deaths(name: str, intent: Request, functions: Sequence[PciAddress]) -> Iterator[Death]:
     """Die at every step of an intent on the host as it is, which is the same afterwards."""
     first = states(functions)
     for step in range(len(api.plan(api.scan(TREE, with_users=True), intent).steps)):
@@ -73,7 +73,7 @@ def states(functions: Sequence[PciAddress]) -> dict[PciAddress, DriverState]:
 def _problem(
     first: dict[PciAddress, DriverState],
     now: dict[PciAddress, DriverState],
-    intent: Intent,
+    intent: Request,
     *,
     died: bool,
 ) -> str:
@@ -90,12 +90,12 @@ def _problem(
     return "" if states(list(first)) == first else "as wanted, but the way back ends elsewhere"
 
 
-def dies(intent: Intent, step: int, moment: Moment) -> bool:
+def dies(intent: Request, step: int, moment: Moment) -> bool:
     """Apply in a child that ends with SIGKILL at a step; whether it did."""
     return _dies(intent, lambda _: step, moment)
 
 
-def _dies(intent: Intent, chosen: Callable[[int], int], moment: Moment) -> bool:
+def _dies(intent: Request, chosen: Callable[[int], int], moment: Moment) -> bool:
     """The same, at the step that is chosen by how many there are."""
     child = os.fork()
     if child == 0:
@@ -147,7 +147,7 @@ class Double:
 
 
 def doubles(
-    random: Random, pairs: Sequence[Sequence[Intent]], names: Sequence[PciAddress], count: int
+    random: Random, pairs: Sequence[Sequence[Request]], names: Sequence[PciAddress], count: int
 ) -> Iterator[Double]:
     """Random deaths of two runs, `count` times; the clock is set back in half of them.
 
@@ -171,7 +171,7 @@ def doubles(
         yield Double(f"{earlier.kind} {first}", second, set_back, recovered, problem)
 
 
-def _dies_somewhere(random: Random, intent: Intent) -> str | None:
+def _dies_somewhere(random: Random, intent: Request) -> str | None:
     """Die at a random step; where, or None where nothing was to be done."""
     share, moment = random.random(), random.choice(MOMENTS)
     died = _dies(intent, lambda steps: int(share * steps), moment)

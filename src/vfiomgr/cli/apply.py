@@ -10,7 +10,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.printable import printable
-from vfiomgr.engine.requests import wants_gpu_modes, wants_resets
+from vfiomgr.documents.yaml_json import to_jsonable
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Bind
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.session import Session
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.requests import Intent
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.step import Step
     from vfiomgr.snapshot.model import HostSnapshot
 
 update_initramfs_option = click.option(
@@ -31,7 +31,7 @@ update_initramfs_option = click.option(
 
 
 def plan_or_apply(
-    session: Session, intent: Intent, *, only_files: bool = False
+    session: Session, intent: Request, *, only_files: bool = False
 ) -> api.Outcome | None:
     """Print the plan of an intent with --dry-run (and return None); apply it otherwise.
 
@@ -46,8 +46,8 @@ def plan_or_apply(
         session.tell_of_cut_off_runs()
         host = session.host(
             with_users=True,
-            with_resets=wants_resets(intent),
-            with_gpu_modes=wants_gpu_modes(intent),
+            with_resets=intent.needs_resets,
+            with_gpu_modes=intent.needs_gpu_modes,
         )
         print_plan(session, api.plan(host, intent), not_checked(host, intent))
         return None
@@ -73,12 +73,12 @@ def tell_step(step: Step) -> None:
     note(f"  {step.describe()}")
 
 
-def not_checked(host: HostSnapshot, intent: Intent) -> tuple[str, ...]:
+def not_checked(host: HostSnapshot, intent: Request) -> tuple[str, ...]:
     """What a plan for this host could not look at, and what is missing for it."""
     return tuple(_not_checked(host, intent))
 
 
-def _not_checked(host: HostSnapshot, intent: Intent) -> Iterator[str]:
+def _not_checked(host: HostSnapshot, intent: Request) -> Iterator[str]:
     if host.users is None:
         yield "who holds the devices: only root of a running host sees it"
         if host.host_uses is not None:
@@ -126,7 +126,7 @@ def plan_body(plan: Plan) -> dict[str, object]:
             {
                 "description": step.describe(),
                 "commands": step.commands(),
-                **{name: getattr(step, name) for name in type(step).__dataclass_fields__},
+                **to_jsonable(step),
             }
             for step in plan.steps
         ],

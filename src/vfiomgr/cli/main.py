@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import vfiomgr.capabilities  # noqa: F401 - makes them known
 from vfiomgr import __version__
+from vfiomgr.capability import added_commands
 from vfiomgr.cli.output import note, note_text, print_error
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.errors import VfiomgrError
@@ -82,9 +84,14 @@ _PIPE_CLOSED = 141
 class _Commands(LazyGroup):
     """Those of the top: one that may change something can be interrupted."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Those of the table, then those that capabilities add."""
+        self._table = _COMMANDS | added_commands()
+        return super().list_commands(ctx)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name."""
-        if cmd_name in _COMMANDS and cmd_name not in _READING:
+        if cmd_name in self.list_commands(ctx) and cmd_name not in _READING:
             _be_interruptible()
         return super().get_command(ctx, cmd_name)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.definitions.model.gpu import GpuDefinition
     from vfiomgr.definitions.model.kept import DefinitionFacts
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.snapshot.model import HostSnapshot
 
 _BY_HAND = "run `vfiomgr vgpu restore --boot` at boot, once the drivers are loaded"

@@ -16,7 +16,6 @@ from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
 from vfiomgr.definitions.plan import canonical
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.service import RULE, SERVICE
-from vfiomgr.engine.steps import subject
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.commands.active import unseen_users, users_of
@@ -344,7 +343,7 @@ def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Allowance, ...
 def _changed(outcome: api.Outcome) -> list[str]:
     """The vGPUs that a run was about, without those that were as wanted."""
     steps = outcome.plan.steps if outcome.is_changed else ()
-    return list(dict.fromkeys(name for step in steps if (name := subject(step)) is not None))
+    return list(dict.fromkeys(name for step in steps if (name := step.subject) is not None))
 
 
 @click.command("restore")

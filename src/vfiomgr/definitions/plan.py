@@ -20,7 +20,9 @@ from vfiomgr.definitions.model.vgpu import (
     is_name,
     render_definition,
 )
+from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.definitions.model.vgpu import Attributes
-    from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
@@ -170,6 +171,7 @@ def _parameters(intent: DefineVgpu) -> str:
 LOCK = "vgpu-definitions"
 
 
+@plans(DefineVgpu)
 def plan_define(host: HostSnapshot, intent: DefineVgpu) -> Plan:
     """Keep what a vGPU is to be, and make sure that something starts it.
 
@@ -197,6 +199,7 @@ def plan_define(host: HostSnapshot, intent: DefineVgpu) -> Plan:
     )
 
 
+@plans(UndefineVgpu)
 def plan_undefine(host: HostSnapshot, intent: UndefineVgpu) -> Plan:
     """Forget definitions, those that cannot be read too."""
     parent = None if intent.parent is None else canonical(intent.parent)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vfiomgr.definitions.model.vgpu import Attributes
 from vfiomgr.diagnostic import Allowance
+from vfiomgr.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class DefineVgpu:
+class DefineVgpu(Request):
     """Keep what a vGPU is to be; what is None stays as it is defined, or as it is active."""
 
     name: str
@@ -23,9 +24,11 @@ class DefineVgpu:
     """Where vfiomgr itself is, for the service that starts vGPUs."""
     kind: Literal["define-vgpu"] = "define-vgpu"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
-class UndefineVgpu:
+class UndefineVgpu(Request):
     """Forget what vGPUs are to be; those that are active stay."""
 
     names: tuple[str, ...]
@@ -35,7 +38,7 @@ class UndefineVgpu:
 
 
 @dataclass(frozen=True, slots=True)
-class StartVgpu:
+class StartVgpu(Request):
     """Make vGPUs as they are defined."""
 
     names: tuple[str, ...]
@@ -44,9 +47,11 @@ class StartVgpu:
     """Those that were not there before: of a run that is to be finished."""
     kind: Literal["start-vgpu"] = "start-vgpu"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
-class StopVgpu:
+class StopVgpu(Request):
     """Remove vGPUs, and keep their definitions."""
 
     names: tuple[str, ...]
@@ -55,7 +60,7 @@ class StopVgpu:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreVgpus:
+class RestoreVgpus(Request):
     """Make all vGPUs that are defined to start by themselves, as far as they can be made."""
 
     parent: str | None = None
@@ -67,3 +72,5 @@ class RestoreVgpus:
     begun: tuple[str, ...] = ()
     """Those that were not there before: of a run that is to be finished."""
     kind: Literal["restore-vgpus"] = "restore-vgpus"
+
+    needs_gpu_modes: ClassVar[bool] = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.plan import canonical, parent_named
+from vfiomgr.definitions.requests import RestoreVgpus
 from vfiomgr.definitions.start import (
     absence_of,
     function_target,
@@ -16,6 +17,7 @@ from vfiomgr.definitions.start import (
 )
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.gpu import mode
 from vfiomgr.gpu.mode import gpu_locks
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.definitions.model.gpu import GpuDefinition
-    from vfiomgr.definitions.requests import RestoreVgpus
     from vfiomgr.definitions.start import Target
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -58,6 +59,7 @@ class Candidate:
         return f"vGPU {self.name} ({self.type} on {self.parent})" if self.type else self.name
 
 
+@plans(RestoreVgpus)
 def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
     """Bring about all that can be, and say why the rest cannot."""
     found = [
@@ -72,6 +74,7 @@ def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
     return replace(made, notes=(*made.notes, *notes))
 
 
+@resolves(RestoreVgpus)
 def settled(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
     """The intent with those that it makes, so that it can be finished after a crash."""
     names = (candidate.name for candidate in candidates(host, intent) if candidate.type)

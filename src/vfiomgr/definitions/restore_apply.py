@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.definitions.requests import RestoreVgpus
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.engine.transaction import Work
     from vfiomgr.snapshot.model import HostSnapshot
 

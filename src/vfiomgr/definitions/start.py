@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.model.vgpu import Attributes, differing
 from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
+from vfiomgr.definitions.requests import StartVgpu, StopVgpu
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.definitions.model.gpu import FunctionDefinition
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.definitions.requests import StartVgpu, StopVgpu
     from vfiomgr.paths import HostPath
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
@@ -52,6 +53,7 @@ class Target:
         return f"vGPU {self.name}"
 
 
+@plans(StartVgpu)
 def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
     """Make vGPUs as they are defined; what is missing of one that is active, too.
 
@@ -66,6 +68,7 @@ def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
     return together(host, f"start vGPU {', '.join(intent.names)}", plans)
 
 
+@resolves(StartVgpu)
 def settled(host: HostSnapshot, intent: StartVgpu) -> StartVgpu:
     """The intent with those that it makes, so that it can be finished after a crash."""
     return replace(intent, begun=intent.begun or missing(host, intent.names))
@@ -76,6 +79,7 @@ def missing(host: HostSnapshot, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if host.vgpu(name) is None)
 
 
+@plans(StopVgpu)
 def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
     """Remove vGPUs that have definitions, and keep these.
 

@@ -28,7 +28,7 @@ from vfiomgr.engine.journal_records import (
     last_record,
     names_planned_steps,
 )
-from vfiomgr.engine.steps import subject
+from vfiomgr.engine.registry import step_kinds
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.own_files import MOST_BYTES, NotARecord, open_own, read_own
 from vfiomgr.host.tree import sync_directory
@@ -38,12 +38,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.host.tree import HostTree
 
-_SETTINGS = frozenset({"set-autoprobe", "set-heterogeneous", "set-reset-method"})
-"""Steps that change what a later step of the same run restores."""
-_INSTANCES = "set-gpu-instances"
 _ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
 _KEPT = 100
 """Runs to keep; older ones are removed."""
@@ -69,7 +66,7 @@ class Journal:
             raise
 
     @classmethod
-    def create(cls, tree: HostTree, plan: Plan, intent: Intent, boot_id: str | None) -> Self:
+    def create(cls, tree: HostTree, plan: Plan, intent: Request, boot_id: str | None) -> Self:
         """Begin the record of a run; nothing of it stays where that fails."""
         tree.make_directory(DIRECTORY)
         _prune(tree)
@@ -159,7 +156,7 @@ def _contents(plan: Plan) -> dict[str, object]:
         "locks": plan.locks,
         "steps": to_jsonable(plan.steps),
         "descriptions": [step.describe() for step in plan.steps],
-        "subjects": [subject(step) for step in plan.steps],
+        "subjects": [step.subject for step in plan.steps],
     }
 
 
@@ -210,18 +207,6 @@ class CutOff:
         """Whether a later plan has brought all that this run was about to a state of its own."""
         covers = self.subjects <= set(plan.settles) and self.locks <= set(plan.locks)
         return covers and not self.has_settings
-
-
-def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:
-    """Whether a step changes what a later one of its run restores.
-
-    GPU instances are put away around a run of sriov-manage, which would destroy them.
-    """
-    step, later = steps[number], steps[number + 1 :]
-    if step["kind"] == _INSTANCES:
-        alike = (other for other in later if other["kind"] == _INSTANCES)
-        return any(other["after"] and other["device"] == step["device"] for other in alike)
-    return step["kind"] in _SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +294,12 @@ def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> C
         plan["boot_id"],
         has_settings=is_of_this_boot and has_settings,
     )
+
+
+def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:
+    """Whether a step changes what a later one of its run restores; of an unknown kind it may."""
+    kind = step_kinds().get(steps[number]["kind"])
+    return kind is None or kind.is_restored_later(steps[number], steps[number + 1 :])
 
 
 def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vfiomgr import paths
+from vfiomgr.engine.registry import performs
+from vfiomgr.engine.step import Step
+from vfiomgr.errors import HostError
+from vfiomgr.pci import vfio_drivers
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
 
 
 @dataclass(frozen=True, slots=True)
-class LoadModule:
+class LoadModule(Step):
     """Load a kernel module that brings `driver`; it stays loaded."""
 
     module: str
     driver: str
     kind: Literal["load-module"] = "load-module"
+
+    is_harmless: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""
@@ -24,3 +35,15 @@ class LoadModule:
 
     def inverse(self) -> None:
         """None: a loaded module hurts nobody and may be in use by then."""
+
+
+@performs(LoadModule)
+def load_module(tree: HostTree, step: LoadModule) -> None:
+    """Load it, and make sure that it brought the driver."""
+    if not tree.exists(paths.PCI_DRIVERS / step.driver):
+        tree.load_module(step.module)
+    if not tree.exists(paths.PCI_DRIVERS / step.driver):
+        brought = vfio_drivers.driver_of_module(tree, step.module)
+        other = f" but {brought}" if brought else ""
+        message = f"the module {step.module} is loaded and brings no driver {step.driver}{other}"
+        raise HostError(message, "run it again, or name the driver (--driver, in a layout driver)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.journal_files import DIRECTORY
-from vfiomgr.engine.steps import subject
 from vfiomgr.errors import Refusal
 from vfiomgr.pci import original_state
 
@@ -35,7 +34,7 @@ def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
     """
     if plan.is_empty:
         return
-    touched = {*plan.settles, *filter(None, map(subject, plan.steps))}
+    touched = {*plan.settles, *filter(None, (step.subject for step in plan.steps))}
     for journal in left.damaged:
         if _may_be_about(journal, touched, set(plan.locks)):
             raise _refusal(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)

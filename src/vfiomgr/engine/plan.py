@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.engine.steps import Step
+from vfiomgr.engine.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

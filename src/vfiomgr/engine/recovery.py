@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.journal import Journal, cut_off_runs, supersede, survey, unreadable
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.privileges import without_kernel
 from vfiomgr.engine.run import undo as undo_steps
-from vfiomgr.engine.steps import subject
 from vfiomgr.engine.transaction import apply
-from vfiomgr.engine.undo import plan_undo, refuse_other_devices, refuse_what_is_kept
+from vfiomgr.engine.undo import plan_undo, refuse_other_devices
 from vfiomgr.engine.unfinished import Journals, overlapping, read_unfinished, sequel
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.paths import BOOT_ID
 
 if TYPE_CHECKING:
@@ -126,7 +123,6 @@ def _plan_undo(
     undoing = plan_undo(
         host, together.steps, together.begun, allow, is_of_this_boot=is_of_this_boot
     )
-    refuse_what_is_kept(host, together.steps, undoing, allow)
     return together, undoing
 
 
@@ -134,10 +130,7 @@ def _finish(run: CutOff, work: Work) -> None:
     """Do what the run was to do, with the devices that it was to do it with."""
     left = read_unfinished(work.tree, run.name)
     refuse_other_devices(work.scan(left.intent), left.steps)
-    intent = left.intent
-    if isinstance(intent, ApplyLayout):
-        begun = map(subject, (left.steps[number] for number in left.begun))
-        intent = replace(intent, begun=tuple(dict.fromkeys((*intent.begun, *filter(None, begun)))))
-    apply(intent, work)
+    begun = (left.steps[number].subject for number in left.begun)
+    apply(left.intent.resumed(filter(None, begun)), work)
     if run in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
         supersede(work.tree, run)

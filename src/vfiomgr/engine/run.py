@@ -15,19 +15,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from vfiomgr.engine.perform import perform, require_life
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import perform, verify
 from vfiomgr.engine.scheduler import Schedule
-from vfiomgr.engine.steps import Step, subject
+from vfiomgr.engine.step import DEADLINE, Step
 from vfiomgr.engine.worker import Crew, Result
 from vfiomgr.errors import RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host import stuck, udev
-from vfiomgr.passthrough.steps import AwaitVfioNode, ForgetOrigin, RememberOrigin
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import is_address
-from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetGpuInstances
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,13 +32,6 @@ if TYPE_CHECKING:
     from vfiomgr.engine.journal import Journal
     from vfiomgr.host.tree import HostTree
 
-DEADLINE = 60.0
-"""Seconds for one step; a GPU's driver may take many to let go, or to start."""
-IMAGE_DEADLINE = 900.0
-"""Seconds to make the initramfs: an image for each installed kernel, each compressed."""
-DIVIDING_DEADLINE = 300.0
-"""Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
-of them is set up."""
 _MOST_WORKERS = 8
 
 
@@ -120,7 +110,7 @@ def _advance(
     """Carry out one plan; the next one. A failure undoes all that was begun of any."""
     plan = stage.plan
     schedule = Schedule(plan, first=len(stage.steps) - len(plan.steps))
-    if any(isinstance(step, AwaitVfioNode) for step in plan.steps):
+    if any(step.needs_udev for step in plan.steps):
         udev.rules_give_access(tree)  # read once, before children are forked that ask for it
     following: Plan | None = None
     with _crew(stage.steps, tree, journal, schedule.width, deadline) as crew:
@@ -179,7 +169,7 @@ def _crew(
         *(partial(_do, step, tree) for step in steps),
         *(partial(_do_inverse, step, tree) for step in steps),
     ]
-    records = [isinstance(step, RememberOrigin | ForgetOrigin) for step in steps]
+    records = [step.is_record for step in steps]
     return Crew(
         tasks,
         size=min(width, _MOST_WORKERS),
@@ -192,7 +182,7 @@ def _crew(
 
 def _do(step: Step, tree: HostTree) -> None:
     perform(step, tree)
-    require_life(step, tree)
+    verify(step, tree)
 
 
 def _do_inverse(step: Step, tree: HostTree) -> None:
@@ -230,7 +220,7 @@ class _Work:
                 self.begun.append(number)
                 schedule.begin(number)
                 on_step(self._steps[number])
-                self._crew.start(number, _seconds(self._steps[number]))
+                self._crew.start(number, self._steps[number].deadline)
             result = self._crew.wait_a_moment()
             if result is None:
                 continue
@@ -274,10 +264,10 @@ class _Work:
         left: list[str] = []
         for number in reversed(self.begun):
             inverse = self._steps[number].inverse()
-            if inverse is None or (left and isinstance(inverse, ForgetOrigin)):
-                continue  # a function that is not back yet still needs its record
+            if inverse is None or (left and inverse.needs_all_undone):
+                continue
             _note(self._journal, "undo-begin", step=number)
-            self._crew.start(len(self._steps) + number, _seconds(inverse))
+            self._crew.start(len(self._steps) + number, inverse.deadline)
             failed = self._failed_undo(number, inverse, self._crew.wait())
             left += [failed] if failed else []
             if not failed:
@@ -302,11 +292,11 @@ class _Work:
             step, pid = steps[result.task], result.stuck_pid or 0
             _note(self._journal, "stuck", step=result.task, pid=pid)
             told.append(f"{step.describe()} (PID {pid})")
-            name = subject(step)
+            name = step.subject
             if name is not None:
                 stuck.mark(self._tree, name, pid, step.describe())
                 devices.append(name)
-            elif isinstance(step, RebuildInitramfs):
+            elif step.is_program:
                 return _late(step)
         message = f"the kernel has not returned from: {'; '.join(told)}"
         locks = frozenset(self._lock_of(device) for device in devices)
@@ -321,24 +311,11 @@ class _Work:
         return f"device-{device}" if group is None else f"group-{group}"
 
 
-def _seconds(step: Step) -> float | None:
-    """The deadline of a step that waits for programs; None for that of all others."""
-    match step:
-        case RebuildInitramfs():
-            return IMAGE_DEADLINE
-        case RunSriovManage() | SetGpuInstances():
-            return DIVIDING_DEADLINE
-        case ReplaceFile():
-            return DEADLINE  # its readers have their own, which is shorter
-        case _:
-            return None
-
-
-def _late(step: RebuildInitramfs) -> RollbackIncomplete:
+def _late(step: Step) -> RollbackIncomplete:
     """Not the kernel is late, but a program, which is left to come to its end."""
     command = step.commands()[0]
     return RollbackIncomplete(
-        f"{command} has not ended within {IMAGE_DEADLINE:g} seconds, and goes on by itself; "
+        f"{command} has not ended within {step.deadline:g} seconds, and goes on by itself; "
         "all else is done",
         "look for it with ps; once it has ended, vfiomgr recover --finish keeps what was done, "
         "vfiomgr recover undoes it",

@@ -13,27 +13,17 @@ from vfiomgr.engine.journal import Journal, runs_so_far, supersede, survey
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.lost_state import refuse_lost_state, unusable
 from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.planning import plan, settled
 from vfiomgr.engine.privileges import require_file_rights, require_rights
-from vfiomgr.engine.requests import (
-    is_about_files,
-    named_functions,
-    wants_gpu_modes,
-    wants_resets,
-    wished_layout,
-)
-from vfiomgr.engine.run import DEADLINE, Outcome
+from vfiomgr.engine.registry import follow_change, plan, refuse_obsolete, resolve
+from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
-from vfiomgr.engine.steps import Step
+from vfiomgr.engine.step import DEADLINE, Step
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.host.tree import HostTree
-from vfiomgr.layout.applied import reversion
-from vfiomgr.layout.requests import RevertLayout
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import UNKNOWN_CALL, PciAddress, is_address
-from vfiomgr.persistence.requests import ChangeFiles
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.uses.facts import with_present_uses
@@ -41,14 +31,14 @@ from vfiomgr.snapshot.uses.facts import with_present_uses
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
 
 
 def scan_for(
-    intent: Intent | None,
+    intent: Request | None,
     tree: HostTree,
     machine: HostTree | None,
-    others: Iterable[Intent] = (),
+    others: Iterable[Request] = (),
     *,
     with_claims: bool = True,
 ) -> HostSnapshot:
@@ -57,23 +47,22 @@ def scan_for(
     Without one, nothing is taken from the host, and no disk is opened to see who has it.
     """
     intents = [one for one in (intent, *others) if one is not None]
-    only_files = [one for one in intents if isinstance(one, ChangeFiles)]
-    if intents and len(only_files) == len(intents):
-        return _files_of(only_files, tree)
+    paths = [one.only_paths for one in intents]
+    if paths and all(only is not None for only in paths):
+        return _files_of(dict.fromkeys(path for only in paths for path in only or ()), tree)
     return scan(
         tree,
         machine or tree,
         with_users=True,
         with_claims=with_claims and bool(intents),
-        with_resets=any(map(wants_resets, intents)),
-        with_gpu_modes=any(map(wants_gpu_modes, intents)),
+        with_resets=any(one.needs_resets for one in intents),
+        with_gpu_modes=any(one.needs_gpu_modes for one in intents),
         serials_of=frozenset(slot for one in intents for slot in slots_with_serials(tree, one)),
     )
 
 
-def _files_of(intents: Iterable[ChangeFiles], tree: HostTree) -> HostSnapshot:
-    """The files that intents are about, and nothing of the devices."""
-    paths = dict.fromkeys(change.path for intent in intents for change in intent.changes)
+def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
+    """Some files, and nothing of the devices."""
     texts = ((path, tree.read_text(HostPath(path))) for path in paths)
     return HostSnapshot(
         kernel_release=None,
@@ -91,13 +80,12 @@ def _files_of(intents: Iterable[ChangeFiles], tree: HostTree) -> HostSnapshot:
     )
 
 
-def slots_with_serials(tree: HostTree, intent: Intent) -> frozenset[tuple[int, int, int]]:
+def slots_with_serials(tree: HostTree, intent: Request) -> frozenset[tuple[int, int, int]]:
     """The slots whose serial numbers an intent needs: those that it names, or all."""
-    wish = wished_layout(intent)
-    if wish is not None and wish.layout.selects_by_serial:
+    if intent.needs_serials:
         names = filter(is_address, tree.children(PCI_DEVICES))
         return frozenset(PciAddress.parse(name).slot for name in names)
-    return frozenset(address.slot for address in named_functions(intent))
+    return frozenset(address.slot for address in intent.named_functions)
 
 
 _PATIENCE = 10
@@ -140,11 +128,11 @@ class Work:
         """Seconds that each step may take."""
         return self.deadline or DEADLINE
 
-    def needs_kernel(self, intent: Intent) -> bool:
+    def needs_kernel(self, intent: Request) -> bool:
         """Whether an intent takes a running host; of images and recordings there are files."""
-        return self.tree.is_live or not is_about_files(intent)
+        return self.tree.is_live or not intent.is_about_files
 
-    def scan(self, intent: Intent | None = None, *others: Intent) -> HostSnapshot:
+    def scan(self, intent: Request | None = None, *others: Request) -> HostSnapshot:
         """The host with all that a change must know, or several that are undone together."""
         host = scan_for(intent, self.tree, self.machine, others)
         if host.users is None and (
@@ -167,9 +155,9 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
     return report_once
 
 
-def carry_out(intent: Intent, work: Work) -> Outcome:
+def carry_out(intent: Request, work: Work) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks."""
-    only_files = isinstance(intent, ChangeFiles) or not work.needs_kernel(intent)
+    only_files = intent.only_paths is not None or not work.needs_kernel(intent)
     with prepared(work, only_files=only_files):
         return apply(intent, work)
 
@@ -181,13 +169,11 @@ def prepared(work: Work, *, only_files: bool = False) -> Iterator[None]:
     What container runtimes are told of devices follows what became of them. Where devices have no
     part in it, a tree need not be a running host.
     """
-    from vfiomgr.containers.cdi.apply import follow_devices  # noqa: PLC0415 - it applies, as is done here
-
     (require_file_rights if only_files else require_rights)(work.tree)
     try:
         yield
         if not only_files:
-            follow_devices(work)
+            follow_change(work)
     except StuckInKernel as stuck:
         raise _with_holders(stuck, work) from stuck
     except OSError as error:
@@ -216,7 +202,7 @@ def _with_holders(stuck: StuckInKernel, work: Work) -> StuckInKernel:
     )
 
 
-def apply(intent: Intent, work: Work) -> Outcome:
+def apply(intent: Request, work: Work) -> Outcome:
     """As `carry_out`, for one of several changes that were `prepared` together."""
     seen = runs_so_far(work.tree)
     host = work.scan(intent)
@@ -235,8 +221,8 @@ def apply(intent: Intent, work: Work) -> Outcome:
         with hold(work.tree, first.locks, work.on_note):
             if runs_so_far(work.tree) != seen:
                 host = work.scan(intent)  # another vfiomgr was at work meanwhile
-                _refuse_stale(intent, work.tree)
-            elif not isinstance(intent, ChangeFiles):
+                refuse_obsolete(intent, work.tree)
+            elif not intent.only_paths is not None:
                 host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
             outcome = _apply_locked(intent, host, first, work)
     for run in left.cut_off:
@@ -245,7 +231,7 @@ def apply(intent: Intent, work: Work) -> Outcome:
     return outcome
 
 
-def _plan_patiently(intent: Intent, host: HostSnapshot, work: Work) -> tuple[HostSnapshot, Plan]:
+def _plan_patiently(intent: Request, host: HostSnapshot, work: Work) -> tuple[HostSnapshot, Plan]:
     """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
     for _ in range(_PATIENCE):
         try:
@@ -258,21 +244,7 @@ def _plan_patiently(intent: Intent, host: HostSnapshot, work: Work) -> tuple[Hos
     return host, plan(host, intent)
 
 
-def _refuse_stale(intent: Intent, tree: HostTree) -> None:
-    """Make sure that what is to be reverted is still what was applied last.
-
-    Raises:
-        Refusal: another process applied, or reverted, a layout meanwhile.
-
-    """
-    if isinstance(intent, RevertLayout) and not intent.is_same_as(
-        reversion(tree, tree.read(BOOT_ID), intent.allow)
-    ):
-        message = "another vfiomgr applied or reverted a layout meanwhile"
-        raise Refusal(message, "look at vfiomgr revert --dry-run, and run the command again")
-
-
-def _apply_locked(intent: Intent, host: HostSnapshot, first: Plan, work: Work) -> Outcome:
+def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: Work) -> Outcome:
     """Plan on the host as it is under the locks, and run."""
     current = plan(host, intent)
     if current.is_empty:
@@ -282,7 +254,7 @@ def _apply_locked(intent: Intent, host: HostSnapshot, first: Plan, work: Work) -
         raise HostError(message, "run the command again")
     if work.reviewed is not None:
         refuse_other_steps(current.steps, work.reviewed)
-    intent = settled(host, intent)
+    intent = resolve(host, intent)
     work.on_plan(current)
     with (
         ExitStack() as further_locks,
@@ -302,7 +274,7 @@ class _Following:
     """The plans for what could not be planned before: of functions that the run itself makes."""
 
     def __init__(
-        self, intent: Intent, first: Plan, work: Work, journal: Journal, locks: ExitStack
+        self, intent: Request, first: Plan, work: Work, journal: Journal, locks: ExitStack
     ) -> None:
         self._intent = intent
         self._last = first

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.engine.journal_records import all_of
-from vfiomgr.engine.requests import Intent
-from vfiomgr.engine.steps import Step
-from vfiomgr.engine.topics import covered
+from vfiomgr.engine.registry import read_step, request_kinds
+from vfiomgr.engine.request import Request
+from vfiomgr.engine.step import Step, Topic
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.layout.requests import ApplyLayout, InstallLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pydantic import TypeAdapter
 
     from vfiomgr.engine.journal import CutOff, Journal
     from vfiomgr.host.tree import HostTree
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
 class Unfinished:
     """What a journal that was cut off still holds: the wish, the steps, those that were begun."""
 
-    intent: Intent
+    intent: Request
     steps: tuple[Step, ...]
     begun: tuple[int, ...]
 
@@ -46,8 +42,8 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     records = read_journal(tree, name)
     try:
         intent = _read_intent(records[0]["intent"])
-        steps = _steps_adapter().validate_python(all_of(records, "steps"))
-    except (ValidationError, KeyError, TypeError) as error:
+        steps = tuple(map(read_step, all_of(records, "steps")))
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
         message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
         raise InvalidDocument(
             " ".join(message.split())[:300],
@@ -58,7 +54,7 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     return Unfinished(intent, steps, tuple(step for step in begun if step not in undone))
 
 
-def _read_intent(data: dict[str, Any]) -> Intent:
+def _read_intent(data: dict[str, Any]) -> Request:
     """An intent as a journal holds it.
 
     Raises:
@@ -66,30 +62,10 @@ def _read_intent(data: dict[str, Any]) -> Intent:
         KeyError: of a kind that this version does not know.
 
     """
-    kinds = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Intent)}
-    intent: Intent = _intent_adapter(kinds[data["kind"]]).validate_python(data)
+    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
+
+    intent: Request = TypeAdapter(request_kinds()[data["kind"]]).validate_python(data)
     return intent
-
-
-@functools.cache
-def _steps_adapter() -> TypeAdapter[tuple[Step, ...]]:
-    """What reads steps; to make it takes longer than all else of a recovery."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
-
-    return TypeAdapter(tuple[Step, ...])
-
-
-@functools.cache
-def _intent_adapter(kind: type[Intent]) -> TypeAdapter[Intent]:
-    """What reads intents of a kind."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
-
-    # pydantic looks for the names of fields' types among those of this function.
-    from vfiomgr.engine.steps import Step  # noqa: F401, PLC0415
-
-    if kind in (ApplyLayout, InstallLayout):
-        from vfiomgr.layout.model import Layout  # noqa: F401, PLC0415 - slow to import
-    return TypeAdapter(kind)
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:
@@ -171,3 +147,26 @@ class Journals:
             run = max(n for n, first in enumerate(self._runs.firsts) if first <= step)
             own = step - self._runs.firsts[run]
             self._journals[run].record(event, {**(details or {}), "step": own}, durable=durable)
+
+
+def covered(runs: Sequence[Sequence[tuple[int, Step]]]) -> dict[int, int]:
+    """Which steps of later runs an earlier run leads back from, each with the step that does.
+
+    `runs` are the numbered steps that each run had begun, the oldest run first. What an earlier
+    run changed leads back to before that run; how a later run found it, perhaps half-way, is not a
+    state to go back to. The step that does it is the first one of its run: it is undone last.
+    """
+    found: dict[int, int] = {}
+    first: dict[Topic, int] = {}
+    for run in runs:
+        own: dict[Topic, int] = {}
+        for number, step in run:
+            if step.inverse() is None:
+                continue
+            about = step.topic
+            if about in first:
+                found[number] = first[about]
+            else:
+                own.setdefault(about, number)
+        first.update(own)
+    return found

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans, resolves
+from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import SetVirtualFunctions
@@ -18,13 +20,13 @@ from vfiomgr.vgpu.projection import with_functions, with_mode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.steps import Step
-    from vfiomgr.gpu.requests import SetGpuMode
+    from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import GpuMode, Vgpu
 
 
+@plans(SetGpuMode)
 def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
     """Bring a GPU into modes; its virtual functions are made anew around a change of MIG.
 
@@ -62,6 +64,7 @@ def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
     )
 
 
+@resolves(SetGpuMode)
 def settled(host: HostSnapshot, intent: SetGpuMode) -> SetGpuMode:
     """The intent with the number of virtual functions, which come and go around a change of MIG."""
     device = host.device(intent.address)

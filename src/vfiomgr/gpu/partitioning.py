@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.gpu import mode as gpu_mode
+from vfiomgr.gpu.requests import DivideGpu
 from vfiomgr.passthrough import guards
 from vfiomgr.vgpu.mig import plan as mig_plan
 from vfiomgr.vgpu.mig.model import counted
@@ -17,12 +19,12 @@ from vfiomgr.vgpu.mig.placement import lay_out
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from vfiomgr.gpu.requests import DivideGpu
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstancePlace, InstanceProfile
 
 
+@plans(DivideGpu)
 def plan_divide(host: HostSnapshot, intent: DivideGpu) -> Plan:
     """Have so many GPU instances of each profile, and no others; those in use stay where they are.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Allowance
+from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.model import InstancePlace
 
@@ -14,7 +15,7 @@ GpuUse = Literal["host", "passthrough", "vgpu"]
 
 
 @dataclass(frozen=True, slots=True)
-class SetGpuMode:
+class SetGpuMode(Request):
     """Let a GPU divide its memory otherwise; None of a mode means: as it is."""
 
     address: PciAddress
@@ -24,9 +25,16 @@ class SetGpuMode:
     """None: as many virtual functions as there are; else what a run that was cut off had found."""
     kind: Literal["set-gpu-mode"] = "set-gpu-mode"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The one that it is about."""
+        return (self.address,)
+
 
 @dataclass(frozen=True, slots=True)
-class DivideGpu:
+class DivideGpu(Request):
     """Have these GPU instances (MIG) on a GPU and no others; none without any."""
 
     address: PciAddress
@@ -34,9 +42,16 @@ class DivideGpu:
     """Profiles, by name or number, and how many of each."""
     kind: Literal["divide-gpu"] = "divide-gpu"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The one that it is about."""
+        return (self.address,)
+
 
 @dataclass(frozen=True, slots=True)
-class SwitchGpu:
+class SwitchGpu(Request):
     """Give a GPU, whole, to the host or to a guest, or make it ready to be divided into vGPUs."""
 
     address: PciAddress
@@ -56,3 +71,10 @@ class SwitchGpu:
     autoprobe: bool = False
     """Let the host's drivers take new virtual functions."""
     kind: Literal["switch-gpu"] = "switch-gpu"
+
+    needs_gpu_modes: ClassVar[bool] = True
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The one that it is about."""
+        return (self.address,)

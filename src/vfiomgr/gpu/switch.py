@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.gpu import mode as gpu_mode
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
 from vfiomgr.passthrough import guards
@@ -31,7 +32,7 @@ from vfiomgr.vgpu.requests import RemoveVgpu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.model import Vgpu
 
@@ -67,6 +68,7 @@ class _Course:
         return tuple(step for part in self.parts for step in part.steps)
 
 
+@plans(SwitchGpu)
 def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
     """Bring a GPU to a use, from whichever it has.
 
@@ -101,6 +103,7 @@ def brought(
     return _joined(course), course.host
 
 
+@resolves(SwitchGpu)
 def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
     """The intent with what only the host before it can tell."""
     device = host.device(intent.address)

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import names
+from vfiomgr.engine.registry import checks
 from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.requests import ApplyLayout, RevertLayout
 from vfiomgr.layout.revert import of_several
+from vfiomgr.paths import BOOT_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Allowance
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.host.tree import HostTree
 
 _APPLY, _REVERT = (
@@ -57,6 +59,19 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Allowance]) 
     name = str(runs[0].intent["name"])
     locks = sorted({lock for run in runs for lock in run.locks})
     return RevertLayout(name, steps, tuple(run.name for run in runs), allow, tuple(locks))
+
+
+@checks(RevertLayout)
+def refuse_other_reversion(request: RevertLayout, tree: HostTree) -> None:
+    """Make sure that what is to be reverted is still what was applied last.
+
+    Raises:
+        Refusal: another process applied, or reverted, a layout meanwhile.
+
+    """
+    if not request.is_same_as(reversion(tree, tree.read(BOOT_ID), request.allow)):
+        message = "another vfiomgr applied or reverted a layout meanwhile"
+        raise Refusal(message, "look at vfiomgr revert --dry-run, and run the command again")
 
 
 def _taken(tree: HostTree, run: _Run) -> Iterator[Step]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.parts import counted
+from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence import plan as persistence_plan
@@ -41,8 +43,7 @@ from vfiomgr.persistence.steps import ReplaceFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.steps import Step
-    from vfiomgr.layout.requests import InstallLayout, UninstallLayout
+    from vfiomgr.engine.step import Step
     from vfiomgr.passthrough.requests import Bind
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -61,6 +62,7 @@ class _Rules:
     """Functions that get none, since no rule pins what is to be pinned."""
 
 
+@plans(InstallLayout)
 def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
     """Keep a layout that this host can have, and have it brought about at each boot.
 
@@ -103,6 +105,7 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
     )
 
 
+@plans(UninstallLayout)
 def plan_uninstall(host: HostSnapshot, intent: UninstallLayout) -> Plan:
     """Take back what `plan_install` wrote, and nothing that others wrote since."""
     before = _without_own_rules(host)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, groups, sriov, vgpus
 from vfiomgr.layout.groups import in_lanes
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.layout.parts import Case, Difference, Part, counted
-from vfiomgr.layout.requests import FunctionBefore
+from vfiomgr.layout.requests import ApplyLayout, FunctionBefore
 from vfiomgr.layout.select import Claim, moving_together, select
 from vfiomgr.layout.terms import in_terms_of
 from vfiomgr.persistence.steps import ReplaceFile
@@ -28,7 +29,6 @@ from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.passthrough.requests import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -64,6 +64,7 @@ def _told(part: Part) -> Iterator[Difference]:
             yield Difference(part.name, "", objection.reason, "as the layout says")
 
 
+@plans(ApplyLayout)
 def plan_layout(host: HostSnapshot, intent: ApplyLayout) -> Plan:
     """The steps to a layout, refused whole where a part of it cannot be.
 
@@ -154,6 +155,7 @@ def _divider(host: HostSnapshot, part: Part) -> str | None:
     return None if device is None or not device.physical_function else str(device.physical_function)
 
 
+@resolves(ApplyLayout)
 def settled(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
     """The intent with what only the host before it can tell, so that it can be finished."""
     known = {before.address for before in intent.before}

@@ -25,7 +25,7 @@ from vfiomgr.vgpu.mig.steps import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.host.accounts import NodeAccess
     from vfiomgr.layout.parts import Part
     from vfiomgr.layout.requests import ApplyLayout

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vfiomgr.diagnostic import Allowance
+from vfiomgr.engine.request import Request
+from vfiomgr.engine.step import Step
 from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.layout.model import Layout
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.model import InstancePlace
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.steps import Step  # noqa: TC004
-    from vfiomgr.layout.model import Layout  # noqa: TC004
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class FunctionBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyLayout:
+class ApplyLayout(Request):
     """Bring the host to a layout; what is so already is not touched."""
 
     name: str
@@ -43,9 +45,25 @@ class ApplyLayout:
     before: tuple[FunctionBefore, ...] = ()
     kind: Literal["apply-layout"] = "apply-layout"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
+    @property
+    def needs_resets(self) -> bool:
+        """A rule may choose a reset method."""
+        return True
+
+    @property
+    def needs_serials(self) -> bool:
+        """Whether a rule selects devices by serial number."""
+        return self.layout.selects_by_serial
+
+    def resumed(self, begun: Iterable[str]) -> ApplyLayout:
+        """The layout, knowing the vGPUs that were made or removed already."""
+        return replace(self, begun=tuple(dict.fromkeys((*self.begun, *begun))))
+
 
 @dataclass(frozen=True, slots=True)
-class RevertLayout:
+class RevertLayout(Request):
     """Take back what applying a layout did."""
 
     name: str
@@ -64,7 +82,7 @@ class RevertLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallLayout:
+class InstallLayout(Request):
     """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
 
     wish: ApplyLayout
@@ -77,9 +95,21 @@ class InstallLayout:
     """Where vfiomgr itself is, for the services."""
     kind: Literal["install-layout"] = "install-layout"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
+    @property
+    def needs_resets(self) -> bool:
+        """A rule may choose a reset method."""
+        return True
+
+    @property
+    def needs_serials(self) -> bool:
+        """Whether a rule selects devices by serial number."""
+        return self.wish.layout.selects_by_serial
+
 
 @dataclass(frozen=True, slots=True)
-class UninstallLayout:
+class UninstallLayout(Request):
     """Take back what installing a layout wrote; nothing moves now."""
 
     update_initramfs: bool = False

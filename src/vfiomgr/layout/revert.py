@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.engine import undo
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.steps import subject
-from vfiomgr.engine.topics import topic
+from vfiomgr.engine.registry import plans
+from vfiomgr.layout.requests import RevertLayout
 from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
 from vfiomgr.sriov.steps import SetVfCount
 from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
@@ -17,11 +17,11 @@ from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.engine.steps import Step
-    from vfiomgr.layout.requests import RevertLayout
+    from vfiomgr.engine.step import Step
     from vfiomgr.snapshot.model import HostSnapshot
 
 
+@plans(RevertLayout)
 def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
     """Undo all steps of a layout's runs, the last first.
 
@@ -30,10 +30,12 @@ def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
 
     """
     numbers = range(len(intent.steps))
-    undoing = undo.plan_undo(host, intent.steps, numbers, intent.allow, is_of_this_boot=True)
+    undoing = undo.plan_undo(
+        host, intent.steps, numbers, intent.allow, is_of_this_boot=True, can_add_steps=True
+    )
     kept = [intent.steps[number] for number in sorted(undoing.steps, reverse=True)]
     back = [step for done in kept if (step := done.inverse()) is not None]
-    names = tuple(dict.fromkeys(filter(None, map(subject, intent.steps))))
+    names = tuple(dict.fromkeys(filter(None, (step.subject for step in intent.steps))))
     return Plan(
         summary=f"revert the layout {intent.name}",
         steps=tuple(_letting_go(host, back)),
@@ -54,9 +56,9 @@ def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
     makers: set[str | None] = set()
     for run in map(tuple, runs):
         not_ours = _ways_to_guests(run, makers)
-        new = [step for step in run if topic(step) not in changed and step not in not_ours]
-        changed.update(topic(step) for step in new if step.inverse() is not None)
-        makers.update(subject(s) for s in new if isinstance(s, RunSriovManage | SetVfCount))
+        new = [step for step in run if step.topic not in changed and step not in not_ours]
+        changed.update(step.topic for step in new if step.inverse() is not None)
+        makers.update(s.subject for s in new if isinstance(s, RunSriovManage | SetVfCount))
         found += new
     return tuple(found)
 
@@ -76,9 +78,9 @@ def _ways_to_guests(run: Sequence[Step], makers: set[str | None]) -> list[Step]:
     Only a host driver makes those, so the function had one then, and has it again. Somebody took
     it to a guest between the two runs, and undoing the second one would lead there.
     """
-    back = {subject(step) for step in run if isinstance(step, ForgetOrigin)} & makers
+    back = {step.subject for step in run if isinstance(step, ForgetOrigin)} & makers
     moves = ForgetOrigin | ChangeDriver
-    return [step for step in run if isinstance(step, moves) and subject(step) in back]
+    return [step for step in run if isinstance(step, moves) and step.subject in back]
 
 
 def _locks(host: HostSnapshot, names: Iterable[str]) -> Iterable[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.yaml_json import API_VERSION
-from vfiomgr.engine.steps import Step
+from vfiomgr.engine.step import Step
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.layout.requests import ApplyLayout
 

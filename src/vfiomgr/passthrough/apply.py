@@ -1,110 +1,176 @@
-"""Binding without driver_override, which kernels before 3.16 lack: new_id, taken back at once.
+"""What steps on functions do to the host, and how they make sure of it.
 
-new_id makes a driver take every free function with the same identifiers, not the wanted one alone
-(new_id_store in drivers/pci/pci-driver.c), and keeps taking them until remove_id. So the
-identifiers are lent for one moment, and twins that came along are let go again.
+An action leads to the state that its step names from wherever the host is: taken a second time,
+or after it was interrupted in the middle, it does only what is missing.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from errno import EEXIST, ENODEV, ENOENT
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
-from vfiomgr.engine.errno_hints import explained
-from vfiomgr.engine.verified_write import becomes_true, explaining
-from vfiomgr.errors import WriteFailed
-from vfiomgr.host import udev
-from vfiomgr.pci.facts import read_identity
-from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
+from vfiomgr.engine.registry import performs, verifies
+from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
+from vfiomgr.errors import HostError
+from vfiomgr.passthrough.by_id import NODE_DEADLINE, bind_by_id, let_udev_finish, withdraw
+from vfiomgr.passthrough.reset_apply import loosen, tighten
+from vfiomgr.passthrough.steps import (
+    AwaitVfioNode,
+    ChangeDriver,
+    ForgetOrigin,
+    ReleaseDriver,
+    RememberOrigin,
+    probe_file,
+)
+from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci import original_state
+from vfiomgr.pci.model import is_vfio_driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from vfiomgr.engine.errno_hints import Operation
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.paths import HostPath
-    from vfiomgr.pci.model import DeviceIdentity
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.pci.original_state import DriverState
 
 
-def bind_by_id(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
-    """Give a function without a driver to one; a VFIO driver is lent the identifiers.
+@performs(RememberOrigin)
+def save_record(tree: HostTree, step: RememberOrigin) -> None:
+    """Write the record of a function."""
+    original_state.write_origin(tree, step.origin)
+
+
+@performs(ForgetOrigin)
+def drop_record(tree: HostTree, step: ForgetOrigin) -> None:
+    """Remove the record of a function."""
+    original_state.remove_origin(tree, step.origin)
+
+
+@verifies(ChangeDriver)
+def require_life(tree: HostTree, step: ChangeDriver) -> None:
+    """Make sure that a function survived its change of drivers.
 
     Raises:
-        WriteFailed: with the cause and the remedy.
+        HostError: its configuration space reads as all ones.
 
     """
-    driver = target.driver or ""
-    if not is_vfio_driver(driver):
-        _bind(tree, device, driver)
+    if not pci_facts.answers(tree, step.device.address):
+        message = f"{step.device.address} fell off the bus: it reads as all ones"
+        raise HostError(message, "only a power cycle of the device or the host brings it back")
+
+
+@performs(ChangeDriver)
+def change_driver(tree: HostTree, step: ChangeDriver) -> None:
+    """Move a function to the driver of the state after, from wherever it is."""
+    device, before, target = step.device, step.before, step.after
+    address = device.address
+    require_same_device(tree, device)
+    tighten(tree, address, target)
+    has_override = tree.exists(paths.pci_device(address) / "driver_override")
+    current = tree.link_name(paths.pci_device(address) / "driver")
+    override = _override_on_the_way(current, target)
+    if has_override:
+        _set_override(tree, address, override)
+    elif before.driver is not None and is_vfio_driver(before.driver):
+        withdraw(tree, device, before.driver)
+    if current != target.driver:
+        if current is not None:
+            _unbind(tree, address)
+        if target.driver is None:
+            pass
+        elif has_override:
+            _probe(tree, address, replace(target, driver_override=override))
+        else:
+            bind_by_id(tree, device, target)
+    _verify_driver(tree, address, target.driver)
+    if has_override and override != target.driver_override:
+        _set_override(tree, address, target.driver_override)
+    if target.power_control is not None:
+        _set_power_control(tree, address, target.power_control)
+    loosen(tree, address, target)
+
+
+def _override_on_the_way(current: str | None, target: DriverState) -> str | None:
+    """The override with which the driver of a state can bind.
+
+    A run that was cut off may have left a function on one driver with the override of another. No
+    driver binds to it then, so that this override comes last.
+    """
+    is_contrary = target.driver_override not in (None, target.driver)
+    if is_contrary and target.driver is not None and current != target.driver:
+        return target.driver
+    return target.driver_override
+
+
+@performs(ReleaseDriver)
+def release_driver(tree: HostTree, step: ReleaseDriver) -> None:
+    """Take a function off its driver, and have the kernel look for another."""
+    address = step.device.address
+    require_same_device(tree, step.device)
+    if tree.exists(paths.pci_device(address) / "driver_override"):
+        _set_override(tree, address, None)
+    if tree.link_name(paths.pci_device(address) / "driver") == step.before.driver:
+        _unbind(tree, address)
+    with explaining("probe", str(address)):
+        tree.write(paths.PCI_DRIVERS_PROBE, str(address))
+    if tree.link_name(paths.pci_device(address) / "driver") == step.before.driver:
+        message = f"{address} went back to {step.before.driver}, which claims its identifiers"
+        raise HostError(
+            message, "look for vfio-pci.ids= on the kernel command line and in /etc/modprobe.d"
+        )
+
+
+def _set_override(tree: HostTree, address: PciAddress, driver: str | None) -> None:
+    if pci_facts.read_driver_state(tree, address).driver_override == driver:
         return
-    free_twins = [twin for twin in _twins(tree, device) if _driver(tree, twin) is None]
-    with _lent(tree, device, driver):
-        if _driver(tree, device.address) is None:
-            _bind(tree, device, driver)
-        for twin in free_twins:
-            if _driver(tree, twin) == driver:
-                tree.write(paths.PCI_DRIVERS / driver / "unbind", str(twin))
+    with explaining("override", str(address)):
+        tree.write(paths.pci_device(address) / "driver_override", driver or "")
 
 
-def withdraw(tree: HostTree, device: DeviceIdentity, driver: str) -> None:
-    """Take identifiers back from a driver, which a run that was cut off may have left with it."""
-    try:
-        tree.write(paths.PCI_DRIVERS / driver / "remove_id", _identifiers(device))
-    except WriteFailed as error:
-        if error.errno not in (ENODEV, ENOENT):
-            raise
-
-
-@contextmanager
-def _lent(tree: HostTree, device: DeviceIdentity, driver: str) -> Iterator[None]:
-    try:
-        tree.write(paths.PCI_DRIVERS / driver / "new_id", _identifiers(device))
-    except WriteFailed as error:
-        if error.errno != EEXIST:  # the driver lists them itself, or somebody lent them before
-            raise explained(error, "new-id", f"{device.address} to {driver}") from error
-        yield
+def _set_power_control(tree: HostTree, address: PciAddress, control: str) -> None:
+    if pci_facts.read_driver_state(tree, address).power_control == control:
         return
-    try:
-        yield
-    finally:
-        withdraw(tree, device, driver)
+    with explaining("power", str(address)):
+        tree.write(paths.pci_device(address) / "power/control", control)
 
 
-def _bind(tree: HostTree, device: DeviceIdentity, driver: str) -> None:
-    with explaining("bind", f"{device.address} to {driver}"):
-        tree.write(paths.PCI_DRIVERS / driver / "bind", str(device.address))
+def _unbind(tree: HostTree, address: PciAddress) -> None:
+    with explaining("unbind", str(address)):
+        tree.write(paths.pci_device(address) / "driver/unbind", str(address))
 
 
-def _identifiers(device: DeviceIdentity) -> str:
-    """Vendor, device, subsystem vendor and device: as narrow as new_id takes them."""
-    return f"{device.vendor_id} {device.device_id} {device.subsystem_id.replace(':', ' ')}"
+def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:
+    """drivers_probe succeeds when nothing matched; the driver's own `bind` tells why."""
+    first = probe_file(target)
+    operation: Operation = "probe" if first == paths.PCI_DRIVERS_PROBE else "bind"
+    with explaining(operation, f"{address} to {target.driver}"):
+        tree.write(first, str(address))
+    bound = tree.link_name(paths.pci_device(address) / "driver")
+    if bound is None and operation == "probe" and target.driver is not None:
+        with explaining("bind", f"{address} to {target.driver}"):
+            tree.write(paths.PCI_DRIVERS / target.driver / "bind", str(address))
 
 
-def _twins(tree: HostTree, device: DeviceIdentity) -> Iterator[PciAddress]:
-    """The other functions with the same vendor and device."""
-    wanted = (device.vendor_id, device.device_id)
-    for name in filter(is_address, tree.children(paths.PCI_DEVICES)):
-        address = PciAddress.parse(name)
-        found = read_identity(tree, address)
-        if found and address != device.address and (found.vendor_id, found.device_id) == wanted:
-            yield address
+def _verify_driver(tree: HostTree, address: PciAddress, driver: str | None) -> None:
+    bound = tree.link_name(paths.pci_device(address) / "driver")
+    if bound != driver:
+        wanted = driver or "no driver"
+        message = f"{address} is on {bound or 'no driver'}, not on {wanted}, after the change"
+        raise HostError(message, "see dmesg; another tool or a udev rule may have moved it")
 
 
-def _driver(tree: HostTree, address: PciAddress) -> str | None:
-    return tree.link_name(paths.pci_device(address) / "driver")
+@performs(AwaitVfioNode)
+def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
+    """Wait for the node of a group, or of the function's cdev."""
+    group = paths.vfio_group_node(step.group)
+    cdevs = paths.pci_device(step.device.address) / "vfio-dev"
 
+    def is_there() -> bool:
+        return tree.exists(group) or any(
+            tree.exists(paths.VFIO_CDEVS / name) for name in tree.children(cdevs)
+        )
 
-NODE_DEADLINE = 10.0
-"""Seconds; devtmpfs makes the node at once, a udev of its own may take a while."""
-UDEV_DEADLINE = 5.0
-"""Seconds for udevd to apply its rules to a new node."""
-
-
-def let_udev_finish(tree: HostTree, node: HostPath) -> None:
-    """Wait for owner and mode of a node; without them root's guests can still open it."""
-    if not tree.exists(node) or udev.is_settled(tree, node):
-        return
-    if udev.rules_give_access(tree):
-        becomes_true(lambda: udev.is_settled(tree, node), UDEV_DEADLINE)
+    if not becomes_true(is_there, NODE_DEADLINE):
+        message = f"{group} did not appear within {NODE_DEADLINE:.0f} seconds"
+        raise HostError(message, "is udevd running, and /dev the host's own?")
+    let_udev_finish(tree, group)

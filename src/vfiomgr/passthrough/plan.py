@@ -7,14 +7,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from vfiomgr.containers.cdi.follow import following_notes
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import FIRST, LAST, Plan
-from vfiomgr.engine.steps import subject
+from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough import guards, reset
+from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
@@ -30,8 +30,7 @@ from vfiomgr.persistence import plan as persistence_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from vfiomgr.engine.steps import Step
-    from vfiomgr.passthrough.requests import Bind, Unbind
+    from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -71,6 +70,7 @@ _NONE: frozenset[PciAddress] = frozenset()
 _DRIVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+@plans(Bind)
 def plan_bind(
     host: HostSnapshot,
     intent: Bind,
@@ -168,6 +168,7 @@ def moved_by(
     return [found[address] for address in sorted(found)]
 
 
+@plans(Unbind)
 def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     """Give functions back to the drivers that they had, with override and power control.
 
@@ -198,7 +199,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         notes=(
             *_companion_notes(named, targets, moving),
             *_staying_notes(host, targets),
-            *following_notes(host, moving),
+            *device_notes(host, moving),
             *kept.notes,
         ),
         already=tuple(
@@ -262,7 +263,7 @@ def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
     lanes: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
-        name = subject(step)
+        name = step.subject
         if name is None:
             found.append(FIRST if isinstance(step, LoadModule) else LAST)
             continue

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.diagnostic import Allowance
+from vfiomgr.engine.request import Request
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.reset_capabilities import ResetMethod
 
 
 @dataclass(frozen=True, slots=True)
-class Bind:
+class Bind(Request):
     """Hand functions to guests: put them and their companions on a VFIO driver."""
 
     addresses: tuple[PciAddress, ...]
@@ -37,9 +38,19 @@ class Bind:
     """Where vfiomgr itself is, for the service that watches for hot-plugged functions."""
     kind: Literal["bind"] = "bind"
 
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """Those that it is about."""
+        return self.addresses
+
+    @property
+    def needs_resets(self) -> bool:
+        """To explain why a reset method cannot be chosen."""
+        return self.reset_method is not None
+
 
 @dataclass(frozen=True, slots=True)
-class Unbind:
+class Unbind(Request):
     """Give functions back to the drivers that they had."""
 
     addresses: tuple[PciAddress, ...]
@@ -51,9 +62,14 @@ class Unbind:
     update_initramfs: bool = False
     kind: Literal["unbind"] = "unbind"
 
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """Those that it is about."""
+        return self.addresses
+
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Request):
     """Reset a function, by one method or by the first that works."""
 
     address: PciAddress
@@ -62,3 +78,13 @@ class Reset:
     methods_after: str | None = None
     """None: as they are; else what a run that was cut off had found, e.g. `flr bus`."""
     kind: Literal["reset"] = "reset"
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The one that it is about."""
+        return (self.address,)
+
+    @property
+    def needs_resets(self) -> bool:
+        """To explain why a method cannot be used."""
+        return True

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.requests import Reset
 from vfiomgr.passthrough.steps import ChangeDriver, ResetFunction, SetResetMethod
 from vfiomgr.pci.original_state import DriverState
 from vfiomgr.pci.reset_capabilities import COMMON_RESETS, RESET_METHODS
@@ -16,8 +18,8 @@ from vfiomgr.pci.reset_capabilities import COMMON_RESETS, RESET_METHODS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.engine.steps import Step
-    from vfiomgr.passthrough.requests import Bind, Reset
+    from vfiomgr.engine.step import Step
+    from vfiomgr.passthrough.requests import Bind
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.pci.reset_capabilities import Offer, ResetMethod
     from vfiomgr.snapshot.model import HostSnapshot
@@ -51,6 +53,7 @@ _OTHERS: dict[ResetMethod, str] = {
 }
 
 
+@plans(Reset)
 def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
     """Reset a function; a method that is chosen for it is not kept.
 
@@ -81,6 +84,7 @@ def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
     )
 
 
+@resolves(Reset)
 def settled(host: HostSnapshot, intent: Reset) -> Reset:
     """The intent with what it must restore, so that it can be finished after a crash."""
     now = " ".join(host.device(intent.address).reset_method)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from errno import EINVAL
 from typing import TYPE_CHECKING
 
+from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import explaining, require_same_device
 from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.passthrough.steps import RequireAnswer, ResetFunction, SetResetMethod
 from vfiomgr.paths import pci_device
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.reset_capabilities import kept_by_reset, read_config, slot_with_power
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.passthrough.steps import RequireAnswer, ResetFunction, SetResetMethod
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.pci.original_state import DriverState
 
@@ -74,12 +75,14 @@ def _set_d3cold_allowed(tree: HostTree, address: PciAddress, *, allowed: bool) -
         raise HostError(message, "see dmesg")
 
 
+@performs(SetResetMethod)
 def set_reset_method(tree: HostTree, step: SetResetMethod) -> None:
     """Choose the methods that the step names."""
     require_same_device(tree, step.device)
     set_method(tree, step.device.address, step.after)
 
 
+@performs(ResetFunction)
 def reset_function(tree: HostTree, step: ResetFunction) -> None:
     """Reset; the function must answer before and after, and have its BARs and command register.
 
@@ -100,6 +103,7 @@ def reset_function(tree: HostTree, step: ResetFunction) -> None:
     _require_unharmed(tree, address, kept)
 
 
+@performs(RequireAnswer)
 def require_answer(tree: HostTree, step: RequireAnswer) -> None:
     """Make sure that the function is on the bus, and as it was."""
     _require_unharmed(tree, step.device.address, step.kept)

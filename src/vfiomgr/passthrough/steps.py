@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vfiomgr import paths
+from vfiomgr.engine.step import Step
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.pci.original_state import DriverState, Origin
 
+if TYPE_CHECKING:
+    from vfiomgr.pci.model import PciDevice
+
 
 @dataclass(frozen=True, slots=True)
-class RememberOrigin:
+class RememberOrigin(Step):
     """Record what a function was like, so that `unbind` can give it back."""
 
     origin: Origin
     kind: Literal["remember-origin"] = "remember-origin"
+
+    is_record: ClassVar[bool] = True
+    affects: ClassVar[str] = "origin"
+
+    @property
+    def subject(self) -> str:
+        """The function whose record it is."""
+        return str(self.origin.device.address)
+
+    @property
+    def tied_to(self) -> DeviceIdentity:
+        """The device whose record it is."""
+        return self.origin.device
 
     def describe(self) -> str:
         """One line for people."""
@@ -32,11 +49,21 @@ class RememberOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetOrigin:
+class ForgetOrigin(Step):
     """Drop the record of a function that has been given back."""
 
     origin: Origin
     kind: Literal["forget-origin"] = "forget-origin"
+
+    is_record: ClassVar[bool] = True
+    needs_all_undone: ClassVar[bool] = True
+    """A function that is not back yet still needs its record."""
+    affects: ClassVar[str] = "origin"
+
+    @property
+    def subject(self) -> str:
+        """The function whose record it is."""
+        return str(self.origin.device.address)
 
     def describe(self) -> str:
         """One line for people."""
@@ -52,13 +79,28 @@ class ForgetOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeDriver:
+class ChangeDriver(Step):
     """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
 
     device: DeviceIdentity
     before: DriverState
     after: DriverState
     kind: Literal["change-driver"] = "change-driver"
+
+    affects: ClassVar[str] = "driver"
+
+    @property
+    def tied_to(self) -> DeviceIdentity:
+        """The device that moved."""
+        return self.device
+
+    def is_moved_by_undo(self, device: PciDevice) -> bool:
+        """Whether the device is not on its former driver."""
+        return bool(device.stuck) or device.driver != self.before.driver
+
+    def is_effective_after_reboot(self, device: PciDevice) -> bool:
+        """Whether a rule that the operation wrote has put the device on the VFIO driver again."""
+        return device.is_on_vfio and device.driver == self.after.driver
 
     def describe(self) -> str:
         """One line for people."""
@@ -108,12 +150,23 @@ def probe_file(state: DriverState) -> paths.HostPath:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseDriver:
+class ReleaseDriver(Step):
     """Take a function off a driver whose predecessor nobody recorded; the kernel picks the next."""
 
     device: DeviceIdentity
     before: DriverState
     kind: Literal["release-driver"] = "release-driver"
+
+    affects: ClassVar[str] = "driver"
+
+    @property
+    def tied_to(self) -> DeviceIdentity:
+        """The device that moved."""
+        return self.device
+
+    def is_moved_by_undo(self, device: PciDevice) -> bool:
+        """Whether the device is not on its former driver."""
+        return bool(device.stuck) or device.driver != self.before.driver
 
     def describe(self) -> str:
         """One line for people."""
@@ -134,12 +187,14 @@ class ReleaseDriver:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitVfioNode:
+class AwaitVfioNode(Step):
     """Wait until a guest can open the IOMMU group (or the function's cdev)."""
 
     group: int
     device: DeviceIdentity
     kind: Literal["await-vfio-node"] = "await-vfio-node"
+
+    needs_udev: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""
@@ -154,13 +209,15 @@ class AwaitVfioNode:
 
 
 @dataclass(frozen=True, slots=True)
-class SetResetMethod:
+class SetResetMethod(Step):
     """Choose how the kernel resets a function; the texts are lists such as `flr bus`."""
 
     device: DeviceIdentity
     before: str
     after: str
     kind: Literal["set-reset-method"] = "set-reset-method"
+
+    is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""
@@ -176,7 +233,7 @@ class SetResetMethod:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetFunction:
+class ResetFunction(Step):
     """Reset a function. No state but an event: taken twice, it happens twice.
 
     `kept` are the command register and the BARs that it must have after; None where it slept.
@@ -200,7 +257,7 @@ class ResetFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class RequireAnswer:
+class RequireAnswer(Step):
     """Make sure that a function answers on the bus, and is as it was before a reset."""
 
     device: DeviceIdentity

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
-from vfiomgr.definitions import service
+from vfiomgr.engine.registry import performs
 from vfiomgr.errors import HostError
 from vfiomgr.host import udev
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
-from vfiomgr.persistence.model import RULES, UNIT
+from vfiomgr.persistence.model import RULES, UNIT, UNITS
 from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
 
+_UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent})
+"""Where systemd finds what acts at the next boot."""
 
+
+@performs(SetNodeAccess)
 def set_node_access(tree: HostTree, step: SetNodeAccess) -> None:
     """Give the nodes that are there to their new owner.
 
@@ -61,27 +65,10 @@ _REMEDIES = {
     EACCES: _LOCKED,
     EPERM: _LOCKED,
 }
-_UNITS = frozenset({*service.FILES, *installed_layout.SERVICES})
-"""Files of systemd that act at the next boot."""
 
 
-def configure(tree: HostTree, step: ReplaceFile | RebuildInitramfs | SetNodeAccess) -> None:
-    """Carry out a step that changes the host around its devices, not the devices themselves.
-
-    Raises:
-        HostError: the host did not get into the state that the step names.
-
-    """
-    match step:
-        case ReplaceFile():
-            _replace_file(tree, step)
-        case RebuildInitramfs():
-            _rebuild_initramfs(tree, step)
-        case SetNodeAccess():
-            set_node_access(tree, step)
-
-
-def _replace_file(tree: HostTree, step: ReplaceFile) -> None:
+@performs(ReplaceFile)
+def replace_file(tree: HostTree, step: ReplaceFile) -> None:
     """Put the text after in the place of the text before; any other is somebody else's."""
     target = HostPath(step.path)
     current = tree.read_text(target)
@@ -104,7 +91,9 @@ def _replace_file(tree: HostTree, step: ReplaceFile) -> None:
     _tell_readers(tree, target, is_there=step.after is not None)
 
 
-def _rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
+@performs(RebuildInitramfs)
+def rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
+    """Run the tool that makes the initramfs."""
     if not tree.is_machine:
         message = f"the initramfs of {tree.root} is not made from here"
         raise HostError(message, f"run there: {' '.join(step.command)}")
@@ -138,7 +127,7 @@ def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Ca
         yield partial(systemctl, "daemon-reload")
         if is_there:
             yield partial(systemctl, "--no-block", "start", UNIT.name)
-    elif target in _UNITS and has_systemd(tree):
+    elif target.parent in _UNIT_DIRECTORIES and has_systemd(tree):
         systemctl = partial(tree.call, "systemctl", limit=_PATIENCE)
         is_watch = target == installed_layout.WATCH
         if is_watch and not is_there:

@@ -15,7 +15,7 @@ from vfiomgr.persistence.plan import of_layout
 from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.snapshot.model import HostSnapshot
@@ -179,7 +179,7 @@ def watch(session: Session) -> None:
     api.watch(session.tree, on_note=note)
 
 
-def _carry_out(session: Session, intent: Intent) -> None:
+def _carry_out(session: Session, intent: Request) -> None:
     outcome = plan_or_apply(session, intent)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()

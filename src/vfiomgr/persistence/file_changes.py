@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal
+from vfiomgr.persistence.requests import ChangeFiles
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.persistence.requests import ChangeFiles, FileChange
+    from vfiomgr.persistence.requests import FileChange
     from vfiomgr.snapshot.model import HostSnapshot
 
 
+@plans(ChangeFiles)
 def plan_change(host: HostSnapshot, intent: ChangeFiles) -> Plan:
     """The changes that are still to be made: a run that was cut off may have made some.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Objection
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.steps import Step
+from vfiomgr.engine.registry import plans
+from vfiomgr.engine.step import Step
 from vfiomgr.host.accounts import ROOT_ONLY
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.model import is_vfio_driver
@@ -25,6 +26,7 @@ from vfiomgr.persistence.model import (
     render_unit,
     rule_file,
 )
+from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
 from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.persistence.installed_layout import InstalledLayout, WrittenRule
     from vfiomgr.persistence.model import DriverctlOverride
-    from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
     from vfiomgr.snapshot.model import HostSnapshot
 
     Bindings = dict[PciAddress, PersistedBinding]
@@ -179,6 +180,7 @@ def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[S
             yield SetNodeAccess(device.identity, group, access, ROOT_ONLY)
 
 
+@plans(ForgetPersisted)
 def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
     """Remove rules; what they bound stays where it is until unbind or the next boot."""
     addresses = intent.addresses
@@ -209,6 +211,7 @@ def _of_layout_note(host: HostSnapshot, staying: Iterable[PciAddress]) -> str:
     )
 
 
+@plans(ImportDriverctl)
 def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
     """Take over entries of driverctl that are for VFIO drivers; leave the others and say why."""
     wanted, taken, notes = bindings(host), [], []

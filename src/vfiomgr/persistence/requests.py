@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetPersisted:
+class ForgetPersisted(Request):
     """Remove the rules of functions, of all with `every`; nothing moves now."""
 
     addresses: tuple[PciAddress, ...] = ()
@@ -19,7 +20,7 @@ class ForgetPersisted:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportDriverctl:
+class ImportDriverctl(Request):
     """Take over what driverctl keeps for VFIO drivers; nothing moves now."""
 
     update_initramfs: bool = False
@@ -38,7 +39,7 @@ class FileChange:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeFiles:
+class ChangeFiles(Request):
     """Exchange files of the host's configuration, in this order, all or none.
 
     A file may be exchanged several times. Devices have no part in it: no kernel need be there.
@@ -51,6 +52,13 @@ class ChangeFiles:
     already: tuple[str, ...] = ()
     """What is told where there is nothing to change."""
     kind: Literal["change-files"] = "change-files"
+
+    is_about_files: ClassVar[bool] = True
+
+    @property
+    def only_paths(self) -> tuple[str, ...]:
+        """The files that it exchanges."""
+        return tuple(dict.fromkeys(change.path for change in self.changes))
 
     def inverse(self) -> ChangeFiles:
         """What takes all of it back."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vfiomgr import paths
+from vfiomgr.engine.step import DEADLINE, Step
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.pci.model import DeviceIdentity
 
+if TYPE_CHECKING:
+    from vfiomgr.engine.step import Topic
+
 
 @dataclass(frozen=True, slots=True)
-class ReplaceFile:
+class ReplaceFile(Step):
     """Exchange the whole text of a file of the host's configuration; None where there is none."""
 
     path: str
@@ -19,6 +23,15 @@ class ReplaceFile:
     after: str | None
     mode: int = 0o644
     kind: Literal["replace-file"] = "replace-file"
+
+    deadline: ClassVar[float | None] = DEADLINE
+    """The readers of the file have their own, which is shorter."""
+    outlasts_reboot: ClassVar[bool] = True
+
+    @property
+    def topic(self) -> Topic:
+        """The same file."""
+        return (self.kind, self.path)
 
     def describe(self) -> str:
         """One line for people."""
@@ -38,7 +51,7 @@ class ReplaceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class SetNodeAccess:
+class SetNodeAccess(Step):
     """Give the nodes through which a guest opens a function to a user."""
 
     device: DeviceIdentity
@@ -64,11 +77,15 @@ class SetNodeAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildInitramfs:
+class RebuildInitramfs(Step):
     """Make the host's initramfs anew, from the configuration as it is then."""
 
     command: tuple[str, ...]
     kind: Literal["rebuild-initramfs"] = "rebuild-initramfs"
+
+    deadline: ClassVar[float | None] = 900.0
+    """An image for each installed kernel is made and compressed."""
+    is_program: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""

@@ -11,7 +11,7 @@ from vfiomgr.errors import UnknownDevice
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
-from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.pci.original_state import Origin
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction
 
@@ -351,6 +351,12 @@ class HostSnapshot:
         """How a GPU is shared out among its virtual functions."""
         name = str(device.address)
         return next((found for found in self.quotas if found.gpu == name), None)
+
+    def virtual_functions(self, physical: DeviceIdentity) -> list[PciDevice]:
+        """The virtual functions of a physical one that are there, in their order."""
+        device = self.device_named(str(physical.address))
+        names = map(str, device.virtual_functions if device is not None else ())
+        return [function for name in names if (function := self.device_named(name)) is not None]
 
     def function_quotas(self, device: PciDevice) -> FunctionQuotas | None:
         """What a virtual function gets of its GPU."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
 from vfiomgr.errors import HostError
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.iommu import group_number
+from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVfCount
 from vfiomgr.vgpu.quota.model import is_met
 
 if TYPE_CHECKING:
     from vfiomgr.engine.errno_hints import Operation
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
+    from vfiomgr.sriov.steps import QuotaChange
 
 
+@performs(SetQuotas)
 def set_quotas(tree: HostTree, step: SetQuotas) -> None:
     """Write what is not as the step names it, and read it again.
 
@@ -50,6 +53,7 @@ GROUP_DEADLINE = 10.0
 """Seconds for all new functions to get their IOMMU groups."""
 
 
+@performs(SetAutoprobe)
 def set_autoprobe(tree: HostTree, step: SetAutoprobe) -> None:
     """Let host drivers take new virtual functions, or not.
 
@@ -69,6 +73,7 @@ def set_autoprobe(tree: HostTree, step: SetAutoprobe) -> None:
         raise HostError(message, "see dmesg; another program may have changed it")
 
 
+@performs(SetVfCount)
 def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
     """Have as many virtual functions as the step names, with their IOMMU groups.
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import explaining, require_runnable, require_same_device
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, pci_device
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.sriov.apply import await_groups, virtual_function_count
-from vfiomgr.vgpu.mig.steps import sriov_manage_command
+from vfiomgr.vgpu.mig.steps import RunSriovManage, sriov_manage_command
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.vgpu.mig.steps import RunSriovManage
 
 ATTEMPTS = 5
 PAUSE = 1.0
@@ -33,6 +33,7 @@ _QUIET = (
 )
 
 
+@performs(RunSriovManage)
 def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
     """Have all virtual functions, each on its driver, or none.
 

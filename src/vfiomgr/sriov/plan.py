@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
 from vfiomgr.pci.original_state import DriverState
 from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
-from vfiomgr.sriov.requests import ChangeQuotas
+from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu.mig import plan as mig_plan
 from vfiomgr.vgpu.mig.model import counted
@@ -26,14 +27,14 @@ from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.sriov.requests import SetVirtualFunctions
 
 _CLASS_NETWORK = "02"
 
 
+@plans(SetVirtualFunctions)
 def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     """Have a number of virtual functions: those that exist are removed before others are made.
 
@@ -82,6 +83,7 @@ def _plan_as_many(
     )
 
 
+@resolves(SetVirtualFunctions)
 def settled(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
     """The intent with what it must restore, so that it can be finished after a crash."""
     device = host.device(intent.address)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.steps import Step
+from vfiomgr.engine.registry import plans, resolves
+from vfiomgr.engine.step import Step
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import quota_changes
+from vfiomgr.sriov.requests import ChangeQuotas
 from vfiomgr.sriov.steps import SetQuotas
 from vfiomgr.vgpu.quota.model import AUTO, PHYSICAL_PRIORITY, in_bytes, is_met, is_of_memory
 from vfiomgr.vgpu.quota.refusals import impossible, incomplete, too_much
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
+    from vfiomgr.sriov.requests import SetVirtualFunctions
     from vfiomgr.vgpu.quota.model import GpuQuotas, Share
 
 
@@ -78,6 +80,7 @@ def provision(
     )
 
 
+@resolves(ChangeQuotas)
 def settled(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
     """The intent with the physical function's own priority, which all have for a moment."""
     named = host.device(intent.address)
@@ -99,6 +102,7 @@ def unaffordable(
             yield from incomplete(known, quota_changes.wanted(known, share, numbers))
 
 
+@plans(ChangeQuotas)
 def plan_change(host: HostSnapshot, intent: ChangeQuotas) -> Plan:
     """Give functions that are there another share.
 

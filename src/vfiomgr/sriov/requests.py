@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.model import InstancePlace
 from vfiomgr.vgpu.quota.model import Share
 
 
 @dataclass(frozen=True, slots=True)
-class SetVirtualFunctions:
+class SetVirtualFunctions(Request):
     """Have a number of virtual functions on a physical one; those that exist all go."""
 
     address: PciAddress
@@ -30,9 +31,16 @@ class SetVirtualFunctions:
     """As `autoprobe_after`: of the physical function, which has that of all others for a moment."""
     kind: Literal["set-virtual-functions"] = "set-virtual-functions"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The one that it is about."""
+        return (self.address,)
+
 
 @dataclass(frozen=True, slots=True)
-class ChangeQuotas:
+class ChangeQuotas(Request):
     """Give the functions of a GPU, or one of them, another share of it while they are there."""
 
     address: PciAddress
@@ -43,3 +51,8 @@ class ChangeQuotas:
     priority_after: str | None = None
     """None: the physical function's own is as it is; else what a run that was cut off had found."""
     kind: Literal["change-quotas"] = "change-quotas"
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The one that it is about."""
+        return (self.address,)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vfiomgr import paths
+from vfiomgr.engine.step import Step
 from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.vgpu.quota.model import QUANTITIES, in_bytes
+
+if TYPE_CHECKING:
+    from vfiomgr.engine.step import Topic
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
 
 ALL = -1
 """In the place of a function's number: all of them."""
@@ -30,7 +37,7 @@ class QuotaChange:
 
 
 @dataclass(frozen=True, slots=True)
-class SetQuotas:
+class SetQuotas(Step):
     """Give a function of a GPU its share; where before and after are the same, make sure of it."""
 
     device: DeviceIdentity
@@ -39,6 +46,18 @@ class SetQuotas:
     """0 is the physical function, virtual ones count from 1."""
     changes: tuple[QuotaChange, ...]
     kind: Literal["set-quotas"] = "set-quotas"
+
+    @property
+    def topic(self) -> Topic:
+        """The same attributes of the same function."""
+        names = frozenset(change.name for change in self.changes)
+        return (self.kind, self.subject, self.function, names)
+
+    def functions_reduced_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
+        """The virtual function that it gave memory to."""
+        if not self.is_of_memory:
+            return []
+        return host.virtual_functions(self.device)[self.function - 1 : self.function]
 
     def describe(self) -> str:
         """One line for people."""
@@ -87,13 +106,15 @@ def _in_words(change: QuotaChange) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAutoprobe:
+class SetAutoprobe(Step):
     """Let host drivers take the virtual functions that are made from now on, or not."""
 
     device: DeviceIdentity
     before: bool
     after: bool
     kind: Literal["set-autoprobe"] = "set-autoprobe"
+
+    is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""
@@ -111,7 +132,7 @@ class SetAutoprobe:
 
 
 @dataclass(frozen=True, slots=True)
-class SetVfCount:
+class SetVfCount(Step):
     """Have so many virtual functions; the kernel wants 0 between two other numbers.
 
     With `shares` the driver forgets their quotas with them, so that these are set before they are
@@ -123,6 +144,17 @@ class SetVfCount:
     after: int
     shares: tuple[SetQuotas, ...] = ()
     kind: Literal["set-vf-count"] = "set-vf-count"
+
+    affects: ClassVar[str] = "functions"
+
+    @property
+    def recreates_below(self) -> str | None:
+        """The bridge of the physical function, if there were virtual ones before."""
+        return self.device.bridge_path if self.before > 0 else None
+
+    def functions_removed_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
+        """The virtual functions that it made."""
+        return host.virtual_functions(self.device) if self.after else []
 
     def describe(self) -> str:
         """One line for people."""

@@ -7,19 +7,20 @@ from errno import EINVAL, EIO
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
+from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
 from vfiomgr.errors import HostError, WriteFailed
-from vfiomgr.passthrough.apply import NODE_DEADLINE, let_udev_finish
+from vfiomgr.passthrough.by_id import NODE_DEADLINE, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu.attributes import is_same_text
 from vfiomgr.vgpu.facts import marks, mdev, vendor
-from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
+from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.vgpu.steps import SetVgpuAttribute
 
 
+@performs(SetVgpuAttribute)
 def set_attribute(tree: HostTree, step: SetVgpuAttribute) -> None:
     """Write what is not there already.
 
@@ -59,23 +60,9 @@ def _target(tree: HostTree, step: SetVgpuAttribute) -> HostPath:
     return target
 
 
-def perform(tree: HostTree, step: CreateMdev | RemoveMdev | SetVgpuType) -> None:
-    """Carry out one step and verify its effect.
-
-    Raises:
-        HostError: the vGPU is not as the step names it.
-
-    """
-    match step:
-        case CreateMdev():
-            _create_mdev(tree, step)
-        case RemoveMdev():
-            _remove_mdev(tree, step)
-        case SetVgpuType():
-            _set_type(tree, step)
-
-
-def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
+@performs(CreateMdev)
+def create_mdev(tree: HostTree, step: CreateMdev) -> None:
+    """Make a mediated device."""
     vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None:
         target = paths.HostPath(step.parent_path) / mdev.TYPES / step.type_id / "create"
@@ -95,7 +82,9 @@ def _create_mdev(tree: HostTree, step: CreateMdev) -> None:
     let_udev_finish(tree, node)
 
 
-def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
+@performs(RemoveMdev)
+def remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
+    """Remove a mediated device."""
     target = paths.MDEV_DEVICES / step.uuid
     vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
@@ -107,7 +96,8 @@ def _remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
         raise HostError(message, "see dmesg for the driver's words")
 
 
-def _set_type(tree: HostTree, step: SetVgpuType) -> None:
+@performs(SetVgpuType)
+def set_type(tree: HostTree, step: SetVgpuType) -> None:
     """Write only what changes something: the driver answers a second time with EPERM."""
     require_same_device(tree, step.device)
     directory = paths.pci_device(step.device.address)

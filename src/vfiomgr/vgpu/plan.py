@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.follow import following_notes
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import device_notes, plans, resolves
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
@@ -18,18 +18,19 @@ from vfiomgr.vgpu.mig import plan as mig_plan
 from vfiomgr.vgpu.model import MARKS, Vgpu, mark_file, mark_of, types_called
 from vfiomgr.vgpu.placement import Choice, Placement, choose, find_parents
 from vfiomgr.vgpu.quota.capacity import refuse_function
+from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.paths import HostPath
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 
 
+@plans(CreateVgpu)
 def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
     """Make instances, all or none, where there is room for them.
 
@@ -75,6 +76,7 @@ def _address_of(host: HostSnapshot, name: str | None) -> str | None:
     return str(host.parse_address(name))
 
 
+@resolves(CreateVgpu)
 def settled(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
     """The intent with the places that were chosen, so that it can be finished after a crash."""
     if intent.places:
@@ -93,6 +95,7 @@ def settled(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
     return replace(intent, places=tuple(places))
 
 
+@plans(RemoveVgpu)
 def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     """Remove instances; one that is gone already is no error.
 
@@ -119,7 +122,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
             *_unmarkings(host, {*map(mark_file, found), *(MARKS / name for name in left)}),
         ),
         locks=tuple(sorted(locks)),
-        notes=(*_foreign_notes(host, intent), *following_notes(host, found)),
+        notes=(*_foreign_notes(host, intent), *device_notes(host, found)),
         already=already,
         settles=(*names, *(name for name in intent.names if name not in names)),
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Allowance
+from vfiomgr.engine.request import Request
 
 Strategy = Literal["pack", "spread"]
 """Fill one GPU after the other, or give each the same number of vGPUs."""
 
 
 @dataclass(frozen=True, slots=True)
-class CreateVgpu:
+class CreateVgpu(Request):
     """Make vGPUs: as many as there are UUIDs, all or none."""
 
     uuids: tuple[str, ...]
@@ -31,9 +32,11 @@ class CreateVgpu:
     """Parent and type of each, where they were chosen before: a run that is to be finished."""
     kind: Literal["create-vgpu"] = "create-vgpu"
 
+    needs_gpu_modes: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
-class RemoveVgpu:
+class RemoveVgpu(Request):
     """Remove vGPUs, by UUID or the address of a virtual function."""
 
     names: tuple[str, ...] = ()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vfiomgr import paths
+from vfiomgr.engine.step import Step
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.vgpu.attributes import PARAMETERS
 
+if TYPE_CHECKING:
+    from vfiomgr.engine.step import Topic
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
 
 @dataclass(frozen=True, slots=True)
-class SetVgpuAttribute:
+class SetVgpuAttribute(Step):
     """Write an attribute of a vGPU; `before` is None where nobody knows what it read, or need to.
 
     So it is of a vGPU that the same plan makes: undone, the vGPU goes, and its attributes with it.
@@ -26,6 +32,16 @@ class SetVgpuAttribute:
     before: str | None
     after: str
     kind: Literal["set-vgpu-attribute"] = "set-vgpu-attribute"
+
+    @property
+    def subject(self) -> str:
+        """The vGPU."""
+        return self.vgpu
+
+    @property
+    def topic(self) -> Topic:
+        """The same attribute of the same vGPU."""
+        return (self.kind, self.subject, self.attribute)
 
     def describe(self) -> str:
         """One line for people."""
@@ -62,7 +78,7 @@ class SetVgpuAttribute:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateMdev:
+class CreateMdev(Step):
     """Make a mediated device."""
 
     parent: str
@@ -70,6 +86,22 @@ class CreateMdev:
     type_id: str
     uuid: str
     kind: Literal["create-mdev"] = "create-mdev"
+
+    affects: ClassVar[str] = "mdev"
+
+    @property
+    def subject(self) -> str:
+        """The vGPU."""
+        return self.uuid
+
+    @property
+    def topic(self) -> Topic:
+        """A vGPU of another type, or on another parent, is another one."""
+        return (self.affects, self.uuid, self.parent, self.type_id)
+
+    def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
+        """The vGPU, if it is there."""
+        return host.vgpu(self.uuid)
 
     def describe(self) -> str:
         """One line for people."""
@@ -86,7 +118,7 @@ class CreateMdev:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveMdev:
+class RemoveMdev(Step):
     """Remove a mediated device."""
 
     parent: str
@@ -94,6 +126,18 @@ class RemoveMdev:
     type_id: str
     uuid: str
     kind: Literal["remove-mdev"] = "remove-mdev"
+
+    affects: ClassVar[str] = "mdev"
+
+    @property
+    def subject(self) -> str:
+        """The vGPU."""
+        return self.uuid
+
+    @property
+    def topic(self) -> Topic:
+        """A vGPU of another type, or on another parent, is another one."""
+        return (self.affects, self.uuid, self.parent, self.type_id)
 
     def describe(self) -> str:
         """One line for people."""
@@ -109,13 +153,22 @@ class RemoveMdev:
 
 
 @dataclass(frozen=True, slots=True)
-class SetVgpuType:
+class SetVgpuType(Step):
     """Make a virtual function a vGPU of a type of the vendor's driver, or none with the type 0."""
 
     device: DeviceIdentity
     before: int
     after: int
     kind: Literal["set-vgpu-type"] = "set-vgpu-type"
+
+    @property
+    def topic(self) -> Topic:
+        """A vGPU of another type is another one: undoing it looks for its own."""
+        return (self.kind, self.subject, frozenset({self.before, self.after}))
+
+    def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
+        """The vGPU, if it is there."""
+        return host.vgpu(str(self.device.address)) if self.after else None
 
     def describe(self) -> str:
         """One line for people."""

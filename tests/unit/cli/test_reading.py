@@ -165,11 +165,11 @@ _HEAVY = (
         (["--version"], ("vfiomgr.snapshot.scan", "vfiomgr.pci.model")),
         (
             ["list", "--all"],
-            ("vfiomgr.snapshot.users", "vfiomgr.snapshot.uses.facts", "vfiomgr.engine.steps"),
+            ("vfiomgr.snapshot.users", "vfiomgr.snapshot.uses.facts", "vfiomgr.engine.step"),
         ),
         (
             ["groups"],
-            ("vfiomgr.snapshot.users", "vfiomgr.snapshot.uses.facts", "vfiomgr.engine.steps"),
+            ("vfiomgr.snapshot.users", "vfiomgr.snapshot.uses.facts", "vfiomgr.engine.step"),
         ),
     ],
 )

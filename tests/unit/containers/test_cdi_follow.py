@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
 
 OWN = HostPath("/etc/cdi/vfiomgr-vfiomgr.io_vfio.json")
 FIRST, SECOND = (PciAddress.parse(text) for text in ("0000:01:00.0", "0000:02:00.0"))
@@ -120,7 +120,7 @@ def test_what_could_not_be_made_needs_no_undoing(tmp_path: Path, way: str) -> No
     if way == "file":
         kernel.make_directory(HostPath("/etc"))
         kernel.replace(HostPath("/etc/cdi"), b"")
-    intent: Intent = WRITE
+    intent: Request = WRITE
     if way == "name":
         intent = ChangeFiles("try", (FileChange(f"/etc/{'a' * 300}", None, "text"),), ())
     with pytest.raises((OSError, VfiomgrError)):

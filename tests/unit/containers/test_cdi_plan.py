@@ -13,7 +13,7 @@ from vfiomgr.containers.cdi.listing import entries
 from vfiomgr.containers.cdi.model import STATIC as ETC
 from vfiomgr.containers.cdi.model import CdiFile, OfferWish, own_file
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.requests import Unbind
 from vfiomgr.paths import HostPath

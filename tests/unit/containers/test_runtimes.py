@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tests.fakes.programs import Said
     from tests.unit.engine.faults import Courses
     from vfiomgr.containers.runtimes.apply import Prepared
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
 
 ONE = ["1.6.20", "1.7.28"]
 TWO = ["2.0.11", "2.1.9", "2.2.0", "2.3.4"]
@@ -891,28 +891,28 @@ def test_cdi_that_is_asked_for_is_refused_by_1_6(tmp_path: Path) -> None:
 
 
 def _prepared(
-    place: Path, version: str, main: str, then: Callable[[FakeKernel], Intent]
-) -> tuple[FakeKernel, Intent]:
+    place: Path, version: str, main: str, then: Callable[[FakeKernel], Request]
+) -> tuple[FakeKernel, Request]:
     kernel, _ = host(place, version, main)
     return kernel, then(kernel)
 
 
-def _installing(kernel: FakeKernel) -> Intent:
+def _installing(kernel: FakeKernel) -> Request:
     return prepare(kernel).intent
 
 
-def _uninstalling(kernel: FakeKernel) -> Intent:
+def _uninstalling(kernel: FakeKernel) -> Request:
     install(kernel)
     return prepare_removal(kernel).intent
 
 
-def _changing(kernel: FakeKernel) -> Intent:
+def _changing(kernel: FakeKernel) -> Request:
     install(kernel)
     return prepare(kernel, Wish("containerd", "kata-vfio", "/x", config_path="/y")).intent
 
 
 def _course(
-    tmp_path: Path, version: str, main: str, then: Callable[[FakeKernel], Intent]
+    tmp_path: Path, version: str, main: str, then: Callable[[FakeKernel], Request]
 ) -> Course:
     return Course(tmp_path, partial(_prepared, version=version, main=main, then=then))
 
@@ -930,7 +930,7 @@ class TestEveryFault(EveryFault):
 @pytest.mark.parametrize(("version", "main"), [("1.7.28", V2), ("2.1.9", V3)])
 @pytest.mark.parametrize("then", [_installing, _uninstalling, _changing])
 def test_a_death_at_any_operation_leaves_files_old_or_new_and_the_command_goes_on(
-    tmp_path: Path, version: str, main: str, then: Callable[[FakeKernel], Intent]
+    tmp_path: Path, version: str, main: str, then: Callable[[FakeKernel], Request]
 ) -> None:
     course = _course(tmp_path, version, main, then)
     for cut in course.cuts():

@@ -41,7 +41,7 @@ from vfiomgr.definitions.service import (
     render_wanted,
 )
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import ReplaceFile

@@ -24,7 +24,7 @@ from tests.unit.vgpu.test_sriov_manage import KEPT
 from vfiomgr.definitions.model.kept import VgpuAttribute
 from vfiomgr.definitions.requests import RestoreVgpus
 from vfiomgr.definitions.restore import candidates
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous, SetMig

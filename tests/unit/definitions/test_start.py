@@ -19,7 +19,7 @@ from tests.unit.defined_vgpus import (
 )
 from vfiomgr.definitions.model.kept import VgpuAttribute
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.pci.model import PciAddress

@@ -15,7 +15,7 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.kernel import FakeKernel
 from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs
-from vfiomgr.engine.requests import Intent
+from vfiomgr.engine.request import Request
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
 from vfiomgr.passthrough.requests import Reset
 
@@ -55,7 +55,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
 class Whole(NamedTuple):
     """A run without a fault, on a host that is the same each time that it is made."""
 
-    intent: Intent
+    intent: Request
     operations: range
     before: dict[str, str]
     after: dict[str, str]
@@ -67,7 +67,7 @@ class Cut(NamedTuple):
     at: int
     """The number of the operation."""
     kernel: FakeKernel
-    intent: Intent
+    intent: Request
     before: dict[str, str]
 
 
@@ -81,7 +81,7 @@ class Course:
     """A host, and what is then to be done with it."""
 
     tmp_path: Path
-    prepared: Callable[[Path], tuple[FakeKernel, Intent]]
+    prepared: Callable[[Path], tuple[FakeKernel, Request]]
     back: Callable[[FakeKernel], object] | None = None
     """What leads back once it is done."""
 
@@ -158,7 +158,7 @@ class Course:
 
 
 Courses = Mapping[str, Callable[[Path], Course]]
-Stories = Mapping[str, tuple[tuple[Intent, ...], Intent]]
+Stories = Mapping[str, tuple[tuple[Request, ...], Request]]
 
 
 class EveryFault:
@@ -204,11 +204,11 @@ def told(
 
 
 def _of_host(
-    tmp_path: Path, host: Callable[[Path], FakeKernel], story: tuple[tuple[Intent, ...], Intent]
+    tmp_path: Path, host: Callable[[Path], FakeKernel], story: tuple[tuple[Request, ...], Request]
 ) -> Course:
     earlier, intent = story
 
-    def prepared(place: Path) -> tuple[FakeKernel, Intent]:
+    def prepared(place: Path) -> tuple[FakeKernel, Request]:
         kernel = host(place)
         for before in earlier:
             api.apply(before, tree=kernel)
@@ -217,7 +217,7 @@ def _of_host(
     return Course(tmp_path, prepared)
 
 
-def _failure(kernel: FakeKernel, intent: Intent) -> Exception | None:
+def _failure(kernel: FakeKernel, intent: Request) -> Exception | None:
     try:
         api.apply(intent, tree=kernel)
     except (VfiomgrError, OSError) as error:

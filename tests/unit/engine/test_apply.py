@@ -16,7 +16,7 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
 from tests.unit.engine.faults import Course, EveryFault, Stories, changes, kept, named, told
 from vfiomgr import api
-from vfiomgr.engine import perform, transaction
+from vfiomgr.engine import transaction
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.engine.locks import hold
@@ -29,6 +29,7 @@ from vfiomgr.errors import (
     UsageError,
     VfiomgrError,
 )
+from vfiomgr.passthrough import apply as passthrough_apply
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import PCI_DRIVERS, HostPath, pci_device
 from vfiomgr.pci.facts import read_driver_state
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.snapshot.model import HostSnapshot
 
 PASSING = re.compile(
@@ -190,7 +191,7 @@ INTENTS: Stories = {
     "create": ((), CREATE),
     "remove": ((CREATE,), RemoveVgpu((UUID,))),
 }
-OPPOSITES: dict[str, Intent] = {
+OPPOSITES: dict[str, Request] = {
     "bind": Unbind((GPU,)),
     "unbind": Bind((GPU,)),
     "create": RemoveVgpu((UUID,)),
@@ -252,7 +253,7 @@ def test_a_module_that_is_not_there_is_named(kernel: FakeKernel) -> None:
 def test_a_driver_that_makes_no_node_is_no_vfio_driver(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perform, "NODE_DEADLINE", 0.1)
+    monkeypatch.setattr(passthrough_apply, "NODE_DEADLINE", 0.1)
     kernel.add_driver("idle-vfio", ids=[("10de", "*")])
     with pytest.raises(RolledBack, match="/dev/vfio/10 did not appear"):
         api.apply(

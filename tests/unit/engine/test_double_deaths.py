@@ -17,7 +17,7 @@ from tests.fakes.hosts import mixed
 from tests.unit.engine.faults import changes, kept
 from vfiomgr import api
 from vfiomgr.engine.journal import Journal, cut_off_runs
-from vfiomgr.engine.requests import Intent
+from vfiomgr.engine.request import Request
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.pci.model import PciAddress
@@ -45,9 +45,9 @@ DAY = 86400.0
 class Pair:
     """What is done on a host, and the two runs that die."""
 
-    earlier: tuple[Intent, ...]
-    first: Intent
-    second: Intent
+    earlier: tuple[Request, ...]
+    first: Request
+    second: Request
 
 
 PAIRS = {
@@ -87,7 +87,7 @@ def prepared(place: Path, pair: Pair) -> FakeKernel:
     return kernel
 
 
-def dies(kernel: FakeKernel, intent: Intent, at: int, *, after: bool) -> bool:
+def dies(kernel: FakeKernel, intent: Request, at: int, *, after: bool) -> bool:
     """Whether a run comes to that operation, and so dies at it."""
     kernel.kill(at=at, after=after)
     try:

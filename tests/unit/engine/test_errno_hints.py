@@ -14,7 +14,8 @@ from vfiomgr.errors import WriteFailed
 from vfiomgr.paths import MDEV_PARENTS
 from vfiomgr.pci.facts import read_identity
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.apply import perform
+from vfiomgr.vgpu.apply import create_mdev
+from vfiomgr.vgpu.apply import set_type as perform_type
 from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ def make(kernel: FakeKernel, parent: str, type_id: str, number: int) -> None:
     path = kernel.resolve(MDEV_PARENTS / parent)
     assert path is not None
     uuid = f"00000000-0000-4000-8000-{number:012d}"
-    perform(kernel, CreateMdev(parent, path, type_id, uuid))
+    create_mdev(kernel, CreateMdev(parent, path, type_id, uuid))
 
 
 def set_type(kernel: FakeKernel, name: str, number: int) -> None:
     device = read_identity(kernel, PciAddress.parse(name))
     assert device is not None
-    perform(kernel, SetVgpuType(device, before=0, after=number))
+    perform_type(kernel, SetVgpuType(device, before=0, after=number))
 
 
 def test_a_sample_driver_that_has_as_many_as_it_can(tmp_path: Path) -> None:

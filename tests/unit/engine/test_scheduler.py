@@ -9,7 +9,7 @@ from vfiomgr.engine.plan import LAST, Plan
 from vfiomgr.engine.scheduler import Schedule
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
 
 
 def schedule(*lanes: int) -> Schedule:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.hosts import mixed
 from vfiomgr import api
-from vfiomgr.engine.topics import covered, topic
 from vfiomgr.engine.undo import plan_undo
+from vfiomgr.engine.unfinished import covered
 from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin, ReleaseDriver, RememberOrigin
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.original_state import DriverState, Origin
@@ -21,7 +21,7 @@ from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step, Topic
     from vfiomgr.snapshot.model import HostSnapshot
 
 GPU, ADAPTER = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:05:00.0")
@@ -45,6 +45,10 @@ def steps(host: HostSnapshot) -> tuple[Step, ...]:
         SetVfCount(adapter, before=0, after=2),
         ChangeDriver(gpu, NVIDIA, VFIO),
     )
+
+
+def _topic(step: Step) -> Topic:
+    return step.topic
 
 
 def test_after_a_reboot_files_and_mig_are_undone_and_nothing_else(
@@ -84,13 +88,13 @@ def test_an_earlier_run_leads_back_from_what_a_later_one_changed(host: HostSnaps
 def test_two_vgpus_of_one_name_are_two_topics(host: HostSnapshot) -> None:
     gpu = host.device(GPU).identity
     small, large = (CreateMdev("mtty", "/p", kind, "u") for kind in ("mtty-1", "mtty-2"))
-    assert topic(small) == topic(small.inverse()) != topic(large)
-    assert topic(SetVgpuType(gpu, 0, 5)) == topic(SetVgpuType(gpu, 5, 0))
-    assert topic(SetVgpuType(gpu, 0, 5)) != topic(SetVgpuType(gpu, 0, 7))
+    assert small.topic == _topic(small.inverse()) != large.topic
+    assert _topic(SetVgpuType(gpu, 0, 5)) == _topic(SetVgpuType(gpu, 5, 0))
+    assert _topic(SetVgpuType(gpu, 0, 5)) != _topic(SetVgpuType(gpu, 0, 7))
 
 
 def test_a_record_and_its_removal_are_one_topic(origin: Origin) -> None:
-    assert topic(RememberOrigin(origin)) == topic(ForgetOrigin(origin))
+    assert _topic(RememberOrigin(origin)) == _topic(ForgetOrigin(origin))
 
 
 @pytest.fixture
@@ -100,4 +104,4 @@ def origin(host: HostSnapshot) -> Origin:
 
 def test_all_ways_to_virtual_functions_are_one_topic(host: HostSnapshot) -> None:
     adapter = host.device(ADAPTER).identity
-    assert topic(SetVfCount(adapter, 0, 2)) == topic(RunSriovManage(adapter, before=0, after=2))
+    assert _topic(SetVfCount(adapter, 0, 2)) == _topic(RunSriovManage(adapter, before=0, after=2))

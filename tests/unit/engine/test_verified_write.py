@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.hosts import mixed
 from vfiomgr import api
-from vfiomgr.engine.perform import perform
+from vfiomgr.engine.registry import perform
 from vfiomgr.engine.verified_write import require_same_device
 from vfiomgr.errors import HostError
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver, ResetFunction, SetResetMethod
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import DeviceIdentity
 
 ADAPTER = PciAddress.parse("0000:05:00.0")

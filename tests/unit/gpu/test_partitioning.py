@@ -13,8 +13,7 @@ from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, VFS, run
 from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition, render_gpu_definition
 from vfiomgr.definitions.model.kept import DefinitionFacts
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.engine.planning import plan, settled
-from vfiomgr.engine.requests import wants_gpu_modes
+from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.gpu.requests import DivideGpu, SetGpuMode, SwitchGpu
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
@@ -28,7 +27,7 @@ from vfiomgr.vgpu.steps import SetVgpuType
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.mig.model import GpuInstance
+    from vfiomgr.vgpu.mig.model import GpuInstance, InstancePlace
 
 MIG = GpuMode("0000:41:00.0", heterogeneous=None, mig=True, framebuffer=None)
 NAME = str(VFS[0].address)
@@ -92,6 +91,12 @@ def one_step(made: Plan) -> SetGpuInstances:
 def found(there: HostSnapshot, wanted: VgpuType) -> Room:
     (gpu,) = gpus(there)
     return room(gpu, wanted)
+
+
+def _made(plan: Plan) -> tuple[InstancePlace, ...]:
+    step = plan.steps[0]
+    assert isinstance(step, SetGpuInstances)
+    return step.made
 
 
 def test_only_what_differs_is_made_and_destroyed() -> None:
@@ -161,7 +166,7 @@ def test_a_profile_that_the_gpu_does_not_have() -> None:
     assert (
         one_step(plan(host(), DivideGpu(GPU.address, (("MIG 1G.5GB", 1),)))).made[0].profile == 19
     )
-    assert wants_gpu_modes(DivideGpu(GPU.address))
+    assert DivideGpu(GPU.address).needs_gpu_modes
 
 
 def test_a_definition_that_keeps_other_instances_is_told() -> None:
@@ -230,14 +235,14 @@ def test_what_is_there_is_used_before_anything_is_made() -> None:
     assert [step.after for step in by_need.steps if isinstance(step, SetVgpuType)] == [476]
     assert not any(isinstance(step, SetGpuInstances) for step in by_need.steps)
     both = create(there, 2, type="A100-3-20C")
-    assert [str(place) for place in both.steps[0].made] == ["3g.20gb at 4"]  # type: ignore[union-attr]
+    assert [str(place) for place in _made(both)] == ["3g.20gb at 4"]
 
 
 def test_a_run_that_was_cut_off_makes_only_what_is_still_missing() -> None:
     uuids = ("00000000-0000-4000-8000-000000000000", "00000000-0000-4000-8000-000000000001")
-    wish = settled(host(), CreateVgpu(uuids, type="A100-1-5C"))
+    wish = resolve(host(), CreateVgpu(uuids, type="A100-1-5C"))
     later = plan(host(instance("1g.5gb", 6, 13)), wish)
-    assert [str(place) for place in later.steps[0].made] == ["1g.5gb at 5"]  # type: ignore[union-attr]
+    assert [str(place) for place in _made(later)] == ["1g.5gb at 5"]
 
 
 def test_without_room_for_an_instance_the_refusal_names_what_is_there() -> None:
@@ -256,7 +261,7 @@ def test_virtual_functions_are_made_around_the_instances() -> None:
     assert ran == run(2, 0)
     assert back == away.inverse()
     assert any("made again where they were: 1g.5gb" in note for note in made.notes)
-    wish = settled(there, SetVirtualFunctions(GPU.address, 0))
+    wish = resolve(there, SetVirtualFunctions(GPU.address, 0))
     gone = replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(MIG,))
     later = plan(replace(gone, gpu_partitions=(partition(),)), wish)
     assert later.steps == (back,)
@@ -289,7 +294,7 @@ def test_a_gpu_that_leaves_its_driver_gives_its_instances_up_first() -> None:
     assert alone == (plan(bare, SwitchGpu(GPU.address, "host")).steps[0], off)
     ready = plan(bare, SwitchGpu(GPU.address, "vgpu")).steps
     assert ready[0].inverse() == ready[2]
-    wish = settled(bare, SwitchGpu(GPU.address, "vgpu"))
+    wish = resolve(bare, SwitchGpu(GPU.address, "vgpu"))
     later = plan(replace(host(), vgpu_parents=()), wish)
     assert later.steps == (ready[2],)
 

@@ -11,7 +11,7 @@ from tests.unit.devices import host_of, pci_device
 from tests.unit.gpu.test_mode import PLAIN, VGPU, divided, whole
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, OFF, ON, VFS, run
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.engine.planning import plan, settled
+from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import GpuUse, SwitchGpu
 from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, ForgetOrigin, RememberOrigin
@@ -201,8 +201,8 @@ def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
 
 
 def test_a_run_that_was_cut_off_remembers_what_it_was_to_remove() -> None:
-    wish = settled(carrying(), SwitchGpu(GPU.address, "host"))
-    assert wish.vgpus == ("0000:41:00.4",)  # type: ignore[union-attr]
+    wish = resolve(carrying(), SwitchGpu(GPU.address, "host"))
+    assert wish.vgpus == ("0000:41:00.4",)
     half = replace(whole(), vgpu_marks=(MARK,))
     assert plan(half, wish).steps == (UNMARKED,)
 
@@ -211,6 +211,6 @@ def test_a_run_that_was_cut_off_remembers_how_it_was_to_divide() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
     mixed = replace(PLAIN, heterogeneous=True)
     host = replace(host_of(one, VFS[0]), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mixed,))
-    wish = settled(host, SwitchGpu(GPU.address, "vgpu"))
+    wish = resolve(host, SwitchGpu(GPU.address, "vgpu"))
     assert plan(whole(), wish).steps == (run(0, 2), ON)
     assert plan(divided(), wish).steps == (ON,)

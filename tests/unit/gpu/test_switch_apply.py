@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
 
 GPU = PciAddress.parse(GPUS[0])
 UUIDS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
@@ -40,7 +40,7 @@ def l40s(tmp_path: Path, *, enabled: bool = True) -> FakeKernel:
     return l40s_host(tmp_path, total_vfs=2, is_enabled=enabled)
 
 
-def apply(kernel: FakeKernel, intent: Intent) -> api.Outcome:
+def apply(kernel: FakeKernel, intent: Request) -> api.Outcome:
     return api.apply(intent, tree=kernel)
 
 
@@ -223,7 +223,7 @@ def quiet(kernel: FakeKernel) -> None:
     kernel.call("nvidia-smi", "-pm", "0", "-i", str(GPU))
 
 
-def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
+def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Request]:
     """A host, and what it shall become."""
     enabled = name.startswith("vgpus")
     kernel = l40s(tmp_path, enabled=enabled)

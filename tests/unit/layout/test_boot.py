@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
 
 HOOK = HostPath("/etc/initramfs-tools/hooks/vfiomgr")
 OTHER = {"select": {"address": str(NIC)}, "state": "sriov", "count": 1}
@@ -34,7 +34,7 @@ OWNED = Bind(
 )
 
 
-def host(tmp_path: Path, *earlier: Intent) -> FakeKernel:
+def host(tmp_path: Path, *earlier: Request) -> FakeKernel:
     """A host with systemd, whose initramfs brings the drivers of displays."""
     kernel = mixed(tmp_path)
     kernel.sysfs.make("/run/systemd/system")
@@ -62,10 +62,10 @@ def etc(kernel: FakeKernel) -> dict[str, str]:
     return {p: t for p, t in found.items() if t != "/" and not p.endswith(".torn")}
 
 
-def changed(kernel: FakeKernel, intent: Intent) -> list[str]:
+def changed(kernel: FakeKernel, intent: Request) -> list[str]:
     """What a run writes or removes, by name."""
     steps = api.apply(intent, tree=kernel).plan.steps
-    return [HostPath(step.path).name for step in steps]  # type: ignore[union-attr]
+    return [HostPath(step.path).name for step in steps]  # type: ignore[attr-defined]
 
 
 def test_all_is_written_nothing_moves_and_all_is_taken_back(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_an_import_starts_no_service_that_moves_what_is_there(tmp_path: Path) ->
     kernel = host(tmp_path)
     put(kernel, HostPath(f"/etc/driverctl.d/{NIC}"), "vfio-pci\n")
     steps = api.apply(ImportDriverctl(program="/usr/bin/vfiomgr"), tree=kernel).plan.steps
-    paths = [step.path for step in steps]  # type: ignore[union-attr]
+    paths = [step.path for step in steps]  # type: ignore[attr-defined]
     assert paths.index(SWEPT) < paths.index(UNIT)
 
 

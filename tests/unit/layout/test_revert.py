@@ -21,7 +21,7 @@ from vfiomgr.vgpu.steps import SetVgpuAttribute
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Allowance
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
 
 GPU = pci_device().identity
 

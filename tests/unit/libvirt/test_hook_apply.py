@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.libvirt.model.domain import Domain
 
 GPU, AUDIO = "0000:01:00.0", "0000:01:00.1"
@@ -217,7 +217,7 @@ def test_a_death_at_any_operation_strands_nothing(tmp_path: Path, then: str) -> 
 # ---- the hook itself
 
 
-def hooked(tmp_path: Path, *earlier: Intent) -> FakeKernel:
+def hooked(tmp_path: Path, *earlier: Request) -> FakeKernel:
     kernel = mixed(tmp_path)
     for intent in earlier:
         api.apply(intent, tree=kernel)
@@ -266,8 +266,8 @@ def test_a_power_cut_at_any_operation_of_installing_can_be_ended(
 
 
 def _course(tmp_path: Path, which: str) -> Course:
-    earlier: tuple[Intent, ...] = () if which == "install" else (INSTALL,)
-    intent: Intent = INSTALL if which == "install" else UninstallHook()
+    earlier: tuple[Request, ...] = () if which == "install" else (INSTALL,)
+    intent: Request = INSTALL if which == "install" else UninstallHook()
     return Course(tmp_path, lambda path: (hooked(path, *earlier), intent))
 
 

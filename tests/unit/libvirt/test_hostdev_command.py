@@ -74,8 +74,8 @@ def test_devices_that_are_ready_are_read_like_a_list(run: Run, kernel: FakeKerne
     run("bind", GPU)
     imported = imported_by("--root", kernel.root, "libvirt", "hostdev", GPU)
     assert "jinja2" in imported
-    assert not imported & {"vfiomgr.api", "vfiomgr.engine.planning", "vfiomgr.snapshot.extra_facts"}
-    assert not imported & {"pydantic", "rich", "libvirt", "vfiomgr.engine.requests"}
+    assert not imported & {"vfiomgr.api", "vfiomgr.engine.registry", "vfiomgr.snapshot.extra_facts"}
+    assert not imported & {"pydantic", "rich", "libvirt", "vfiomgr.engine.request"}
 
 
 def test_of_many_functions_that_wait_one_command_tells_all(run: Run, kernel: FakeKernel) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.load_module import LoadModule
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, RememberOrigin
@@ -20,7 +20,7 @@ from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Allowance
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
 
 GPU = pci_device("0000:04:00.0")
 AUDIO = replace(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.load_module import LoadModule
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Unbind
 from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin, ReleaseDriver

@@ -15,6 +15,7 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr import api
+from vfiomgr.engine import registry
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host.accounts import ROOT_ONLY, NodeOwner
 from vfiomgr.passthrough import watch
@@ -23,7 +24,7 @@ from vfiomgr.paths import HostPath, vfio_group_node
 from vfiomgr.pci.facts import read_driver_state, read_identity
 from vfiomgr.pci.hotplug import Arrival
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.apply import configure
+from vfiomgr.persistence.apply import rebuild_initramfs, replace_file
 from vfiomgr.persistence.facts import rules_changed
 from vfiomgr.persistence.model import UNIT, render_rule, rule_file
 from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
@@ -123,13 +124,13 @@ def test_a_file_that_somebody_else_changed_is_not_overwritten(kernel: FakeKernel
     put(kernel, rule_file(GPU), "mine")
     step = ReplaceFile(rule_file(GPU), None, "ours")
     with pytest.raises(HostError, match="was changed meanwhile"):
-        configure(kernel, step)
+        replace_file(kernel, step)
     assert kernel.read_text(rule_file(GPU)) == "mine"
 
 
 def test_the_initramfs_of_another_root_is_not_made_here(kernel: FakeKernel) -> None:
     with pytest.raises(HostError, match="is not made from here") as caught:
-        configure(kernel, RebuildInitramfs(("update-initramfs", "-u")))
+        rebuild_initramfs(kernel, RebuildInitramfs(("update-initramfs", "-u")))
     assert "run there: update-initramfs -u" in caught.value.hint
 
 
@@ -160,7 +161,7 @@ def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
     put(kernel, "/run/udev/control", "")
     kernel.sysfs.make("/run/systemd/system")
     monkeypatch.setattr(type(kernel), "is_machine", True)
-    monkeypatch.setattr("vfiomgr.passthrough.apply.UDEV_DEADLINE", 0.0)  # it makes no record either
+    monkeypatch.setattr("vfiomgr.passthrough.by_id.UDEV_DEADLINE", 0.0)  # it makes no record either
     programs = Deaf()
     monkeypatch.setattr(kernel, "call", programs)
     return programs
@@ -207,8 +208,8 @@ def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, finish: bool
 ) -> None:
     kernel.stuck.really = True  # so that steps are carried out by children
-    monkeypatch.setattr("vfiomgr.persistence.apply._rebuild_initramfs", wait_for_ever)
-    monkeypatch.setattr("vfiomgr.engine.run.IMAGE_DEADLINE", 0.5)
+    monkeypatch.setitem(registry._PERFORMERS, RebuildInitramfs, wait_for_ever)
+    monkeypatch.setattr(RebuildInitramfs, "deadline", 0.5)
     before = etc(kernel)
     with pytest.raises(RollbackIncomplete, match=r"has not ended within 0\.5 seconds") as caught:
         api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)

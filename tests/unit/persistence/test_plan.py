@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.host.accounts import ROOT_ONLY, NodeAccess, NodeOwner
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import vfio_group_node
@@ -25,8 +25,8 @@ from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAcce
 from vfiomgr.snapshot.model import HostSnapshot, NodeFact
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.requests import Intent
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.step import Step
 
 GPU = pci_device()
 BOUND = replace(GPU, driver="vfio-pci", driver_override="vfio-pci", driver_module="vfio_pci")
@@ -43,7 +43,7 @@ def host_with(*files: TextFile, bound: bool = True, **facts: Any) -> HostSnapsho
     return replace(host_of(BOUND if bound else GPU), files=files, **facts)
 
 
-def kept(host: HostSnapshot, intent: Intent) -> list[Step]:
+def kept(host: HostSnapshot, intent: Request) -> list[Step]:
     kinds = ReplaceFile | RebuildInitramfs | SetNodeAccess
     return [step for step in plan(host, intent).steps if isinstance(step, kinds)]
 

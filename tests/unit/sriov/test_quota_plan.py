@@ -12,7 +12,7 @@ from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
 from tests.unit.devices import host_of
 from tests.unit.sriov.test_plan import NIC
 from vfiomgr import api
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = PciAddress.parse(GPUS[0])
@@ -38,7 +38,7 @@ def make(host: HostSnapshot, count: int, share: Share | None = None) -> Plan:
     return plan(host, SetVirtualFunctions(GPU, count, share=share))
 
 
-def refused(host: HostSnapshot, intent: Intent) -> Refusal:
+def refused(host: HostSnapshot, intent: Request) -> Refusal:
     with pytest.raises(Refusal) as caught:
         plan(host, intent)
     return caught.value

@@ -12,7 +12,7 @@ from tests.unit.engine.faults import Course, EveryFault, named
 from vfiomgr import api
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu
 from vfiomgr.engine.journal import cut_off_runs
-from vfiomgr.engine.perform import perform
+from vfiomgr.engine.registry import perform
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.gpu.requests import DivideGpu, SetGpuMode, SwitchGpu
 from vfiomgr.layout.compare import compare
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.layout.requests import ApplyLayout
 
 GPU = PciAddress.parse(GPUS[0])
@@ -49,7 +49,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia_apply, "PAUSE", 0.0)
 
 
-def apply(kernel: FakeKernel, intent: Intent) -> api.Outcome:
+def apply(kernel: FakeKernel, intent: Request) -> api.Outcome:
     return api.apply(intent, tree=kernel)
 
 
@@ -344,7 +344,7 @@ def test_a_layout_makes_the_instances_of_all_its_vgpus_at_once(tmp_path: Path) -
 # ---- faults and deaths
 
 
-def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Intent]:
+def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Request]:
     """A host, and what it shall become."""
     match name:
         case "divided anew":

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.devices import host_of, pci_device
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.engine.planning import plan, settled
+from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
@@ -216,7 +216,7 @@ def test_a_vgpu_of_a_function_is_removed_by_its_address() -> None:
 
 def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> None:
     host = vendor_host()
-    intent = settled(host, CreateVgpu((UUID, OTHER), type="L40S-2Q"))
+    intent = resolve(host, CreateVgpu((UUID, OTHER), type="L40S-2Q"))
     assert isinstance(intent, CreateVgpu)
     assert intent.places == (("0000:01:01.0", "1148"), ("0000:01:01.1", "1148"))
     half = plan(vendor_host(1148), intent)
@@ -227,11 +227,11 @@ def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> Non
 
 
 def test_a_place_that_was_taken_meanwhile_cannot_be_finished() -> None:
-    intent = settled(vendor_host(), CreateVgpu((UUID,), type="L40S-2Q"))
+    intent = resolve(vendor_host(), CreateVgpu((UUID,), type="L40S-2Q"))
     with pytest.raises(Refusal, match=r"0000:01:01\.0 makes no 1148 any more"):
         plan(vendor_host(1150), intent)
 
 
 def test_settling_leaves_what_is_settled() -> None:
-    intent = settled(vgpu_host(()), CreateVgpu((UUID,), type=a40_type(2).id))
-    assert settled(vgpu_host(()), intent) == intent
+    intent = resolve(vgpu_host(()), CreateVgpu((UUID,), type=a40_type(2).id))
+    assert resolve(vgpu_host(()), intent) == intent

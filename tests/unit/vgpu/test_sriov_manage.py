@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.engine.planning import plan, settled
+from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
@@ -81,7 +81,7 @@ def test_heterogeneous_mode_survives_what_clears_it() -> None:
 
 def test_a_run_that_was_cut_off_remembers_heterogeneous_mode() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
-    wish = settled(host(one, VFS[0], mode=MIXED), SetVirtualFunctions(GPU.address, 2))
+    wish = resolve(host(one, VFS[0], mode=MIXED), SetVirtualFunctions(GPU.address, 2))
     assert plan(host(GPU), wish).steps == (run(0, 2), ON)
     assert plan(host(DIVIDED, *VFS), wish).steps == (ON,)
     assert plan(host(DIVIDED, *VFS, mode=MIXED), wish).is_empty

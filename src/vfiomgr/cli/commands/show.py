@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.output import group_cell, or_dash, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.engine.planning import plan
+from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.passthrough.reset import methods_in_words

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.follow import GOES
 from vfiomgr.containers.cdi.requests import RemoveCdi
+from vfiomgr.engine.registry import after_change
 from vfiomgr.engine.transaction import apply
 from vfiomgr.errors import VfiomgrError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.transaction import Work
 
 
+@after_change
 def follow_devices(work: Work) -> None:
     """Take out what no guest could have any more; a change that was made stays, come what may."""
     if not any(file.is_own for file in read_cdi_files(work.tree)):

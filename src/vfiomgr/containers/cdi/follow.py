@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.engine.registry import notes_devices
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -15,6 +17,7 @@ GOES = " goes"
 """What a note ends with that tells of a device that is taken out."""
 
 
+@notes_devices
 def following_notes(host: HostSnapshot, going: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
     """Which of vfiomgr's own files name functions or vGPUs that are about to go."""
     nodes = {node for holder in going for node in host.guest_nodes(holder)}

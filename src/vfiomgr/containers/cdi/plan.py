@@ -12,8 +12,10 @@ from vfiomgr.containers.cdi.follow import GOES
 from vfiomgr.containers.cdi.generate import LOWEST, nothing_ready, refuse_unread, specification_of
 from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
 from vfiomgr.containers.cdi.names import needed_version, version_of
+from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.cdi.device_nodes import Target
     from vfiomgr.containers.cdi.model import CdiDevice, CdiFile, CdiSpecification
-    from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
@@ -31,6 +32,7 @@ _LONGEST_NAME = 240
 """A file system takes 255 bytes; the file is made under a longer name, and then renamed."""
 
 
+@plans(WriteCdi)
 def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     """Have one file with what is ready; with addresses, these besides what it has.
 
@@ -244,6 +246,7 @@ def _version_notes(specification: CdiSpecification) -> Iterator[str]:
         yield f"its class has a dot, which is CDI {specification.version}: {names} do not read it"
 
 
+@plans(RemoveCdi)
 def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
     """Take devices out of vfiomgr's own files; a file that loses its last one goes.
 

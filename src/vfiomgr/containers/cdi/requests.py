@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vfiomgr.containers.cdi.model import Lifetime, OfferWish
+from vfiomgr.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class WriteCdi:
+class WriteCdi(Request):
     """Have a CDI specification of what is ready; devices of it that are not go."""
 
     wish: OfferWish
     lifetime: Lifetime = "static"
     kind: Literal["write-cdi"] = "write-cdi"
 
+    is_about_files: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
-class RemoveCdi:
+class RemoveCdi(Request):
     """Take devices out of the CDI specifications that vfiomgr wrote."""
 
     names: tuple[str, ...] = ()
@@ -29,3 +32,5 @@ class RemoveCdi:
     stale: bool = False
     """All that no guest could have now."""
     kind: Literal["remove-cdi"] = "remove-cdi"
+
+    is_about_files: ClassVar[bool] = True

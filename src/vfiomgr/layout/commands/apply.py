@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from vfiomgr.api import Options
     from vfiomgr.diagnostic import Allowance
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.steps import Step
+    from vfiomgr.engine.step import Step
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.model import LayoutFile
     from vfiomgr.layout.requests import ApplyLayout

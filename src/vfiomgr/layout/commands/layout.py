@@ -88,7 +88,7 @@ def install(
     )
     if session.dry_run:
         host = host_for(session, wish)
-        from vfiomgr.engine.planning import plan  # noqa: PLC0415 - not for schemas
+        from vfiomgr.engine.registry import plan  # noqa: PLC0415 - not for schemas
 
         print_plan(session, plan(host, intent), not_checked(host, intent))
         return

@@ -17,7 +17,7 @@ from vfiomgr.libvirt.hook.plan import needs_of, returns_of, taken_by
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.engine.transaction import Work
     from vfiomgr.host.tree import HostTree
     from vfiomgr.libvirt.model.domain import Domain
@@ -62,7 +62,7 @@ class GuestHook:
         """Give back what was taken for the guest; what it was."""
         return self._give_back(GuestRecord(self._uuid, self._domain.name))
 
-    def _take(self, intent: Intent) -> None:
+    def _take(self, intent: Request) -> None:
         def note(plan: Plan) -> None:
             vgpus = intent.names if isinstance(intent, StartVgpu) else ()
             self._keep(self._record().with_taken(taken_by(plan), vgpus))

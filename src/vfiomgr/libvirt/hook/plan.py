@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import MODE, render_script
+from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import ChangeDriver
 from vfiomgr.paths import SCRIPT
@@ -20,9 +22,8 @@ from vfiomgr.persistence.steps import ReplaceFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.requests import Intent
+    from vfiomgr.engine.request import Request
     from vfiomgr.libvirt.hook.model import GuestRecord
-    from vfiomgr.libvirt.hook.requests import InstallHook
     from vfiomgr.libvirt.model.domain import Domain
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -38,7 +39,7 @@ class GuestNeeds:
     vgpus: tuple[str, ...] = ()
     """Defined, and not active."""
 
-    def intents(self) -> Iterator[Intent]:
+    def intents(self) -> Iterator[Request]:
         """What makes them ready: vGPUs first, which fail the sooner."""
         if self.vgpus:
             yield StartVgpu(self.vgpus)
@@ -101,7 +102,7 @@ def taken_by(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Intent]:
+def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
     """What gives back what was taken for a guest, as far as it has not gone back by itself."""
     functions = tuple(
         device.address
@@ -118,6 +119,7 @@ def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Intent]:
 # ---- the hook itself
 
 
+@plans(InstallHook)
 def plan_install(host: HostSnapshot, intent: InstallHook) -> Plan:
     """Have libvirt run vfiomgr when guests start and end.
 
@@ -146,7 +148,8 @@ def plan_install(host: HostSnapshot, intent: InstallHook) -> Plan:
     )
 
 
-def plan_uninstall(host: HostSnapshot) -> Plan:
+@plans(UninstallHook)
+def plan_uninstall(host: HostSnapshot, _request: UninstallHook) -> Plan:
     """Remove the script; what it bound for guests that run stays bound."""
     there = host.file(SCRIPT)
     if there is None:

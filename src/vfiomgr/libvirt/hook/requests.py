@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vfiomgr.engine.request import Request
+
 
 @dataclass(frozen=True, slots=True)
-class InstallHook:
+class InstallHook(Request):
     """Have libvirt run vfiomgr when guests start and end; no guest is concerned by that alone."""
 
     program: str | None = None
@@ -16,7 +18,7 @@ class InstallHook:
 
 
 @dataclass(frozen=True, slots=True)
-class UninstallHook:
+class UninstallHook(Request):
     """Take back what installing the hook wrote."""
 
     kind: Literal["uninstall-hook"] = "uninstall-hook"

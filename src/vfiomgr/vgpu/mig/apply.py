@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import require_runnable, require_same_device
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.vgpu.mig.facts.instances import read_instances
@@ -11,6 +12,7 @@ from vfiomgr.vgpu.mig.facts.modes import read_mode, read_persistence
 from vfiomgr.vgpu.mig.model import counted
 from vfiomgr.vgpu.mig.steps import (
     ModeStep,
+    SetGpuInstances,
     SetHeterogeneous,
     SetMig,
     SetPersistence,
@@ -20,7 +22,6 @@ from vfiomgr.vgpu.mig.steps import (
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.vgpu.mig.model import GpuInstance, InstancePlace
-    from vfiomgr.vgpu.mig.steps import SetGpuInstances
 
 
 NOT_FOUND = 6
@@ -62,6 +63,7 @@ def explained(error: ProgramFailed, subject: str) -> HostError:
 _Where = tuple[int, int]
 
 
+@performs(SetGpuInstances)
 def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
     """Have the GPU instances that a step names, and not those that it takes away.
 
@@ -135,6 +137,7 @@ def _verify(tree: HostTree, step: SetGpuInstances) -> None:
 _UNKNOWN = "is NVIDIA's driver loaded, with its vGPU host part? see nvidia-smi -q"
 
 
+@performs(SetHeterogeneous, SetMig, SetPersistence)
 def set_mode(tree: HostTree, step: ModeStep) -> None:
     """Bring a GPU into the mode that a step names.
 

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vfiomgr.engine.step import Step
 from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.vgpu.mig.model import InstancePlace, counted
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+PROGRAM_DEADLINE = 300.0
+"""Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
+of them is set up."""
+
 
 @dataclass(frozen=True, slots=True)
-class RunSriovManage:
+class RunSriovManage(Step):
     """Have all virtual functions of a GPU, on their driver, or none; one of the numbers is 0."""
 
     device: DeviceIdentity
     before: int
     after: int
     kind: Literal["run-sriov-manage"] = "run-sriov-manage"
+
+    deadline: ClassVar[float | None] = PROGRAM_DEADLINE
+    affects: ClassVar[str] = "functions"
+
+    @property
+    def recreates_below(self) -> str | None:
+        """The bridge of the physical function, if there were virtual ones before."""
+        return self.device.bridge_path if self.before > 0 else None
+
+    def functions_removed_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
+        """The virtual functions that it made."""
+        return host.virtual_functions(self.device) if self.after else []
 
     def describe(self) -> str:
         """One line for people."""
@@ -33,13 +57,15 @@ class RunSriovManage:
 
 
 @dataclass(frozen=True, slots=True)
-class SetHeterogeneous:
+class SetHeterogeneous(Step):
     """Let vGPUs of different sizes be on one GPU, or not; only while it has none."""
 
     device: DeviceIdentity
     before: bool
     after: bool
     kind: Literal["set-heterogeneous"] = "set-heterogeneous"
+
+    is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""
@@ -61,7 +87,7 @@ class SetHeterogeneous:
 
 
 @dataclass(frozen=True, slots=True)
-class SetMig:
+class SetMig(Step):
     """Divide a GPU into instances of its own hardware (MIG), or not; no virtual function is there.
 
     The mode outlasts a reboot of the host.
@@ -71,6 +97,8 @@ class SetMig:
     before: bool
     after: bool
     kind: Literal["set-mig"] = "set-mig"
+
+    outlasts_reboot: ClassVar[bool] = True
 
     def describe(self) -> str:
         """One line for people."""
@@ -90,7 +118,7 @@ class SetMig:
 
 
 @dataclass(frozen=True, slots=True)
-class SetGpuInstances:
+class SetGpuInstances(Step):
     """Divide a GPU in MIG mode into other GPU instances; those of both states are not touched.
 
     Places are of the memory, so that whatever is destroyed can be made again where it was. What is
@@ -101,6 +129,14 @@ class SetGpuInstances:
     before: tuple[InstancePlace, ...]
     after: tuple[InstancePlace, ...]
     kind: Literal["set-gpu-instances"] = "set-gpu-instances"
+
+    deadline: ClassVar[float | None] = PROGRAM_DEADLINE
+
+    @classmethod
+    def is_restored_later(cls, own: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether instances were removed only for a run of sriov-manage, which destroys them."""
+        alike = (other for other in later if other["kind"] == own["kind"])
+        return any(other["after"] and other["device"] == own["device"] for other in alike)
 
     @property
     def gone(self) -> tuple[InstancePlace, ...]:
@@ -150,7 +186,7 @@ class SetGpuInstances:
 
 
 @dataclass(frozen=True, slots=True)
-class SetPersistence:
+class SetPersistence(Step):
     """Keep a GPU's driver initialised while nobody uses it, or not: then it lets the GPU go."""
 
     device: DeviceIdentity

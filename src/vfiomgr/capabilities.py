@@ -1,0 +1,57 @@
+"""The capabilities of vfiomgr itself; importing this module makes them known to the engine."""
+
+from __future__ import annotations
+
+from vfiomgr.capability import Capability, register
+
+BUILT_IN = (
+    Capability("vfiomgr.engine", values=("load_module",), applies=("load_module",)),
+    Capability(
+        "vfiomgr.vgpu",
+        values=("requests", "steps", "mig.steps"),
+        plans=("plan",),
+        applies=("apply", "mig.apply"),
+        hooks=("undo_guards",),
+    ),
+    Capability(
+        "vfiomgr.passthrough",
+        values=("requests", "steps"),
+        plans=("plan", "reset"),
+        applies=("apply", "reset_apply"),
+        hooks=("undo_guards",),
+    ),
+    Capability(
+        "vfiomgr.persistence",
+        values=("requests", "steps"),
+        plans=("plan", "file_changes"),
+        applies=("apply",),
+    ),
+    Capability(
+        "vfiomgr.sriov",
+        values=("requests", "steps"),
+        plans=("plan", "quota_plan"),
+        applies=("apply", "nvidia_apply"),
+    ),
+    Capability(
+        "vfiomgr.gpu",
+        values=("requests",),
+        plans=("mode", "partitioning", "switch"),
+        hooks=("undo_guards",),
+    ),
+    Capability("vfiomgr.definitions", values=("requests",), plans=("plan", "start", "restore")),
+    Capability(
+        "vfiomgr.containers.cdi",
+        values=("requests",),
+        plans=("plan",),
+        hooks=("follow", "apply"),
+    ),
+    Capability("vfiomgr.libvirt.hook", values=("requests",), plans=("plan",)),
+    Capability(
+        "vfiomgr.layout",
+        values=("requests",),
+        plans=("compare", "revert", "boot"),
+        hooks=("applied",),
+    ),
+)
+
+register(*BUILT_IN)

@@ -1,0 +1,49 @@
+"""Capabilities: the packages that bring steps, requests, diagnostics and commands.
+
+A capability names the modules that the engine is to import when it needs them. `values` hold the
+classes of requests and steps, `plans` plan the requests, `applies` perform the steps, and `hooks`
+take part in every change; they register their functions with the decorators of
+`vfiomgr.engine.registry`. `vfiomgr.capabilities` lists those of vfiomgr itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Capability(NamedTuple):
+    """A package, and the modules in it that are imported when they are needed."""
+
+    package: str
+    """Its dotted name: `vfiomgr.passthrough`. Modules are named relative to it."""
+    values: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
+    applies: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+    commands: Mapping[str, str] = {}
+    """Commands that it adds to `vfiomgr`, each with the module that has a function of its name."""
+
+
+_KNOWN: dict[str, Capability] = {}
+
+
+def register(*capabilities: Capability) -> None:
+    """Make capabilities known; one of the same package is replaced."""
+    _KNOWN.update((capability.package, capability) for capability in capabilities)
+
+
+def registered() -> tuple[Capability, ...]:
+    """All capabilities, in the order in which they were registered."""
+    return tuple(_KNOWN.values())
+
+
+def added_commands() -> dict[str, tuple[str, str]]:
+    """The commands that capabilities add: the module and the function of each name."""
+    return {
+        name: (f"{capability.package}.{module}", name.replace("-", "_"))
+        for capability in _KNOWN.values()
+        for name, module in capability.commands.items()
+    }

@@ -1,0 +1,246 @@
+"""What capabilities do with their requests and steps, and how the engine finds it.
+
+The modules of a capability (`vfiomgr.capability`) register their functions with the decorators
+below. The engine imports them when a request is planned, a step performed or a journal read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from vfiomgr.capability import registered
+from vfiomgr.engine import request as requests
+from vfiomgr.engine import step as steps
+from vfiomgr.engine.request import Request
+from vfiomgr.engine.step import Step
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Objection
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.undo import UndoScope
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+    UndoGuard = Callable[[HostSnapshot, UndoScope], Iterable[Objection]]
+    DeviceNotes = Callable[[HostSnapshot, Iterable[PciDevice | Vgpu]], Iterable[str]]
+    AfterChange = Callable[[Work], None]
+
+R = TypeVar("R", bound=Request)
+_F = TypeVar("_F", bound=Callable[..., Any])
+Modules = Literal["values", "plans", "applies", "hooks"]
+
+
+_IMPORTED: set[tuple[str, Modules]] = set()
+_PLANNERS: dict[type[Request], Callable[..., Plan]] = {}
+_RESOLVERS: dict[type[Request], Callable[..., Any]] = {}
+_CHECKS: dict[type[Request], Callable[..., None]] = {}
+_PERFORMERS: dict[type[Step], Callable[..., None]] = {}
+_VERIFIERS: dict[type[Step], Callable[..., None]] = {}
+_UNDO_GUARDS: list[UndoGuard] = []
+_DEVICE_NOTES: list[DeviceNotes] = []
+_AFTER_CHANGES: list[AfterChange] = []
+
+
+def plans(kind: type[Request]) -> Callable[[_F], _F]:
+    """Register the function that plans requests of a class."""
+    return _for(_PLANNERS, kind)
+
+
+def resolves(kind: type[Request]) -> Callable[[_F], _F]:
+    """Register what adds to a request what only the present host tells, for the journal."""
+    return _for(_RESOLVERS, kind)
+
+
+def checks(kind: type[Request]) -> Callable[[_F], _F]:
+    """Register what refuses a request that another process made obsolete meanwhile."""
+    return _for(_CHECKS, kind)
+
+
+def performs(*kinds: type[Step]) -> Callable[[_F], _F]:
+    """Register the function that performs steps of some classes, and verifies their effect."""
+    return _for(_PERFORMERS, *kinds)
+
+
+def verifies(kind: type[Step]) -> Callable[[_F], _F]:
+    """Register what looks at the device after a step, but not after undoing one."""
+    return _for(_VERIFIERS, kind)
+
+
+def guards_undo(function: UndoGuard) -> UndoGuard:
+    """Register reasons against undoing an interrupted operation."""
+    return _added(_UNDO_GUARDS, function)
+
+
+def notes_devices(function: DeviceNotes) -> DeviceNotes:
+    """Register what a plan should tell of devices that are about to change."""
+    return _added(_DEVICE_NOTES, function)
+
+
+def after_change(function: AfterChange) -> AfterChange:
+    """Register what follows every change of devices."""
+    return _added(_AFTER_CHANGES, function)
+
+
+def _for(functions: dict[Any, Any], *kinds: type[Any]) -> Callable[[_F], _F]:
+    def note(function: _F) -> _F:
+        functions.update(dict.fromkeys(kinds, function))
+        return function
+
+    return note
+
+
+def _added(functions: list[_F], function: _F) -> _F:
+    if function not in functions:
+        functions.append(function)
+    return function
+
+
+def _load(modules: Modules, owner: str | None = None) -> None:
+    """Import modules of all capabilities, or of the one that has the module `owner`."""
+    for capability in registered():
+        if owner is not None and not owner.startswith(capability.package + "."):
+            continue
+        if (capability.package, modules) not in _IMPORTED:
+            for name in getattr(capability, modules):
+                import_module(f"{capability.package}.{name}")
+            _IMPORTED.add((capability.package, modules))
+
+
+def _found(functions: dict[type[Any], _F], kind: type[Any], modules: Modules) -> _F | None:
+    """What is registered for a class, by its own capability first."""
+    for owner in (kind.__module__, None):
+        if kind in functions:
+            break
+        _load(modules, owner)
+    return functions.get(kind)
+
+
+def _required(functions: dict[type[Any], _F], kind: type[Any], modules: Modules) -> _F:
+    found = _found(functions, kind, modules)
+    if found is None:
+        verb = {"plans": "plans", "applies": "performs"}[modules]
+        message = f"no registered capability {verb} {kind.__name__}"
+        raise LookupError(message)
+    return found
+
+
+def plan(host: HostSnapshot, request: Request) -> Plan:
+    """The steps from the host as it is to what the request asks for.
+
+    Raises:
+        Refusal: a guard forbids it.
+        UsageError: the request names what the host does not have.
+
+    """
+    return _required(_PLANNERS, type(request), "plans")(host, request)
+
+
+def resolve(host: HostSnapshot, request: R) -> R:
+    """The request as a journal needs it: with all that only the host as it is can tell."""
+    kind = type(request)
+    _required(_PLANNERS, kind, "plans")
+    resolver = _RESOLVERS.get(kind)
+    return request if resolver is None else resolver(host, request)
+
+
+def refuse_obsolete(request: Request, tree: HostTree) -> None:
+    """Make sure that no other process did meanwhile what the request was made from.
+
+    Raises:
+        Refusal: one did.
+
+    """
+    _load("hooks")
+    check = _CHECKS.get(type(request))
+    if check is not None:
+        check(request, tree)
+
+
+def perform(step: Step, tree: HostTree) -> None:
+    """Carry out one step and verify its effect.
+
+    Raises:
+        HostError: the host did not get into the state that the step names.
+
+    """
+    _required(_PERFORMERS, type(step), "applies")(tree, step)
+
+
+def verify(step: Step, tree: HostTree) -> None:
+    """Make sure that a device survived a step.
+
+    Raises:
+        HostError: it did not.
+
+    """
+    verifier = _VERIFIERS.get(type(step))
+    if verifier is not None:
+        verifier(tree, step)
+
+
+def undo_guards() -> tuple[UndoGuard, ...]:
+    """Reasons against undoing, in the order in which they are asked."""
+    _load("hooks")
+    return tuple(_UNDO_GUARDS)
+
+
+def device_notes(host: HostSnapshot, devices: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
+    """What a plan should tell of devices that are about to change."""
+    _load("hooks")
+    devices = tuple(devices)
+    for notes in _DEVICE_NOTES:
+        yield from notes(host, devices)
+
+
+def follow_change(work: Work) -> None:
+    """Let every capability follow a change of devices."""
+    _load("hooks")
+    for follow in _AFTER_CHANGES:
+        follow(work)
+
+
+def step_kinds() -> Mapping[str, type[Step]]:
+    """The classes of all steps, by their kinds."""
+    _load("values")
+    return dict(steps.KINDS)
+
+
+def request_kinds() -> Mapping[str, type[Request]]:
+    """The classes of all requests, by their kinds."""
+    _load("values")
+    return dict(requests.KINDS)
+
+
+def read_step(data: Any) -> Step:  # noqa: ANN401 - a journal holds any JSON
+    """A step from the JSON of a journal.
+
+    Raises:
+        ValidationError: it has other fields than steps of its kind.
+        ValueError: no registered capability has steps of its kind.
+
+    """
+    if isinstance(data, Step):
+        return data
+    try:
+        kind = step_kinds()[data["kind"]]
+    except (KeyError, TypeError):
+        message = "no step of this version of vfiomgr"
+        raise ValueError(message) from None
+    step: Step = _adapter(kind).validate_python(data)
+    return step
+
+
+def _adapter(kind: type[Step]) -> Any:  # noqa: ANN401 - pydantic is not imported for its types
+    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
+
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+_ADAPTERS: dict[type[Step], Any] = {}

@@ -1,0 +1,25 @@
+"""What speaks against undoing an operation on functions and vGPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.registry import guards_undo
+from vfiomgr.passthrough import guards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.diagnostic import Objection
+    from vfiomgr.engine.undo import UndoScope
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+@guards_undo
+def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Objection]:
+    """Whoever holds what leaves its driver, is removed, or loses memory."""
+    yield from guards.undoing(host, scope.leaving)
+    for vgpu in scope.made:
+        yield from guards.held_by_guest(host, vgpu)
+    for function in scope.reduced:
+        yield from guards.held_by_guest(host, function)

@@ -1,0 +1,1 @@
+"""A capability outside of the package: a label on a device, which nobody needs."""

@@ -1,0 +1,32 @@
+"""Plans for labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.unit.engine.toy.requests import Label
+from tests.unit.engine.toy.steps import SetLabel
+from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.engine.locks import device_lock
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+@plans(Label)
+def plan_label(host: HostSnapshot, request: Label) -> Plan:
+    """One step."""
+    device = host.device(request.address)
+    refuse_if_any(_bridges(device), frozenset())
+    step = SetLabel(device.identity, before=None, after=request.label)
+    return Plan(f"label {device.address}", (step,), locks=(device_lock(device),))
+
+
+def _bridges(device: PciDevice) -> Iterator[Objection]:
+    if device.is_bridge:
+        yield Objection(f"{device.address} is a bridge", "label the device behind it")
