@@ -20,7 +20,7 @@ check: setup  ## static checks
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy --strict src tests benchmarks tools
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --config tools/imports.toml
 
 lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
 	@tools/setup run

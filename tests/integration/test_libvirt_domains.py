@@ -16,7 +16,7 @@ from vfiomgr.libvirt.attach.ports import Scope
 from vfiomgr.libvirt.client.connection import Connection, connect
 from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.hook.guest import read_guest
-from vfiomgr.libvirt.hook.model import NAMESPACE
+from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci.model import PciAddress

@@ -1,1 +1,5 @@
-"""Whether a host is ready to give devices to guests: rules over facts, each with evidence."""
+"""Whether a host is ready to give devices to guests.
+
+`facts` reads a `Readiness`, and the rules in `rules/` make findings of it and the snapshot, each
+with its evidence. A rule says only what it can show.
+"""

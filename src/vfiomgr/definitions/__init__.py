@@ -1,1 +1,4 @@
-"""Definitions of vGPUs: kept over a reboot, started and restored."""
+"""vGPUs that are kept over a reboot: defined, started, stopped, restored.
+
+Mediated devices are defined in mdevctl's files, virtual functions with a type in vfiomgr's own.
+"""

@@ -24,7 +24,7 @@ from vfiomgr.gpu.mode import gpu_locks
 from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig import sriov_manage
 from vfiomgr.vgpu.projection import with_functions
 
@@ -138,7 +138,7 @@ def _divided(
     host: HostSnapshot, device: PciDevice, definition: GpuDefinition, before: Plan
 ) -> Plan:
     """A plan, and the GPU instances (MIG) that are missing then; more of them do no harm."""
-    part = mig_plan.completion(host, device, definition.mig or ())
+    part = gpu_instances.completion(host, device, definition.mig or ())
     if part.is_empty:
         return before
     locks = {*before.locks, *gpu_locks(host, device)}

@@ -15,10 +15,10 @@ from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import is_address
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.mig import plan as mig_plan
 from vfiomgr.vgpu.mig.steps import SetGpuInstances
 from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import SetVgpuAttribute
@@ -258,7 +258,7 @@ def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
 
     """
     whole = joined(summary, plans)
-    instances = mig_plan.needed(host, whole.steps)
+    instances = gpu_instances.needed(host, whole.steps)
     counted = {step.device.address for step in instances}
     steps = (
         step

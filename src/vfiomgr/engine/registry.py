@@ -235,7 +235,20 @@ def read_step(data: Any) -> Step:  # noqa: ANN401 - a journal holds any JSON
     return step
 
 
-def _adapter(kind: type[Step]) -> Any:  # noqa: ANN401 - pydantic is not imported for its types
+def read_request(data: Mapping[str, Any]) -> Request:
+    """A request from the JSON of a journal.
+
+    Raises:
+        ValidationError: it has other fields than requests of its kind.
+        KeyError: no registered capability has requests of its kind.
+
+    """
+    request: Request = _adapter(request_kinds()[data["kind"]]).validate_python(data)
+    return request
+
+
+def _adapter(kind: type[Any]) -> Any:  # noqa: ANN401 - pydantic is not imported for its types
+    """What reads values of a class; to make it takes longer than to use it."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
 
     if kind not in _ADAPTERS:
@@ -243,4 +256,5 @@ def _adapter(kind: type[Step]) -> Any:  # noqa: ANN401 - pydantic is not importe
     return _ADAPTERS[kind]
 
 
-_ADAPTERS: dict[type[Step], Any] = {}
+_ADAPTERS: dict[type[Any], Any] = {}
+Step.read_any = read_step

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -48,6 +48,9 @@ class Step:
     affects: ClassVar[str] = ""
     """What it changes, where steps of several kinds change the same; else its kind says it."""
 
+    read_any: ClassVar[Callable[[Any], Step]]
+    """Reads a step of any kind; the registry knows them all."""
+
     def __init_subclass__(cls) -> None:
         """Note the kind, by which journals are read."""
         fields = cls.__dict__.get("__dataclass_fields__")
@@ -61,9 +64,7 @@ class Step:
             return handler(source)
         from pydantic_core import core_schema  # noqa: PLC0415 - documents only
 
-        from vfiomgr.engine.registry import read_step  # noqa: PLC0415 - it imports this module
-
-        return core_schema.no_info_plain_validator_function(read_step)
+        return core_schema.no_info_plain_validator_function(cls.read_any)
 
     @property
     def subject(self) -> str | None:

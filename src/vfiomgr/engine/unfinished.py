@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.engine.journal_records import all_of
-from vfiomgr.engine.registry import read_step, request_kinds
+from vfiomgr.engine.registry import read_request, read_step
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step, Topic
 from vfiomgr.errors import InvalidDocument
@@ -41,7 +41,7 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
 
     records = read_journal(tree, name)
     try:
-        intent = _read_intent(records[0]["intent"])
+        intent = read_request(records[0]["intent"])
         steps = tuple(map(read_step, all_of(records, "steps")))
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
@@ -52,20 +52,6 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     begun = [record["step"] for record in records if record["event"] == "begin"]
     undone = {record["step"] for record in records if record["event"] == "undo-done"}
     return Unfinished(intent, steps, tuple(step for step in begun if step not in undone))
-
-
-def _read_intent(data: dict[str, Any]) -> Request:
-    """An intent as a journal holds it.
-
-    Raises:
-        ValidationError: it is none.
-        KeyError: of a kind that this version does not know.
-
-    """
-    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
-
-    intent: Request = TypeAdapter(request_kinds()[data["kind"]]).validate_python(data)
-    return intent
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:

@@ -13,7 +13,7 @@ from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.steps import SetHeterogeneous, SetMig
 from vfiomgr.vgpu.projection import with_functions, with_mode
 
@@ -110,8 +110,8 @@ def _mig_steps(
         steps += sriov_plan.plan_set(host, none).steps
         host = with_functions(host, device, 0)
     else:
-        refuse_if_any(mig_plan.unmovable(host, device), frozenset())
-        steps += mig_plan.exchange(host, device, ())
+        refuse_if_any(gpu_instances.unmovable(host, device), frozenset())
+        steps += gpu_instances.exchange(host, device, ())
     steps.append(SetMig(device.identity, before=mode.mig is True, after=intent.mig))
     return steps, with_mode(host, replace(mode, mig=intent.mig, heterogeneous=False))
 

@@ -12,7 +12,7 @@ from vfiomgr.errors import UnknownDevice
 from vfiomgr.gpu import mode as gpu_mode
 from vfiomgr.gpu.requests import DivideGpu
 from vfiomgr.passthrough import guards
-from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.model import counted
 from vfiomgr.vgpu.mig.placement import lay_out
 
@@ -47,8 +47,8 @@ def plan_divide(host: HostSnapshot, intent: DivideGpu) -> Plan:
     )
     after = sorted((*(one.place for one in fixed), *(more or ())), key=lambda place: place.start)
     going = [one for one in partition.instances if one.place not in after]
-    refuse_if_any(mig_plan.unmovable(host, device, going), frozenset())
-    steps = mig_plan.exchange(host, device, tuple(after))
+    refuse_if_any(gpu_instances.unmovable(host, device, going), frozenset())
+    steps = gpu_instances.exchange(host, device, tuple(after))
     return Plan(
         summary=f"divide {device.address} into GPU instances: {counted(tuple(after))}",
         steps=steps,
@@ -103,11 +103,11 @@ def _fixed(
     fixed: list[GpuInstance] = []
     surplus: list[GpuInstance] = []
     for one in partition.instances:
-        if next(mig_plan.unmovable(host, device, [one]), None) is None:
+        if next(gpu_instances.unmovable(host, device, [one]), None) is None:
             continue
         alike = sum(other.profile == one.profile for other in fixed)
         (fixed if alike < wanted.get(one.profile, 0) else surplus).append(one)
-    refuse_if_any(mig_plan.unmovable(host, device, surplus), frozenset())
+    refuse_if_any(gpu_instances.unmovable(host, device, surplus), frozenset())
     return fixed
 
 

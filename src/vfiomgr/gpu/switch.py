@@ -22,9 +22,8 @@ from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
-from vfiomgr.vgpu import projection
-from vfiomgr.vgpu.mig import plan as mig_plan
 from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.requests import RemoveVgpu
@@ -116,7 +115,7 @@ def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
     autoprobe = device.sriov_drivers_autoprobe
     instances = intent.instances_after
     if intent.to == "vgpu" and instances is None:
-        instances = mig_plan.places(host, device)
+        instances = gpu_instances.places(host, device)
     return replace(
         intent,
         functions=functions,
@@ -156,7 +155,7 @@ def _to_vgpu(course: _Course) -> None:
         _set_functions(course, wanted or 0)
         return
     if intent.instances_after is not None:
-        steps = mig_plan.exchange(course.host, device, intent.instances_after)
+        steps = gpu_instances.exchange(course.host, device, intent.instances_after)
         course.add(Plan("", steps), course.host)
     if intent.heterogeneous is not None and device.driver == _NVIDIA:
         mode_intent = SetGpuMode(device.address, heterogeneous=intent.heterogeneous)
@@ -181,8 +180,8 @@ def _clear(course: _Course) -> None:
     if course.device.sriov_numvfs:
         _set_functions(course, 0)
         return
-    refuse_if_any(mig_plan.unmovable(course.host, course.device), frozenset())
-    steps = mig_plan.exchange(course.host, course.device, ())
+    refuse_if_any(gpu_instances.unmovable(course.host, course.device), frozenset())
+    steps = gpu_instances.exchange(course.host, course.device, ())
     course.add(Plan("", steps), projection.without_instances(course.host, course.device))
 
 

@@ -1,1 +1,6 @@
-"""The only door to the files, nodes and programs of a host."""
+"""The only door to the files, nodes and programs of a host.
+
+A `HostTree` reads and writes below one root: the running host, a recorded one, or the fake kernel
+of the tests. Below another root `inside` follows links as in a chroot; `reach` opens files that
+people name without following links of other users, `own_files` those that vfiomgr keeps.
+"""

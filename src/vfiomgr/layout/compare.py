@@ -23,7 +23,7 @@ from vfiomgr.layout.select import Claim, moving_together, select
 from vfiomgr.layout.terms import in_terms_of
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
-from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def settled(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
             device.address,
             device.sriov_drivers_autoprobe,
             _mixes(host, device),
-            mig_plan.places(host, device),
+            gpu_instances.places(host, device),
         )
         for claim in select(host, intent.layout).claims
         if not intent.only or not {str(d.address) for d in claim.devices}.isdisjoint(intent.only)

@@ -1,1 +1,1 @@
-"""PCI functions, IOMMU groups and NUMA nodes, as sysfs shows them."""
+"""PCI functions, IOMMU groups, drivers and NUMA nodes, as sysfs shows them."""

@@ -16,7 +16,7 @@ from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
-from vfiomgr.vgpu.mig import plan as mig_plan
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.model import counted
 from vfiomgr.vgpu.mig.sriov_manage import DRIVER, makes_by_program, persistence_before
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous
@@ -56,7 +56,7 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
             *guards.stuck(host, device),
             *_no_maker(device),
             *(o for vf in present for o in _in_use(host, vf)),
-            *(mig_plan.unmovable(host, device) if makes_by_program(host, device) else ()),
+            *(gpu_instances.unmovable(host, device) if makes_by_program(host, device) else ()),
         ],
         frozenset(),
     )
@@ -103,7 +103,7 @@ def _settled_by_program(
     if intent.heterogeneous_after is None:
         intent = replace(intent, heterogeneous_after=_is_heterogeneous(host, device))
     if intent.instances_after is None:
-        intent = replace(intent, instances_after=mig_plan.places(host, device))
+        intent = replace(intent, instances_after=gpu_instances.places(host, device))
     return intent
 
 
@@ -148,10 +148,10 @@ def _changes_by_program(
     identity, present = device.identity, device.sriov_numvfs or 0
     if present != intent.count:
         yield from persistence_before(host, device)
-    here = mig_plan.places(host, device)
+    here = gpu_instances.places(host, device)
     instances = here if intent.instances_after is None else intent.instances_after
     if present != intent.count and here:
-        yield from mig_plan.exchange(host, device, ())
+        yield from gpu_instances.exchange(host, device, ())
         host = without_instances(host, device)
     mixed = _is_heterogeneous(host, device)
     wanted = mixed if intent.heterogeneous_after is None else intent.heterogeneous_after
@@ -165,7 +165,7 @@ def _changes_by_program(
         mixed = False
     if intent.count and mixed is not wanted:
         yield SetHeterogeneous(identity, before=mixed, after=wanted)
-    yield from mig_plan.exchange(host, device, instances)
+    yield from gpu_instances.exchange(host, device, instances)
 
 
 def _changes_by_kernel(

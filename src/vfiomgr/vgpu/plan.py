@@ -13,8 +13,8 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.mig import plan as mig_plan
 from vfiomgr.vgpu.model import MARKS, Vgpu, mark_file, mark_of, types_called
 from vfiomgr.vgpu.placement import Choice, Placement, choose, find_parents
 from vfiomgr.vgpu.quota.capacity import refuse_function
@@ -55,7 +55,7 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         step, vgpu = _creation(host, place, uuid)
         steps.append(step)
         made.append(vgpu)
-    instances = mig_plan.needed(host, steps)
+    instances = gpu_instances.needed(host, steps)
     marks = [ReplaceFile(mark_file(v), None, mark_of(v)) for v in (*unmarked, *made)]
     locks = {name for place in choice.places for name in _gpu_locks(host, place)}
     locks |= {name for vgpu in there.values() for name in _locks(host, vgpu)}
@@ -63,7 +63,7 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         _summary(intent, choice.places),
         (*instances, *steps, *(_fresh(host, mark) for mark in marks)),
         locks=tuple(sorted({*locks, *(f"vgpu-{vgpu.name}" for vgpu in made)})),
-        notes=(*choice.notes, *mig_plan.notes(instances)),
+        notes=(*choice.notes, *gpu_instances.notes(instances)),
         already=already,
         settles=(*(vgpu.name for vgpu in made), *(vgpu.name for vgpu in there.values())),
     )

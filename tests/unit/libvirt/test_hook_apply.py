@@ -18,8 +18,9 @@ from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.libvirt.hook.apply import read_records
 from vfiomgr.libvirt.hook.guest import read_guest
-from vfiomgr.libvirt.hook.model import NAMESPACE, GuestRecord, parse_record, render_script
+from vfiomgr.libvirt.hook.model import GuestRecord, parse_record, render_script
 from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
+from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr import api
-from vfiomgr.libvirt.hook.model import NAMESPACE, render_script
+from vfiomgr.libvirt.hook.model import render_script
+from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
 

@@ -12,9 +12,9 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.requests import DivideGpu
+from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.model import by_start
 from vfiomgr.vgpu.mig.placement import more_of
-from vfiomgr.vgpu.mig.plan import users
 
 if TYPE_CHECKING:
     from vfiomgr.api import Outcome

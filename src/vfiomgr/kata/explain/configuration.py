@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.kata.config.annotations import annotation_breaks
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.check_values import container_timeout
+from vfiomgr.kata.explain.annotations import annotation_breaks
 from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 from vfiomgr.kata.explain.model import ChainBreak, ChainStep
 from vfiomgr.kata.settings import NO_PORT

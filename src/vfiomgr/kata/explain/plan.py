@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.kata.config.annotations import with_annotations
 from vfiomgr.kata.explain import cdi_names, configuration, functions, pod_to_shim, resources
+from vfiomgr.kata.explain.annotations import with_annotations
 from vfiomgr.kata.explain.model import LIST, KataExplanation
 
 if TYPE_CHECKING:

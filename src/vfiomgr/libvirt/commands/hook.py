@@ -15,8 +15,9 @@ from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.program import own_program
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.hook.model import NAMESPACE, OPT_IN, PREFIX, PREPARE, RELEASE
+from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE
 from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
+from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.paths import SCRIPT
 
 if TYPE_CHECKING:

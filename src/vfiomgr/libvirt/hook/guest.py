@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import parse
-from vfiomgr.libvirt.hook.model import NAMESPACE
+from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 
 if TYPE_CHECKING:

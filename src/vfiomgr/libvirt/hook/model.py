@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 MODE = 0o755
-NAMESPACE = "urn:vfiomgr:libvirt:v1"
-"""Of the element in a domain's metadata that has the hook act for it."""
 PREFIX = "vfiomgr"
 OPT_IN = "<devices bind='yes'/>"
 GUESTS = RUNTIME / "guests"

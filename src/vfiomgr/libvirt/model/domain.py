@@ -33,6 +33,9 @@ _X86 = (None, "x86_64", "i686")
 TO_PCI = "pcie-to-pci-bridge"
 """What conventional PCI is behind on a machine of PCI Express."""
 
+NAMESPACE = "urn:vfiomgr:libvirt:v1"
+"""Of the element in a domain's metadata that has the hook act for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PciController:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import Finding
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.hook.model import NAMESPACE, OPT_IN
+from vfiomgr.libvirt.hook.model import OPT_IN
+from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.libvirt.model.features import VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
 from vfiomgr.passthrough import guards

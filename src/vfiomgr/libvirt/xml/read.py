@@ -8,8 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
-from vfiomgr.libvirt.hook.model import NAMESPACE
-from vfiomgr.libvirt.model.domain import Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
+from vfiomgr.libvirt.model.domain import (
+    NAMESPACE,
+    Domain,
+    DomainCpu,
+    DomainIommu,
+    DomainMemory,
+    NumaCell,
+)
 from vfiomgr.libvirt.xml.read_devices import (
     count_own_mappings,
     count_unplaced,
