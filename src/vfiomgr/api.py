@@ -18,7 +18,7 @@ from vfiomgr.engine.privileges import require_rights
 from vfiomgr.engine.recovery import recover as end_runs
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
-from vfiomgr.engine.transaction import Options, Work, scan_for
+from vfiomgr.engine.transaction import ApplyContext, Options, scan_for
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.layout.applied import reversion
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Report
     from vfiomgr.containers.runtimes.apply import Prepared
-    from vfiomgr.containers.runtimes.location import Place
-    from vfiomgr.containers.runtimes.model import ProgramName
-    from vfiomgr.containers.runtimes.model import Wish as RuntimeWish
+    from vfiomgr.containers.runtimes.location import RuntimeLocation
+    from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
     from vfiomgr.definitions.requests import RestoreVgpus
     from vfiomgr.definitions.restore_apply import Restored
     from vfiomgr.diagnostic import Allowance
@@ -150,7 +149,7 @@ def apply(
         RolledBack, RollbackIncomplete, StuckInKernel: as `vfiomgr.engine.run.run`.
 
     """
-    return transaction.carry_out(intent, Work(tree, reviewed=reviewed, **options))
+    return transaction.carry_out(intent, ApplyContext(tree, reviewed=reviewed, **options))
 
 
 def layout_intent(
@@ -189,7 +188,7 @@ def apply_each(
     """
     from vfiomgr.layout.apply import apply_parts  # noqa: PLC0415 - few have a layout
 
-    work = Work(tree, **options)
+    work = ApplyContext(tree, **options)
     with transaction.prepared(work):
         return apply_parts(intent, work)
 
@@ -221,7 +220,7 @@ def recover(
         RollbackIncomplete, RolledBack, StuckInKernel: ending one failed as well.
 
     """
-    work = Work(tree, **options)
+    work = ApplyContext(tree, **options)
     with transaction.prepared(work, only_files=not tree.is_live):
         return end_runs(work, allow, finish=finish)
 
@@ -237,7 +236,7 @@ def restore(
     """
     from vfiomgr.definitions.restore_apply import restore as restore_vgpus  # noqa: PLC0415 - few need it
 
-    work = Work(tree, **options)
+    work = ApplyContext(tree, **options)
     with transaction.prepared(work):
         return restore_vgpus(intent, work)
 
@@ -252,7 +251,7 @@ def prepare_guest(domain: Domain, *, tree: HostTree, **options: Unpack[Options])
     """
     from vfiomgr.libvirt.hook.apply import GuestHook  # noqa: PLC0415 - one command's own
 
-    work = Work(tree, **options)
+    work = ApplyContext(tree, **options)
     with transaction.prepared(work):
         return GuestHook(domain, work).prepare()
 
@@ -267,7 +266,7 @@ def release_guest(domain: Domain, *, tree: HostTree, **options: Unpack[Options])
     """
     from vfiomgr.libvirt.hook.apply import GuestHook  # noqa: PLC0415 - as `prepare_guest`
 
-    work = Work(tree, **options)
+    work = ApplyContext(tree, **options)
     with transaction.prepared(work):
         return GuestHook(domain, work).release()
 
@@ -335,7 +334,7 @@ def has_unit(tree: HostTree, name: str) -> bool:
 
 def locate_runtime(
     tree: HostTree, program: ProgramName, main: str | None = None, version: Version | None = None
-) -> Place:
+) -> RuntimeLocation:
     """A container runtime, and where it reads its configuration.
 
     Raises:
@@ -353,7 +352,7 @@ def locate_entries(
     program: ProgramName | None = None,
     main: str | None = None,
     version: Version | None = None,
-) -> tuple[Place, ...]:
+) -> tuple[RuntimeLocation, ...]:
     """The container runtimes to which vfiomgr added an entry of a name, by its record.
 
     Raises:
@@ -366,7 +365,9 @@ def locate_entries(
     return prepare.places_of(tree, name, program, main, version)
 
 
-def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str) -> Prepared:
+def prepare_entry(
+    tree: HostTree, place: RuntimeLocation, wish: RuntimeRequest, command: str
+) -> Prepared:
     """Make an entry of a container runtime ready; `command` is what takes it back.
 
     Raises:
@@ -379,7 +380,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: RuntimeWish, command: str)
     return prepare.prepare_entry(tree, place, wish, command)
 
 
-def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Prepared:
+def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: str) -> Prepared:
     """Make the removal of an entry ready; `command` is what is to be run again if it is refused.
 
     Raises:
@@ -407,7 +408,7 @@ def apply_prepared(prepared: Prepared, *, tree: HostTree, **options: Unpack[Opti
     """
     from vfiomgr.containers.runtimes import apply as runtimes_apply  # noqa: PLC0415 - few callers need it
 
-    return runtimes_apply.apply_prepared(prepared, Work(tree, **options))
+    return runtimes_apply.apply_prepared(prepared, ApplyContext(tree, **options))
 
 
 def change_runtime(
@@ -421,4 +422,4 @@ def change_runtime(
     """
     from vfiomgr.containers.runtimes import apply as runtimes_apply  # noqa: PLC0415 - few callers need it
 
-    return runtimes_apply.change(make, Work(tree, **options))
+    return runtimes_apply.change(make, ApplyContext(tree, **options))

@@ -19,7 +19,7 @@ _LIMIT = 1 << 20
 """More CPUs than any kernel counts (NR_CPUS): a longer range is a mistake, or malice."""
 
 
-def parse_numbers(text: str | None) -> tuple[int, ...]:
+def parse_cpulist(text: str | None) -> tuple[int, ...]:
     """The numbers of `0-3,8`, sorted; what is no range is left out (bitmap_parselist in lib)."""
     return tuple(sorted(set(_numbers(text or ""))))
 
@@ -35,7 +35,7 @@ def _numbers(text: str) -> Iterator[int]:
             yield from range(first, last + 1)
 
 
-def write_numbers(numbers: Iterable[int]) -> str:
+def format_cpulist(numbers: Iterable[int]) -> str:
     """`0-3,8` of 0, 1, 2, 3 and 8."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):

@@ -16,7 +16,7 @@ from tests.fakes.containerd import CRI, RUNTIME
 from tests.integration.programs import Machine, ask
 from tests.unit.runtimes import CONFIGURATION, MAIN, SHIM, kata
 from vfiomgr import api
-from vfiomgr.containers.runtimes.model import Wish
+from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.paths import HostPath
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.debian import Program
     from vfiomgr.containers.runtimes.apply import Prepared
-    from vfiomgr.containers.runtimes.location import Place
+    from vfiomgr.containers.runtimes.location import RuntimeLocation
 
 _CRI = CRI
 _MERGES = Version(2, 0)
@@ -153,7 +153,7 @@ class Node:
             self.tree.replace(place, text.encode(), durable=False)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RuntimeLocation:
         """Where its containerd reads its configuration."""
         return api.locate_runtime(self.tree, "containerd", self.main)
 
@@ -163,7 +163,7 @@ class Node:
         assert self.place.version is not None
         return self.place.version >= _MERGES
 
-    def prepare(self, wish: Wish | None = None) -> Prepared:
+    def prepare(self, wish: RuntimeRequest | None = None) -> Prepared:
         """Have an entry made ready."""
         return api.prepare_entry(self.tree, self.place, wish or kata(), "the same command")
 
@@ -171,7 +171,7 @@ class Node:
         """Have the removal of an entry made ready."""
         return api.prepare_removal(self.tree, self.place, name, "the same command")
 
-    def install(self, wish: Wish | None = None) -> Prepared:
+    def install(self, wish: RuntimeRequest | None = None) -> Prepared:
         """Give it an entry."""
         prepared = self.prepare(wish)
         api.apply_prepared(prepared, tree=self.tree)
@@ -258,7 +258,7 @@ def test_two_entries_come_and_go_and_leave_the_first_bytes(
     node = Node(tmp_path, containerd, MAINS[name])
     before = node.read()
     node.install()
-    node.install(Wish("containerd", "crun", "/usr/bin/crun", set_default=True))
+    node.install(RuntimeRequest("containerd", "crun", "/usr/bin/crun", set_default=True))
     assert node.cri()["containerd"]["default_runtime_name"] == "crun"
     assert {"runc", "crun", "kata-vfio"} <= node.runtimes().keys()
     last = ({"kata-vfio", "crun"} - {first}).pop()
@@ -271,7 +271,7 @@ def test_two_entries_come_and_go_and_leave_the_first_bytes(
 
 def test_options_of_runc_go_along(tmp_path: Path, containerd: Program) -> None:
     node = Node(tmp_path, containerd, KUBERNETES)
-    node.install(Wish("containerd", "crun", "/usr/bin/crun"))
+    node.install(RuntimeRequest("containerd", "crun", "/usr/bin/crun"))
     options = without_zeros(node.runtimes()["crun"]["options"])
     assert options == {"BinaryName": "/usr/bin/crun", "SystemdCgroup": True}
 

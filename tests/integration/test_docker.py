@@ -10,7 +10,7 @@ import pytest
 from tests.integration.programs import Machine
 from tests.unit.runtimes import CONFIGURATION, SHIM, kata
 from vfiomgr import api
-from vfiomgr.containers.runtimes.model import Wish
+from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import HostPath
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.apply import Prepared
 
 _DAEMON = HostPath("/etc/docker/daemon.json")
-_CRUN = Wish("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)
+_CRUN = RuntimeRequest("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)
 _OLD = '{\n    "log-driver": "journald",\n    "features": {\n        "buildkit": true\n    }\n}\n'
 
 
@@ -34,7 +34,7 @@ def _host(root: Path, dockerd: Program, text: str | None) -> Machine:
     return tree
 
 
-def _prepare(tree: Machine, wish: Wish) -> Prepared:
+def _prepare(tree: Machine, wish: RuntimeRequest) -> Prepared:
     return api.prepare_entry(tree, api.locate_runtime(tree, "docker"), wish, "the same command")
 
 

@@ -25,7 +25,7 @@ from vfiomgr.libvirt.commands.domain import FORMATS, parse_disk
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import GIB, MIB
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import DeviceWish, HandOver
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -143,11 +143,11 @@ def workstation_host(tmp_path_factory: pytest.TempPathFactory) -> HostSnapshot:
     return api.scan(workstation(tmp_path_factory.mktemp("workstation")))
 
 
-def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceWish, ...]]:
+def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceRequest, ...]]:
     wish = st.builds(
-        DeviceWish,
+        DeviceRequest,
         st.sampled_from(names),
-        st.builds(HandOver, is_managed=st.booleans(), is_unassigned=st.booleans()),
+        st.builds(HostdevOptions, is_managed=st.booleans(), is_unassigned=st.booleans()),
         is_alone=st.booleans(),
     )
     fitting = wish.filter(lambda wish: wish.name != UUID or not wish.hand_over.is_unassigned)
@@ -165,8 +165,8 @@ def test_any_domain_is_valid_and_kept_whole(  # noqa: PLR0913, PLR0917 - what va
     embed: Embed,
     workstation_host: HostSnapshot,
     wish: dict[str, Any],
-    devices: tuple[DeviceWish, ...],
-    others: tuple[DeviceWish, ...],
+    devices: tuple[DeviceRequest, ...],
+    others: tuple[DeviceRequest, ...],
     kind: str,
 ) -> None:
     """Of KVM the schema speaks alone here: libvirt defines it only where /dev/kvm is.
@@ -255,7 +255,7 @@ def test_a_virtual_function_is_a_device_of_its_own(embed: Embed) -> None:
 
 
 def test_a_vgpu_shows_its_display_from_the_start(embed: Embed) -> None:
-    wish = (DeviceWish(UUID, HandOver(display=True, ramfb=True)),)
+    wish = (DeviceRequest(UUID, HostdevOptions(display=True, ramfb=True)),)
     arguments = emulated(embed, devices=wish)
     (device,) = devices_of(arguments, "vfio-pci-nohotplug")
     assert device["sysfsdev"] == f"/sys/bus/mdev/devices/{UUID}"
@@ -277,8 +277,8 @@ def test_two_root_complexes_are_two_expanders_on_their_nodes(embed: Embed) -> No
 
 
 def test_what_the_guest_does_not_get_is_no_argument_of_qemu(embed: Embed) -> None:
-    kept = DeviceWish(NEAR, HandOver(is_managed=True, is_unassigned=True))
-    arguments = emulated(embed, devices=(DeviceWish(GPU), kept))
+    kept = DeviceRequest(NEAR, HostdevOptions(is_managed=True, is_unassigned=True))
+    arguments = emulated(embed, devices=(DeviceRequest(GPU), kept))
     assert {d["host"] for d in devices_of(arguments, "vfio-pci")} == {GPU, AUDIO}
 
 
@@ -291,8 +291,8 @@ def test_ports_without_hot_plug(embed: Embed) -> None:
 
 def test_properties_of_qemus_own_reach_it(embed: Embed) -> None:
     wishes = (
-        DeviceWish(CARD, HandOver(has_vga=True, subsystem="17aa:3aff")),
-        DeviceWish(GPU, is_alone=True),
+        DeviceRequest(CARD, HostdevOptions(has_vga=True, subsystem="17aa:3aff")),
+        DeviceRequest(GPU, is_alone=True),
     )
     first, second = devices_of(emulated(embed, devices=wishes), "vfio-pci")
     expected = {"x-vga": True, "x-pci-sub-vendor-id": 0x17AA, "x-pci-sub-device-id": 0x3AFF}

@@ -19,7 +19,7 @@ from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.edit import add_elements, root_port
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.vgpu.guest_device import DeviceWish, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def edited(text: bytes) -> tuple[bytes, tuple[int, int]]:
     additions = plan_additions(read_domain(text, "g.xml"), [NAMES])
     guest = additions.placed[0].guest
     assert guest is not None
-    (unit,) = units_of(host_of(GPU, AUDIO), [DeviceWish(NAMES[0])])
+    (unit,) = units_of(host_of(GPU, AUDIO), [DeviceRequest(NAMES[0])])
     elements = [
         render.hostdev(replace(planned, device=replace(planned.device, guest=place)))
         for planned, place in zip(

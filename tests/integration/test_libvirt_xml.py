@@ -12,7 +12,7 @@ from lxml import etree
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt_hostdevs import hostdevs
-from vfiomgr.vgpu.guest_device import NO_ROM, HandOver
+from vfiomgr.vgpu.guest_device import NO_ROM, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ PAIR = str(GPU.address)
 
 SETS = {
     "two-functions": hostdevs(HOST, PAIR, first_bus=0x10),
-    "managed": hostdevs(HOST, PAIR, first_bus=1, hand_over=HandOver(is_managed=True)),
+    "managed": hostdevs(HOST, PAIR, first_bus=1, hand_over=HostdevOptions(is_managed=True)),
     "one-function": hostdevs(HOST, str(LONE.address), first_bus=0x10),
-    "rom-and-boot": hostdevs(HOST, PAIR, hand_over=HandOver(rom="/x/a b.rom", boot_order=2)),
-    "no-rom": hostdevs(HOST, PAIR, hand_over=HandOver(rom=NO_ROM)),
-    "unassigned": hostdevs(HOST, PAIR, hand_over=HandOver(is_managed=True, is_unassigned=True)),
+    "rom-and-boot": hostdevs(HOST, PAIR, hand_over=HostdevOptions(rom="/x/a b.rom", boot_order=2)),
+    "no-rom": hostdevs(HOST, PAIR, hand_over=HostdevOptions(rom=NO_ROM)),
+    "unassigned": hostdevs(
+        HOST, PAIR, hand_over=HostdevOptions(is_managed=True, is_unassigned=True)
+    ),
     "mdev": hostdevs(HOST, UUID),
     "all": hostdevs(HOST, PAIR, str(LONE.address), UUID, first_bus=0x10),
 }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from tests.lab.topology import current
 from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs
-from vfiomgr.engine.worker import Crew
+from vfiomgr.engine.worker import WorkerPool
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, pci_device
 from vfiomgr.pci.facts import read_driver_state
@@ -110,12 +110,12 @@ def _dies(intent: Request, chosen: Callable[[int], int], moment: Moment) -> bool
 
 def _arm(chosen: Callable[[int], int], moment: Moment) -> None:
     """Make the executor of this process die at a step."""
-    start, wait = Crew.start, Crew.wait_a_moment
+    start, wait = WorkerPool.start, WorkerPool.wait_a_moment
 
-    def step_of(crew: Crew) -> int:
+    def step_of(crew: WorkerPool) -> int:
         return chosen(len(crew._tasks) // 2)
 
-    def deadly_start(crew: Crew, task: int, deadline: float | None = None) -> None:
+    def deadly_start(crew: WorkerPool, task: int, deadline: float | None = None) -> None:
         step = step_of(crew)
         if task == step and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -123,13 +123,13 @@ def _arm(chosen: Callable[[int], int], moment: Moment) -> None:
         if task == step and moment == "during":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def deadly_wait(crew: Crew) -> Result | None:
+    def deadly_wait(crew: WorkerPool) -> Result | None:
         result = wait(crew)
         if result is not None and result.task == step_of(crew) and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    Crew.start, Crew.wait_a_moment = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
+    WorkerPool.start, WorkerPool.wait_a_moment = deadly_start, deadly_wait  # type: ignore[method-assign, assignment]
 
 
 # ---- two runs that die one after the other

@@ -12,7 +12,7 @@ from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
-from vfiomgr.gpu.requests import DivideGpu
+from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import MARKS
@@ -88,7 +88,7 @@ def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
     address = PciAddress.parse(gpu)
     vfiomgr("vgpu", "instances", "set", gpu, "2g.10gb=1", "1g.5gb=1")
     before = places()
-    divide = DivideGpu(address, (("3g.20gb", 1), ("1g.5gb", 1)))
+    divide = SetMigInstances(address, (("3g.20gb", 1), ("1g.5gb", 1)))
     create = CreateVgpu((str(uuids.uuid4()),), type="A100-1-5C")
     for intent in (divide, create):
         host = api.scan(TREE, with_users=True, with_gpu_modes=True)

@@ -14,7 +14,7 @@ from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr import api
 from vfiomgr.errors import Refusal
-from vfiomgr.vgpu.capacity import Room, gpus, rooms
+from vfiomgr.vgpu.capacity import Capacity, gpus, rooms
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 
@@ -49,7 +49,7 @@ def request(count: int = 1, **wishes: object) -> CreateVgpu:
     return CreateVgpu(tuple(str(uuids.uuid4()) for _ in range(count)), **wishes)  # type: ignore[arg-type]
 
 
-def room_for(name: str) -> Room:
+def room_for(name: str) -> Capacity:
     """What the GPU has room for, of one type."""
     (gpu,) = gpus(host())
     return next(found for found in rooms(gpu) if found.type.short_name == name)

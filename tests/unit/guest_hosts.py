@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.libvirt.build.model import DomainWish
+from vfiomgr.libvirt.build.model import DomainRequest
 from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.pci.model import Bar
 from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode
 from vfiomgr.units import GIB
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import DeviceWish
+from vfiomgr.vgpu.guest_device import DeviceRequest
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import GuestPlan
@@ -66,10 +66,10 @@ def two_sockets(*more: PciDevice) -> HostSnapshot:
     return replace(host_of(*devices), topology=TOPOLOGY, cpu_address_bits=46)
 
 
-def wish(*names: str, **changes: Any) -> DomainWish:
+def wish(*names: str, **changes: Any) -> DomainRequest:
     """A guest of 64 GiB and 8 CPUs with these devices."""
-    devices = tuple(DeviceWish(name) for name in names)
-    return replace(DomainWish("guest", 64 * GIB, 8, devices), **changes)
+    devices = tuple(DeviceRequest(name) for name in names)
+    return replace(DomainRequest("guest", 64 * GIB, 8, devices), **changes)
 
 
 def planned(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.units import write_numbers
+from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +32,13 @@ def tree_of(root: Path, text: str) -> HostTree:
 def put_topology(root: Path, topology: HostTopology) -> None:
     """The files below /sys/devices/system that show these nodes and processors."""
     system = root / "sys/devices/system"
-    files = {"cpu/online": write_numbers(cpu for node in topology.nodes for cpu in node.cpus)}
-    files["cpu/isolated"] = write_numbers(topology.isolated_cpus)
+    files = {"cpu/online": format_cpulist(cpu for node in topology.nodes for cpu in node.cpus)}
+    files["cpu/isolated"] = format_cpulist(topology.isolated_cpus)
     if topology.boot_cpu_threads:
-        files["cpu/cpu0/topology/thread_siblings_list"] = write_numbers(topology.boot_cpu_threads)
+        files["cpu/cpu0/topology/thread_siblings_list"] = format_cpulist(topology.boot_cpu_threads)
     for node in topology.nodes:
         directory, name = f"node/node{node.number}", f"Node {node.number}"
-        files[f"{directory}/cpulist"] = write_numbers(node.cpus)
+        files[f"{directory}/cpulist"] = format_cpulist(node.cpus)
         files[f"{directory}/meminfo"] = (
             f"{name} MemTotal: {node.memory_bytes >> 10:>14} kB\n"
             f"{name} MemFree:  {node.free_bytes >> 10:>14} kB"

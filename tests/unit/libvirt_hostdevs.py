@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.libvirt.build.hostdevs import places
 from vfiomgr.libvirt.xml import render
-from vfiomgr.vgpu.guest_device import DeviceWish, HandOver, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
 def hostdevs(
-    host: HostSnapshot, *names: str, first_bus: int = 8, hand_over: HandOver | None = None
+    host: HostSnapshot, *names: str, first_bus: int = 8, hand_over: HostdevOptions | None = None
 ) -> list[str]:
     """The elements of the named devices, slots whole."""
-    units = units_of(host, [DeviceWish(name, hand_over or HandOver()) for name in names])
+    units = units_of(host, [DeviceRequest(name, hand_over or HostdevOptions()) for name in names])
     return [render.hostdev(planned) for planned in places(units, first_bus)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes.containerd import CRI, RUNTIME, Containerd
 from tests.fakes.hosts import network_adapter
 from vfiomgr import api
-from vfiomgr.containers.runtimes.model import ProgramName, Wish
+from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.paths import HostPath
 
@@ -72,11 +72,15 @@ def put(kernel: FakeKernel, path: str, text: str | None, mode: int = 0o644) -> N
         kernel.sysfs.put_bytes(path, text.encode(), mode)
 
 
-def kata(program: ProgramName = "containerd", name: str = "kata-vfio", **more: Any) -> Wish:
-    return Wish(program, name, SHIM, config_path=CONFIGURATION, enable_cdi=True, **more)
+def kata(
+    program: ProgramName = "containerd", name: str = "kata-vfio", **more: Any
+) -> RuntimeRequest:
+    return RuntimeRequest(program, name, SHIM, config_path=CONFIGURATION, enable_cdi=True, **more)
 
 
-def prepare(kernel: HostTree, wish: Wish | None = None, main: str | None = None) -> Prepared:
+def prepare(
+    kernel: HostTree, wish: RuntimeRequest | None = None, main: str | None = None
+) -> Prepared:
     wish = wish or kata()
     place = api.locate_runtime(kernel, wish.program, main)
     return api.prepare_entry(kernel, place, wish, "the same command")
@@ -89,7 +93,7 @@ def prepare_removal(
     return api.prepare_removal(kernel, place, name, "the same command")
 
 
-def install(kernel: HostTree, wish: Wish | None = None) -> Prepared:
+def install(kernel: HostTree, wish: RuntimeRequest | None = None) -> Prepared:
     prepared = prepare(kernel, wish)
     api.apply_prepared(prepared, tree=kernel)
     return prepared

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RestorableVgpu:
     """Something that is to be brought about by itself; one that fails keeps no other from it."""
 
     name: str
@@ -75,13 +75,13 @@ def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
 
 
 @resolves(RestoreVgpus)
-def settled(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
+def resolve(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
     """The intent with those that it makes, so that it can be finished after a crash."""
     names = (candidate.name for candidate in candidates(host, intent) if candidate.type)
     return replace(intent, begun=intent.begun or missing(host, names))
 
 
-def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[Candidate, ...]:
+def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[RestorableVgpu, ...]:
     """All that starts by itself, GPUs to be prepared before their vGPUs."""
     parent = None if intent.parent is None else canonical(intent.parent)
     leaves_mdevs = intent.boot and host.defined.is_started_by_mdevctl
@@ -176,7 +176,7 @@ def _change_of_modes(
     )
 
 
-def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> Candidate:
+def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> RestorableVgpu:
     parent = parent_named(host, target.parent)
     known = _candidate(target, parent.gpu if parent else target.parent)
     absence = absence_of(host, target) if host.vgpu(target.name) is None else None
@@ -185,13 +185,13 @@ def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) 
     return _planned(host, known, target, begun)
 
 
-def _candidate(target: Target, gpu: str) -> Candidate:
-    return Candidate(target.name, target.parent, target.type_name or target.type_id, gpu)
+def _candidate(target: Target, gpu: str) -> RestorableVgpu:
+    return RestorableVgpu(target.name, target.parent, target.type_name or target.type_id, gpu)
 
 
 def _planned(
-    host: HostSnapshot, known: Candidate, target: Target, begun: tuple[str, ...]
-) -> Candidate:
+    host: HostSnapshot, known: RestorableVgpu, target: Target, begun: tuple[str, ...]
+) -> RestorableVgpu:
     try:
         return replace(known, plan=started(host, target, begun))
     except VfiomgrError as error:
@@ -200,7 +200,7 @@ def _planned(
 
 def _function_candidates(
     host: HostSnapshot, definition: GpuDefinition, parent: str | None, begun: tuple[str, ...]
-) -> list[Candidate]:
+) -> list[RestorableVgpu]:
     """The vGPUs of a GPU, or what has to come before them."""
     gpu = str(definition.gpu.address)
     targets = [
@@ -220,6 +220,6 @@ def _function_candidates(
     except VfiomgrError as error:
         return [replace(c, why_not=f"{error.message}; {error.hint}") for c in known]
     if not first.is_empty:
-        whole = Candidate(gpu, gpu, "", gpu, first)
+        whole = RestorableVgpu(gpu, gpu, "", gpu, first)
         return [whole, *(replace(c, after=gpu) for c in known)] if known else []
     return [_planned(host, c, target, begun) for c, target in zip(known, targets, strict=True)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.definitions.restore import Candidate, candidates
+from vfiomgr.definitions.restore import RestorableVgpu, candidates
 from vfiomgr.engine.transaction import apply, once
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vfiomgr.definitions.requests import RestoreVgpus
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.step import Step
-    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.snapshot.model import HostSnapshot
 
 State = Literal["restored", "already", "waiting", "failed"]
@@ -34,7 +34,7 @@ class Restored:
     """Why it failed, or what it waits for."""
 
 
-def restore(intent: RestoreVgpus, work: Work) -> tuple[Restored, ...]:
+def restore(intent: RestoreVgpus, work: ApplyContext) -> tuple[Restored, ...]:
     """Bring them about, each note told once; one that fails keeps no other from it."""
     work = replace(work, on_note=once(work.on_note))
     return Restoration(intent, lambda: work.scan(intent), lambda part: apply(part, work)).run()
@@ -52,7 +52,7 @@ class Restoration:
         self._intent = intent
         self._scan = scan
         self._apply = apply
-        self._found: tuple[Candidate, ...] = ()
+        self._found: tuple[RestorableVgpu, ...] = ()
         self._tried: set[tuple[str, tuple[Step, ...]]] = set()
         """Names with what was to be done; a GPU may need something else once that is done."""
         self._restored: set[str] = set()
@@ -66,7 +66,7 @@ class Restoration:
         awaited = {candidate.after for candidate in self._found}
         return tuple(self._told(c) for c in self._found if c.name not in awaited)
 
-    def _left(self) -> list[Candidate]:
+    def _left(self) -> list[RestorableVgpu]:
         self._found = candidates(self._scan(), self._intent)
         return sorted(
             (
@@ -77,7 +77,7 @@ class Restoration:
             key=lambda candidate: candidate.gpu,
         )
 
-    def _bring_about(self, batch: Sequence[Candidate]) -> None:
+    def _bring_about(self, batch: Sequence[RestorableVgpu]) -> None:
         """All at once; where that fails, each by itself, so that the others are there."""
         names = tuple(candidate.name for candidate in batch)
         self._tried.update((c.name, c.plan.steps) for c in batch if c.plan is not None)
@@ -100,7 +100,7 @@ class Restoration:
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
         self._failures.update(dict.fromkeys(names, reason))
 
-    def _told(self, candidate: Candidate) -> Restored:
+    def _told(self, candidate: RestorableVgpu) -> Restored:
         told = Restored(candidate.name, candidate.parent, candidate.type, "already")
         failure = self._failures.get(candidate.name) or self._failures.get(candidate.after or "")
         if failure is not None:

@@ -69,7 +69,7 @@ def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
 
 
 @resolves(StartVgpu)
-def settled(host: HostSnapshot, intent: StartVgpu) -> StartVgpu:
+def resolve(host: HostSnapshot, intent: StartVgpu) -> StartVgpu:
     """The intent with those that it makes, so that it can be finished after a crash."""
     return replace(intent, begun=intent.begun or missing(host, intent.names))
 

@@ -33,7 +33,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Place:
+class Position:
     """A line and a column, both from 1."""
 
     line: int = 1
@@ -44,7 +44,7 @@ class Place:
 class Flaw:
     """Something in a document that cannot stay: where, what is wrong, and what would be right."""
 
-    place: Place
+    place: Position
     where: str
     """The part of the document, in its own words: `layout gpus, rule 2`."""
     what: str
@@ -85,14 +85,14 @@ class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is a
 class Located:
     """A value and its place; lists and mappings have their parts."""
 
-    place: Place
+    place: Position
     scalar: object = None
     """Of a scalar: what it means."""
     text: str = ""
     """Of a scalar: as it is written."""
     items: tuple[Located, ...] | None = None
     members: dict[str, Located] | None = None
-    keys: dict[str, Place] = field(default_factory=dict)
+    keys: dict[str, Position] = field(default_factory=dict)
     """Where the keys of the members are."""
     is_plain: bool = False
     """Of a scalar: whether it has no quotes, so that readers may take it for different things."""
@@ -161,7 +161,7 @@ def read_all_located(
     found = [_located(node, flaws, where, wording) for node in _nodes(text, wording)]
     documents = [document for document in found if not document.is_empty]
     if not documents:
-        _fail(Place(), "the file is empty", wording.start)
+        _fail(Position(), "the file is empty", wording.start)
     return documents, flaws
 
 
@@ -174,26 +174,26 @@ def _located(
     try:
         return _Locator(flaws, where, wording).located(node, ())
     except RecursionError:
-        _fail(Place(), "it is nested too deeply", _too_deep(wording))
+        _fail(Position(), "it is nested too deeply", _too_deep(wording))
 
 
 def _nodes(text: str, wording: Wording) -> list[Any]:
     """The nodes of all documents, one at least; a text that is valid JSON is YAML 1.2, too."""
     if len(text) > _LONGEST:
         remedy = f"{wording.noun} needs no more than a few KiB: is it the right file?"
-        _fail(Place(), f"it is larger than {_LONGEST >> 20} MiB", remedy)
+        _fail(Position(), f"it is larger than {_LONGEST >> 20} MiB", remedy)
     try:
         require_shallow(text)
     except Malformed as deep:
-        _fail(Place(deep.line, deep.column), deep.why, _too_deep(wording))
+        _fail(Position(deep.line, deep.column), deep.why, _too_deep(wording))
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
     except (YAMLError, ValueError) as error:
         raise Unreadable(_syntax_flaw(error, text)) from None
     except RecursionError:
-        _fail(Place(), "it is nested too deeply", _too_deep(wording))
+        _fail(Position(), "it is nested too deeply", _too_deep(wording))
     if not nodes:
-        _fail(Place(), "the file is empty", wording.start)
+        _fail(Position(), "the file is empty", wording.start)
     return nodes
 
 
@@ -201,12 +201,12 @@ def _too_deep(wording: Wording) -> str:
     return f"{wording.noun} needs no more than ten levels"
 
 
-def _fail(place: Place, what: str, remedy: str) -> NoReturn:
+def _fail(place: Position, what: str, remedy: str) -> NoReturn:
     raise Unreadable(Flaw(place, "", what, remedy))
 
 
-def _place(node: Any) -> Place:  # noqa: ANN401 - as above
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: Any) -> Position:  # noqa: ANN401 - as above
+    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 _SYNTAX = (
@@ -234,16 +234,18 @@ def _syntax_flaw(error: Exception, text: str) -> Flaw:
         except Malformed as why:
             if why.line:
                 what = f"neither JSON nor YAML: {why.why}"
-                return Flaw(Place(why.line, why.column), "", what, "mend it there, or just before")
+                return Flaw(
+                    Position(why.line, why.column), "", what, "mend it there, or just before"
+                )
     said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
     mark = getattr(error, "problem_mark", None)
-    place = Place() if mark is None else Place(mark.line + 1, mark.column + 1)
+    place = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
     for part, what, remedy in _SYNTAX:
         if part in said:
             return Flaw(place, "", what, remedy)
     if hasattr(error, "position"):
         before = text[: error.position]
-        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
         return Flaw(place, "", "a control character", "take it out")
     return Flaw(place, "", f"not YAML: {' '.join(said.split())}", "mend it there, or just before")
 
@@ -291,7 +293,7 @@ class _Locator:
 
     def _mapping(self, node: MappingNode, path: Path) -> Located:
         members: dict[str, Located] = {}
-        keys: dict[str, Place] = {}
+        keys: dict[str, Position] = {}
         merged: list[Located] = []
         for key, value in node.value:
             if isinstance(key, ScalarNode) and not is_sane(key.value):
@@ -369,10 +371,10 @@ class _Reader:
     def read(self) -> Located:
         return self._value(next(self._tokens))
 
-    def _place(self, token: re.Match[str]) -> Place:
+    def _place(self, token: re.Match[str]) -> Position:
         line = bisect_left(self._lines, token.start())
         start = self._lines[line - 1] + 1 if line else 0
-        return Place(line + 1, token.start() - start + 1)
+        return Position(line + 1, token.start() - start + 1)
 
     def _value(self, token: re.Match[str]) -> Located:
         text, place = token[0], self._place(token)
@@ -388,9 +390,9 @@ class _Reader:
             return Located(place, meant, meant)
         return Located(place, json.loads(text), text, is_plain=True)
 
-    def _mapping(self, place: Place) -> Located:
+    def _mapping(self, place: Position) -> Located:
         members: dict[str, Located] = {}
-        keys: dict[str, Place] = {}
+        keys: dict[str, Position] = {}
         while (token := next(self._tokens))[0] != "}":
             key = _string(token[0])
             if key in keys:

@@ -203,9 +203,9 @@ class CutOff:
     has_settings: bool = False
     """Whether it alone knows how to restore a setting, such as autoprobe, that it had changed."""
 
-    def is_settled_by(self, plan: Plan) -> bool:
+    def is_resolved_by(self, plan: Plan) -> bool:
         """Whether a later plan has brought all that this run was about to a state of its own."""
-        covers = self.subjects <= set(plan.settles) and self.locks <= set(plan.locks)
+        covers = self.subjects <= set(plan.resolves) and self.locks <= set(plan.locks)
         return covers and not self.has_settings
 
 

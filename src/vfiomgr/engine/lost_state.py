@@ -34,7 +34,7 @@ def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
     """
     if plan.is_empty:
         return
-    touched = {*plan.settles, *filter(None, (step.subject for step in plan.steps))}
+    touched = {*plan.resolves, *filter(None, (step.subject for step in plan.steps))}
     for journal in left.damaged:
         if _may_be_about(journal, touched, set(plan.locks)):
             raise _refusal(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)

@@ -28,7 +28,7 @@ class Plan:
     """What a reader should know: companions that come along, functions that are left alone."""
     already: tuple[str, ...] = ()
     """What is in the wanted state and not touched."""
-    settles: tuple[str, ...] = ()
+    resolves: tuple[str, ...] = ()
     """The functions and vGPUs that are as somebody wants them afterwards, moved or not."""
     later: tuple[str, ...] = ()
     """What can be planned only once this is done: about functions that do not exist yet."""
@@ -49,7 +49,7 @@ def joined(summary: str, plans: Sequence[Plan]) -> Plan:
         locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
         notes=_distinct(note for plan in plans for note in plan.notes),
         already=_distinct(text for plan in plans for text in plan.already),
-        settles=_distinct(name for plan in plans for name in plan.settles),
+        resolves=_distinct(name for plan in plans for name in plan.resolves),
         later=_distinct(text for plan in plans for text in plan.later),
     )
 

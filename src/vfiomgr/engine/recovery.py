@@ -18,12 +18,12 @@ from vfiomgr.paths import BOOT_ID
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Allowance
     from vfiomgr.engine.journal import CutOff
-    from vfiomgr.engine.transaction import Work
-    from vfiomgr.engine.undo import Undoing
+    from vfiomgr.engine.transaction import ApplyContext
+    from vfiomgr.engine.undo import UndoPlan
     from vfiomgr.engine.unfinished import Sequel
 
 
-def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[CutOff, ...]:
+def recover(work: ApplyContext, allow: frozenset[Allowance], *, finish: bool) -> tuple[CutOff, ...]:
     """End all that can be ended: undo them, the latest first, or `finish` them.
 
     Raises:
@@ -55,7 +55,7 @@ def recover(work: Work, allow: frozenset[Allowance], *, finish: bool) -> tuple[C
     return tuple(ended)
 
 
-def _require_kernel(run: CutOff, work: Work) -> None:
+def _require_kernel(run: CutOff, work: ApplyContext) -> None:
     """Make sure that the tree can end a run.
 
     Raises:
@@ -69,7 +69,7 @@ def _require_kernel(run: CutOff, work: Work) -> None:
         raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
 
 
-def _undo(runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]) -> None:
+def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Allowance]) -> None:
     """Undo what runs on the same devices had begun, as far as the devices are still there.
 
     It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and
@@ -97,7 +97,9 @@ def _undo(runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]) -> 
             )
 
 
-def _still_left(runs: tuple[CutOff, ...], locks: frozenset[str], work: Work) -> tuple[CutOff, ...]:
+def _still_left(
+    runs: tuple[CutOff, ...], locks: frozenset[str], work: ApplyContext
+) -> tuple[CutOff, ...]:
     """Those that nobody has ended since, and later ones that were cut off on the same devices.
 
     Raises:
@@ -114,8 +116,8 @@ def _still_left(runs: tuple[CutOff, ...], locks: frozenset[str], work: Work) -> 
 
 
 def _plan_undo(
-    runs: tuple[CutOff, ...], work: Work, allow: frozenset[Allowance]
-) -> tuple[Sequel, Undoing]:
+    runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Allowance]
+) -> tuple[Sequel, UndoPlan]:
     left = [read_unfinished(work.tree, run.name) for run in runs]
     together = sequel(left)
     host = work.scan(*(run.intent for run in left))
@@ -126,7 +128,7 @@ def _plan_undo(
     return together, undoing
 
 
-def _finish(run: CutOff, work: Work) -> None:
+def _finish(run: CutOff, work: ApplyContext) -> None:
     """Do what the run was to do, with the devices that it was to do it with."""
     left = read_unfinished(work.tree, run.name)
     refuse_other_devices(work.scan(left.intent), left.steps)

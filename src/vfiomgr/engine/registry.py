@@ -19,7 +19,7 @@ from vfiomgr.engine.step import Step
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Objection
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.engine.undo import UndoScope
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     UndoGuard = Callable[[HostSnapshot, UndoScope], Iterable[Objection]]
     DeviceNotes = Callable[[HostSnapshot, Iterable[PciDevice | Vgpu]], Iterable[str]]
-    AfterChange = Callable[[Work], None]
+    AfterChange = Callable[[ApplyContext], None]
 
 R = TypeVar("R", bound=Request)
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -197,7 +197,7 @@ def device_notes(host: HostSnapshot, devices: Iterable[PciDevice | Vgpu]) -> Ite
         yield from notes(host, devices)
 
 
-def follow_change(work: Work) -> None:
+def follow_change(work: ApplyContext) -> None:
     """Let every capability follow a change of devices."""
     _load("hooks")
     for follow in _AFTER_CHANGES:

@@ -19,7 +19,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import perform, verify
 from vfiomgr.engine.scheduler import Schedule
 from vfiomgr.engine.step import DEADLINE, Step
-from vfiomgr.engine.worker import Crew, Result
+from vfiomgr.engine.worker import Result, WorkerPool
 from vfiomgr.errors import RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host import stuck, udev
 from vfiomgr.paths import PCI_DEVICES
@@ -114,7 +114,7 @@ def _advance(
         udev.rules_give_access(tree)  # read once, before children are forked that ask for it
     following: Plan | None = None
     with _crew(stage.steps, tree, journal, schedule.width, deadline) as crew:
-        work = _Work(stage.steps, tree, journal, crew, stage.begun)
+        work = _Run(stage.steps, tree, journal, crew, stage.begun)
         try:
             failure = work.advance(journal, schedule, on_step)
             following = stage.go_on() if failure is None else None
@@ -136,7 +136,7 @@ def _joined(one: Plan, other: Plan) -> Plan:
         locks=tuple(sorted({*one.locks, *other.locks})),
         notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
         already=one.already,
-        settles=tuple(dict.fromkeys((*one.settles, *other.settles))),
+        resolves=tuple(dict.fromkeys((*one.resolves, *other.resolves))),
     )
 
 
@@ -155,7 +155,7 @@ def undo(
 
     """
     with _crew(steps, tree, journal, 1, deadline) as crew, _undisturbed():
-        left = _Work(steps, tree, journal, crew, list(begun)).undo()
+        left = _Run(steps, tree, journal, crew, list(begun)).undo()
     if left:
         message = f"undoing failed: {'; '.join(left)}"
         raise RollbackIncomplete(message, "see dmesg; vfiomgr recover tries again")
@@ -163,14 +163,14 @@ def undo(
 
 def _crew(
     steps: Sequence[Step], tree: HostTree, journal: Recorder, width: int, deadline: float
-) -> Crew:
+) -> WorkerPool:
     """Workers that know each step (by its number), and its inverse (counted on from there)."""
     tasks = [
         *(partial(_do, step, tree) for step in steps),
         *(partial(_do_inverse, step, tree) for step in steps),
     ]
     records = [step.is_record for step in steps]
-    return Crew(
+    return WorkerPool(
         tasks,
         size=min(width, _MOST_WORKERS),
         in_children=tree.can_hang,
@@ -191,7 +191,7 @@ def _do_inverse(step: Step, tree: HostTree) -> None:
         perform(inverse, tree)
 
 
-class _Work:
+class _Run:
     """One run: its steps, and those that were begun."""
 
     def __init__(
@@ -199,7 +199,7 @@ class _Work:
         steps: Sequence[Step],
         tree: HostTree,
         journal: Recorder,
-        crew: Crew,
+        crew: WorkerPool,
         begun: list[int],
     ) -> None:
         self._steps = steps

@@ -111,7 +111,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Work:
+class ApplyContext:
     """A tree, and the options of a change to it."""
 
     tree: HostTree
@@ -155,7 +155,7 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
     return report_once
 
 
-def carry_out(intent: Request, work: Work) -> Outcome:
+def carry_out(intent: Request, work: ApplyContext) -> Outcome:
     """Plan an intent on the host as it is, and carry the plan out under its locks."""
     only_files = intent.only_paths is not None or not work.needs_kernel(intent)
     with prepared(work, only_files=only_files):
@@ -163,7 +163,7 @@ def carry_out(intent: Request, work: Work) -> Outcome:
 
 
 @contextmanager
-def prepared(work: Work, *, only_files: bool = False) -> Iterator[None]:
+def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
     """Make sure that changes can be made and recorded, and tell who holds what is stuck.
 
     What container runtimes are told of devices follows what became of them. Where devices have no
@@ -183,7 +183,7 @@ def prepared(work: Work, *, only_files: bool = False) -> Iterator[None]:
         ) from error
 
 
-def _with_holders(stuck: StuckInKernel, work: Work) -> StuckInKernel:
+def _with_holders(stuck: StuckInKernel, work: ApplyContext) -> StuckInKernel:
     """The error with the processes that keep the kernel waiting."""
     host = work.scan()
     devices = [device for device in host.devices if str(device.address) in stuck.devices]
@@ -202,7 +202,7 @@ def _with_holders(stuck: StuckInKernel, work: Work) -> StuckInKernel:
     )
 
 
-def apply(intent: Request, work: Work) -> Outcome:
+def apply(intent: Request, work: ApplyContext) -> Outcome:
     """As `carry_out`, for one of several changes that were `prepared` together."""
     seen = runs_so_far(work.tree)
     host = work.scan(intent)
@@ -226,12 +226,14 @@ def apply(intent: Request, work: Work) -> Outcome:
                 host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
             outcome = _apply_locked(intent, host, first, work)
     for run in left.cut_off:
-        if run.is_settled_by(outcome.plan):
+        if run.is_resolved_by(outcome.plan):
             supersede(work.tree, run)
     return outcome
 
 
-def _plan_patiently(intent: Request, host: HostSnapshot, work: Work) -> tuple[HostSnapshot, Plan]:
+def _plan_patiently(
+    intent: Request, host: HostSnapshot, work: ApplyContext
+) -> tuple[HostSnapshot, Plan]:
     """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
     for _ in range(_PATIENCE):
         try:
@@ -244,7 +246,7 @@ def _plan_patiently(intent: Request, host: HostSnapshot, work: Work) -> tuple[Ho
     return host, plan(host, intent)
 
 
-def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: Work) -> Outcome:
+def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: ApplyContext) -> Outcome:
     """Plan on the host as it is under the locks, and run."""
     current = plan(host, intent)
     if current.is_empty:
@@ -266,15 +268,15 @@ def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: Work) 
             journal=journal,
             on_step=work.on_step,
             deadline=work.limit,
-            go_on=_Following(intent, current, work, journal, further_locks),
+            go_on=_Replanner(intent, current, work, journal, further_locks),
         )
 
 
-class _Following:
+class _Replanner:
     """The plans for what could not be planned before: of functions that the run itself makes."""
 
     def __init__(
-        self, intent: Request, first: Plan, work: Work, journal: Journal, locks: ExitStack
+        self, intent: Request, first: Plan, work: ApplyContext, journal: Journal, locks: ExitStack
     ) -> None:
         self._intent = intent
         self._last = first

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Undoing:
+class UndoPlan:
     """The numbers of the steps to undo, and why others are not."""
 
     steps: tuple[int, ...]
@@ -53,7 +53,7 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
     *,
     is_of_this_boot: bool,
     can_add_steps: bool = False,
-) -> Undoing:
+) -> UndoPlan:
     """Which of the begun steps to undo on the host as it is.
 
     A function that is gone, or another one by now, is left alone; but not a virtual function that
@@ -88,7 +88,7 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
             kept.append(number)
             moving += [device] if step.is_moved_by_undo(device) else []
     _refuse_undo(host, [steps[n] for n in kept], moving, allow, can_add_steps=can_add_steps)
-    return Undoing(tuple(kept), tuple(dict.fromkeys(notes)))
+    return UndoPlan(tuple(kept), tuple(dict.fromkeys(notes)))
 
 
 def _refuse_undo(

@@ -42,7 +42,7 @@ class Result:
     stuck_pid: int | None = None
 
 
-class Inline:
+class InlineWorker:
     """Carries out tasks in this process: where no kernel can hang."""
 
     def __init__(self, tasks: Sequence[Task], *, is_kept: bool = True) -> None:
@@ -68,7 +68,7 @@ class Inline:
         """Nothing to end."""
 
 
-class Child:
+class ForkedWorker:
     """Carries out tasks in a process of its own."""
 
     def __init__(self, tasks: Sequence[Task], closed: Sequence[int] = ()) -> None:
@@ -164,7 +164,7 @@ def _attempt(task: Task) -> bytes:
     return message
 
 
-class Crew:
+class WorkerPool:
     """The workers of one run; another one is hired only while the others take their time."""
 
     def __init__(  # noqa: PLR0913 - all but the tasks are about them
@@ -183,8 +183,8 @@ class Crew:
         self._tasks = tasks
         self._in_children = in_children
         self._closed = tuple(closed)
-        self._idle: list[Child | Inline] = []
-        self._busy: list[Child | Inline] = []
+        self._idle: list[ForkedWorker | InlineWorker] = []
+        self._busy: list[ForkedWorker | InlineWorker] = []
         self._size = size if in_children else 1
         self._is_slow = False
 
@@ -207,7 +207,9 @@ class Crew:
         """Begin a task, with its own deadline or that of all."""
         self._is_slow = False
         if task in self._own:
-            once = Inline(self._tasks, is_kept=False)  # several begin before one is waited for
+            once = InlineWorker(
+                self._tasks, is_kept=False
+            )  # several begin before one is waited for
             once.start(task, self._deadline)
             self._busy.append(once)
             return
@@ -221,13 +223,15 @@ class Crew:
                 self._busy.append(worker)
                 return
 
-    def _make(self) -> Child | Inline:
+    def _make(self) -> ForkedWorker | InlineWorker:
         """Another worker; a child must not hold its siblings' pipes, or they would outlive us."""
         if not self._in_children:
-            return Inline(self._tasks)
-        siblings = [worker for worker in (*self._idle, *self._busy) if isinstance(worker, Child)]
+            return InlineWorker(self._tasks)
+        siblings = [
+            worker for worker in (*self._idle, *self._busy) if isinstance(worker, ForkedWorker)
+        ]
         pipes = [descriptor for child in siblings for descriptor in child.pipes]
-        return Child(self._tasks, (*self._closed, *pipes))
+        return ForkedWorker(self._tasks, (*self._closed, *pipes))
 
     def wait(self) -> Result:
         """The next result; a child past its deadline is left behind."""
@@ -242,7 +246,7 @@ class Crew:
             self._is_slow = True
             return None
         self._busy.remove(worker)
-        if isinstance(worker, Child) and not _is_readable([worker], 0):
+        if isinstance(worker, ForkedWorker) and not _is_readable([worker], 0):
             return worker.abandon()
         result = worker.result()
         if worker.is_alive:
@@ -251,12 +255,12 @@ class Crew:
             worker.stop()
         return result
 
-    def _next(self) -> Child | Inline | None:
+    def _next(self) -> ForkedWorker | InlineWorker | None:
         """The first worker that is ready, or late; None after a moment where one could be hired."""
-        done = next((worker for worker in self._busy if isinstance(worker, Inline)), None)
+        done = next((worker for worker in self._busy if isinstance(worker, InlineWorker)), None)
         if done is not None:
             return done
-        children = [worker for worker in self._busy if isinstance(worker, Child)]
+        children = [worker for worker in self._busy if isinstance(worker, ForkedWorker)]
         first = min(children, key=lambda child: child.due)
         left = max(0.0, first.due - time.monotonic())
         is_short = self._may_grow and not self._is_slow and left > _PATIENCE
@@ -273,7 +277,7 @@ class Crew:
             worker.stop()
 
 
-def _is_readable(children: Sequence[Child], seconds: float) -> Child | None:
+def _is_readable(children: Sequence[ForkedWorker], seconds: float) -> ForkedWorker | None:
     """The child that has answered, waited for so long."""
     poll = select.poll()
     for child in children:

@@ -60,12 +60,12 @@ def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
         steps=tuple(steps),
         locks=gpu_locks(host, device),
         already=() if steps else (f"{device} is in this mode already",),
-        settles=(str(device.address),),
+        resolves=(str(device.address),),
     )
 
 
 @resolves(SetGpuMode)
-def settled(host: HostSnapshot, intent: SetGpuMode) -> SetGpuMode:
+def resolve(host: HostSnapshot, intent: SetGpuMode) -> SetGpuMode:
     """The intent with the number of virtual functions, which come and go around a change of MIG."""
     device = host.device(intent.address)
     return replace(intent, functions_after=_functions_after(device, intent))

@@ -10,7 +10,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.gpu import mode as gpu_mode
-from vfiomgr.gpu.requests import DivideGpu
+from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.passthrough import guards
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.model import counted
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstancePlace, InstanceProfile
 
 
-@plans(DivideGpu)
-def plan_divide(host: HostSnapshot, intent: DivideGpu) -> Plan:
+@plans(SetMigInstances)
+def plan_divide(host: HostSnapshot, intent: SetMigInstances) -> Plan:
     """Have so many GPU instances of each profile, and no others; those in use stay where they are.
 
     Raises:
@@ -55,7 +55,7 @@ def plan_divide(host: HostSnapshot, intent: DivideGpu) -> Plan:
         locks=gpu_mode.gpu_locks(host, device),
         notes=tuple(_notes(host, device, after)) if steps else (),
         already=() if steps else (f"{device} is divided so already: {counted(tuple(after))}",),
-        settles=(str(device.address),),
+        resolves=(str(device.address),),
     )
 
 

@@ -34,7 +34,7 @@ class SetGpuMode(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class DivideGpu(Request):
+class SetMigInstances(Request):
     """Have these GPU instances (MIG) on a GPU and no others; none without any."""
 
     address: PciAddress

@@ -44,7 +44,7 @@ _USES = {
 
 
 @dataclass
-class _Course:
+class _SwitchPlan:
     """The parts of a plan so far, and the host as they will leave it."""
 
     host: HostSnapshot
@@ -88,7 +88,7 @@ def brought(
     """
     device = host.device(intent.address)
     refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
-    course = _Course(host, intent)
+    course = _SwitchPlan(host, intent)
     match intent.to:
         case "host":
             _to_host(course)
@@ -103,7 +103,7 @@ def brought(
 
 
 @resolves(SwitchGpu)
-def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
+def resolve(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
     """The intent with what only the host before it can tell."""
     device = host.device(intent.address)
     functions, mixed = intent.functions, intent.heterogeneous
@@ -126,19 +126,19 @@ def settled(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
     )
 
 
-def _to_host(course: _Course) -> None:
+def _to_host(course: _SwitchPlan) -> None:
     _give_back(course)
     _clear(course)
 
 
-def _to_passthrough(course: _Course, bind: Bind) -> None:
+def _to_passthrough(course: _SwitchPlan, bind: Bind) -> None:
     if not course.device.is_on_vfio:
         _clear(course)
         _end_persistence(course)
     course.add(passthrough_plan.plan_bind(course.host, bind), course.host)
 
 
-def _to_vgpu(course: _Course) -> None:
+def _to_vgpu(course: _SwitchPlan) -> None:
     _give_back(course)
     device, intent = course.device, course.intent
     wanted = device.sriov_totalvfs if intent.functions is None else intent.functions
@@ -162,7 +162,7 @@ def _to_vgpu(course: _Course) -> None:
         course.add(gpu_mode.plan_mode(course.host, mode_intent), course.host)
 
 
-def _give_back(course: _Course) -> None:
+def _give_back(course: _SwitchPlan) -> None:
     """Off VFIO, to the driver that it had; what was begun before is brought to its end."""
     device, intent = course.device, course.intent
     slot = (device,) if intent.only else course.host.slot(device)
@@ -174,7 +174,7 @@ def _give_back(course: _Course) -> None:
     course.add(part, projection.given_back(course.host, slot))
 
 
-def _clear(course: _Course) -> None:
+def _clear(course: _SwitchPlan) -> None:
     """No vGPU and no virtual function."""
     _remove_vgpus(course)
     if course.device.sriov_numvfs:
@@ -185,7 +185,7 @@ def _clear(course: _Course) -> None:
     course.add(Plan("", steps), projection.without_instances(course.host, course.device))
 
 
-def _remove_vgpus(course: _Course) -> None:
+def _remove_vgpus(course: _SwitchPlan) -> None:
     here = gpu_mode.vgpus_on(course.host, course.device)
     refuse_if_any(
         [
@@ -200,7 +200,7 @@ def _remove_vgpus(course: _Course) -> None:
         course.add(part, projection.without_vgpus(course.host, here))
 
 
-def _set_functions(course: _Course, count: int) -> None:
+def _set_functions(course: _SwitchPlan, count: int) -> None:
     device, intent = course.device, course.intent
     wanted = SetVirtualFunctions(
         device.address,
@@ -215,7 +215,7 @@ def _set_functions(course: _Course, count: int) -> None:
     course.add(part, then if count else projection.without_instances(then, device))
 
 
-def _end_persistence(course: _Course) -> None:
+def _end_persistence(course: _SwitchPlan) -> None:
     """NVIDIA's driver keeps a GPU that is in persistence mode, which sriov-manage switches on."""
     device = course.device
     if course.host.in_persistence_mode(device.address):
@@ -223,7 +223,7 @@ def _end_persistence(course: _Course) -> None:
         course.add(Plan("", (step,)), projection.without_persistence(course.host, device))
 
 
-def _forgotten_marks(course: _Course) -> Iterator[Step]:
+def _forgotten_marks(course: _SwitchPlan) -> Iterator[Step]:
     """Of vGPUs that a run which was cut off has removed."""
     there = {vgpu.name for vgpu in course.host.vgpus}
     taken = {step.path for step in course.steps if isinstance(step, ReplaceFile)}
@@ -278,12 +278,12 @@ def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> It
         )
 
 
-def _joined(course: _Course) -> Plan:
+def _joined(course: _SwitchPlan) -> Plan:
     intent = course.intent
     whole = joined(_USES[intent.to].format(intent.address), course.parts)
     already = whole.already or (f"{course.device} is in this use already",)
     return replace(
         whole,
         already=already if whole.is_empty else (),
-        settles=tuple(dict.fromkeys([str(intent.address), *whole.settles])),
+        resolves=tuple(dict.fromkeys([str(intent.address), *whole.resolves])),
     )

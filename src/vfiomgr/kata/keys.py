@@ -59,7 +59,7 @@ class KataKey:
 
 
 @dataclass(frozen=True)
-class KeyTable:
+class KataSchema:
     """All keys of all releases that were read, and what else decides about a configuration."""
 
     releases: tuple[Version, ...]
@@ -131,11 +131,11 @@ _FORM = ("type", "range", "unit")
 
 
 @cache
-def key_table() -> KeyTable:
+def key_table() -> KataSchema:
     """The table that this vfiomgr carries."""
     with open(f"{resource_directory('kata')}/keys.json", encoding="utf-8") as file:
         document = json.load(file)
-    return KeyTable(
+    return KataSchema(
         releases=tuple(map(Version.parse, document["releases"])),
         keys=tuple(map(_key, document["keys"])),
         strict={(row["runtime"], row["section"]): _releases(row) for row in document["strict"]},

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
 
     Result = Outcome | VfiomgrError
 
 
-def apply_parts(intent: ApplyLayout, work: Work) -> tuple[tuple[str, Result], ...]:
+def apply_parts(intent: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Result], ...]:
     """Each device that differs, with what came of it; one that is missing has no name.
 
     What a guest can have only together, an IOMMU group of several rules, is changed together.
@@ -54,7 +54,7 @@ def _judged(name: str, result: Result, compared: Comparison) -> Result:
     )
 
 
-def _result(intent: ApplyLayout, work: Work) -> Result:
+def _result(intent: ApplyLayout, work: ApplyContext) -> Result:
     try:
         return apply(intent, work)
     except VfiomgrError as error:

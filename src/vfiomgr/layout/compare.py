@@ -17,9 +17,9 @@ from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, groups, sriov, vgpus
 from vfiomgr.layout.groups import in_lanes
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
-from vfiomgr.layout.parts import Case, Difference, Part, counted
+from vfiomgr.layout.parts import Change, Difference, RuleContext, counted
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore
-from vfiomgr.layout.select import Claim, moving_together, select
+from vfiomgr.layout.select import RuleMatch, moving_together, select
 from vfiomgr.layout.terms import in_terms_of
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Comparison:
     """A layout and a host: all parts, and what speaks against the layout as a whole."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Change, ...]
     objections: tuple[Objection, ...]
     later: tuple[str, ...] = ()
     """What rules say of virtual functions that are yet to be made."""
@@ -56,7 +56,7 @@ class Comparison:
         return tuple(str(d) for part in self.parts if part.name == name for d in _told(part))
 
 
-def _told(part: Part) -> Iterator[Difference]:
+def _told(part: Change) -> Iterator[Difference]:
     """What differs in a part; what is refused differs, whatever else is known of it."""
     yield from part.differences
     if not part.differences:
@@ -96,7 +96,7 @@ def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Pl
         locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
         notes=_distinct(note for part in parts for note in part.plan.notes),
         already=(_already(right, len(parts)),) if right else (),
-        settles=_distinct(name for part in parts for name in part.plan.settles),
+        resolves=_distinct(name for part in parts for name in part.plan.resolves),
         later=(
             *(text for part in parts for text in part.later),
             *(() if intent.only else compared.later),
@@ -140,23 +140,23 @@ def compare(host: HostSnapshot, intent: ApplyLayout) -> Comparison:
 def _cases(
     host: HostSnapshot,
     intent: ApplyLayout,
-    claims: Sequence[Claim],
-    held: Mapping[PciAddress, Claim],
-) -> Iterator[Case]:
+    claims: Sequence[RuleMatch],
+    held: Mapping[PciAddress, RuleMatch],
+) -> Iterator[RuleContext]:
     """Each rule with what it has to know of the others."""
     going = groups.going(host, claims)
     for claim in claims:
         others = frozenset(a for a, holder in held.items() if holder is not claim)
-        yield Case(host, intent, claim, others, going)
+        yield RuleContext(host, intent, claim, others, going)
 
 
-def _divider(host: HostSnapshot, part: Part) -> str | None:
+def _divider(host: HostSnapshot, part: Change) -> str | None:
     device = host.device_named(part.name)
     return None if device is None or not device.physical_function else str(device.physical_function)
 
 
 @resolves(ApplyLayout)
-def settled(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
+def resolve(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
     """The intent with what only the host before it can tell, so that it can be finished."""
     known = {before.address for before in intent.before}
     found = [
@@ -185,7 +185,7 @@ def _already(right: int, parts: int) -> str:
     return f"{right} of {counted(parts, 'part')} {'is' if right == 1 else 'are'} so already"
 
 
-def _parts(case: Case) -> Iterator[Part]:
+def _parts(case: RuleContext) -> Iterator[Change]:
     match case.claim.rule:
         case PassthroughRule() as rule:
             for batch in moving_together(case.claim.devices):

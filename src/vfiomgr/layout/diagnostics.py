@@ -19,8 +19,8 @@ from vfiomgr.layout.model import (
     PassthroughRule,
     Selector,
     SriovRule,
+    VgpuRequest,
     VgpuRule,
-    VgpuWish,
 )
 from vfiomgr.layout.values import CLASS_NAMES
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
@@ -303,7 +303,7 @@ def _home(key: str, model: type[BaseModel] | None) -> str | None:
         return f"{key} belongs to state: {' or '.join(states)}, and this is {own}"
     for other, place in (
         (Selector, "write it in select"),
-        (VgpuWish, "write it in an entry of vgpus"),
+        (VgpuRequest, "write it in an entry of vgpus"),
         (Layout, "write it beside devices"),
         (LayoutFile, "write it at the top of the file"),
     ):

@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import Resolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from vfiomgr.documents.located import Flaw, Located, Path, Place, Unreadable, read_located
+from vfiomgr.documents.located import Flaw, Located, Path, Position, Unreadable, read_located
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.layout.diagnostics import (
     ANY_RULE,
@@ -31,7 +31,7 @@ from vfiomgr.layout.diagnostics import (
     unknown_key,
     wrong_value,
 )
-from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuWish
+from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ def _plain(part: BaseModel) -> dict[str, Any]:
 
 def _value(name: str, value: object) -> object:
     if isinstance(value, tuple):
-        items = [_plain(item) if isinstance(item, VgpuWish) else _scalar(item) for item in value]
+        items = [_plain(item) if isinstance(item, VgpuRequest) else _scalar(item) for item in value]
         return items[0] if len(items) == 1 and name not in _LISTS else items
     if isinstance(value, dict):
         return {_quoted(key): _scalar(text) for key, text in value.items()}
@@ -180,7 +180,7 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Flaw, ...]]:
     except Unreadable as error:
         return None, (error.flaw,)
     if document.is_empty:
-        return None, (Flaw(Place(), "", "the file is empty", f"begin with version: {VERSION}"),)
+        return None, (Flaw(Position(), "", "the file is empty", f"begin with version: {VERSION}"),)
     if document.members is None:
         remedy = f"begin with version: {VERSION}, and layouts by name below layouts"
         what = f"a layout file is a mapping, and this is {shown(document)}"
@@ -329,12 +329,12 @@ class _Checker:
             here = None if here is None else here.child(part)
         return here
 
-    def _place_of(self, path: Path) -> Place:
+    def _place_of(self, path: Path) -> Position:
         """Where the key of a member is, or an item begins."""
         parent, here = self._at(path[:-1]), self._at(path)
         if parent is not None and path and path[-1] in parent.keys:
             return parent.keys[str(path[-1])]
-        return Place() if here is None else here.place
+        return Position() if here is None else here.place
 
 
 @functools.cache
@@ -363,7 +363,7 @@ def _model(path: Path, state: str | None) -> type[BaseModel] | None:
         case ("layouts", str(), "devices", int(), "select"):
             return Selector
         case ("layouts", str(), "devices", int(), "vgpus", int()):
-            return VgpuWish
+            return VgpuRequest
     return None
 
 

@@ -9,7 +9,7 @@ from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.host.accounts import ROOT_ONLY
-from vfiomgr.layout.parts import Case, Difference, Part, attempt, use_of
+from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, use_of
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough import reset
 from vfiomgr.passthrough.requests import Bind, Unbind
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-def bind_of(case: Case, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind:
+def bind_of(case: RuleContext, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind:
     """A rule's wish for functions that move together, as an intent of its own."""
     return Bind(
         tuple(device.address for device in batch),
@@ -38,7 +38,7 @@ def bind_of(case: Case, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bi
     )
 
 
-def to_guests(case: Case, bind: Bind) -> Part:
+def to_guests(case: RuleContext, bind: Bind) -> Change:
     """Functions for guests; a GPU that is divided is made whole first."""
     host = case.host
     devices = [host.device(address) for address in bind.addresses]
@@ -67,7 +67,7 @@ def to_guests(case: Case, bind: Bind) -> Part:
     return replace(part, groups=_groups(along), is_for_guests=True)
 
 
-def to_host(case: Case, batch: Sequence[PciDevice]) -> Part:
+def to_host(case: RuleContext, batch: Sequence[PciDevice]) -> Change:
     """Functions for the host; a GPU that is divided is made whole."""
 
     def planned() -> Plan:
@@ -95,7 +95,7 @@ def to_host(case: Case, batch: Sequence[PciDevice]) -> Part:
     return replace(part, groups=_groups([*batch, *case.claim.rest]))
 
 
-def virtual_to_guests(case: Case, name: str, bind: Bind) -> Part:
+def virtual_to_guests(case: RuleContext, name: str, bind: Bind) -> Change:
     """Virtual functions that move together, under the name of their physical one."""
 
     def planned() -> Plan:
@@ -106,7 +106,7 @@ def virtual_to_guests(case: Case, name: str, bind: Bind) -> Part:
     return replace(part, groups=_groups(devices), is_for_guests=True)
 
 
-def virtual_to_host(case: Case, name: str, batch: Sequence[PciDevice]) -> Part:
+def virtual_to_host(case: RuleContext, name: str, batch: Sequence[PciDevice]) -> Change:
     """The same, for the host's drivers."""
     back = Unbind(tuple(function.address for function in batch), allow=case.allow)
 
@@ -153,7 +153,7 @@ def differences(
     return tuple(Difference(str(d.address), d.name, use_of(host, d), wanted) for d in devices)
 
 
-def _passing(case: Case, bind: Bind) -> tuple[Difference, ...]:
+def _passing(case: RuleContext, bind: Bind) -> tuple[Difference, ...]:
     """What differs of functions for guests, each in what differs alone.
 
     A function of the same slot comes along without a word; one that differs by itself, and any

@@ -10,7 +10,7 @@ from vfiomgr.diagnostic import Objection
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST, Plan
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
-from vfiomgr.layout.select import Claim
+from vfiomgr.layout.select import RuleMatch
 from vfiomgr.passthrough.plan import components
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.step import Step
     from vfiomgr.host.accounts import NodeAccess
-    from vfiomgr.layout.parts import Part
+    from vfiomgr.layout.parts import Change
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
-    Holders = Mapping[PciAddress, Claim]
+    Holders = Mapping[PciAddress, RuleMatch]
 
 
 _REMEDY = (
@@ -42,10 +42,10 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Request:
     """What a rule wants of one function."""
 
-    claim: Claim
+    claim: RuleMatch
     device: PciDevice
     is_for_guests: bool
 
@@ -61,7 +61,7 @@ class _Wish:
         return isinstance(rule, PassthroughRule) and rule.with_group
 
 
-def holders(host: HostSnapshot, claims: Iterable[Claim]) -> dict[PciAddress, Claim]:
+def holders(host: HostSnapshot, claims: Iterable[RuleMatch]) -> dict[PciAddress, RuleMatch]:
     """Which rule has each function: the one that selects it, else the first that takes it along."""
     claims = tuple(claims)
     found = {device.address: claim for claim in claims for device in claim.devices}
@@ -71,7 +71,7 @@ def holders(host: HostSnapshot, claims: Iterable[Claim]) -> dict[PciAddress, Cla
     return found
 
 
-def going(host: HostSnapshot, claims: Iterable[Claim]) -> frozenset[PciAddress]:
+def going(host: HostSnapshot, claims: Iterable[RuleMatch]) -> frozenset[PciAddress]:
     """All functions that rules give to guests, with those that come along."""
     found: set[PciAddress] = set()
     for claim in claims:
@@ -83,7 +83,7 @@ def going(host: HostSnapshot, claims: Iterable[Claim]) -> frozenset[PciAddress]:
     return frozenset(found)
 
 
-def _along(host: HostSnapshot, claim: Claim) -> Iterator[PciDevice]:
+def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
     """What goes to guests with a rule's devices: the rest of their slots, of their groups."""
     rule = claim.rule
     if not isinstance(rule, PassthroughRule):
@@ -98,10 +98,10 @@ def _along(host: HostSnapshot, claim: Claim) -> Iterator[PciDevice]:
 
 
 def clashes(
-    host: HostSnapshot, intent: ApplyLayout, claims: Sequence[Claim], held: Holders
+    host: HostSnapshot, intent: ApplyLayout, claims: Sequence[RuleMatch], held: Holders
 ) -> dict[int, Objection]:
     """By group, that two rules want it otherwise, so that neither could stay as it is wanted."""
-    by_group: dict[int, list[_Wish]] = {}
+    by_group: dict[int, list[_Request]] = {}
     for wish in _wishes(host, claims, held) if len(claims) > 1 else ():
         if wish.device.iommu_group is not None and not wish.device.is_bridge:
             by_group.setdefault(wish.device.iommu_group, []).append(wish)
@@ -117,7 +117,10 @@ def clashes(
 
 
 def _against(
-    host: HostSnapshot, number: int, pair: tuple[_Wish, _Wish], access: Mapping[str, NodeAccess]
+    host: HostSnapshot,
+    number: int,
+    pair: tuple[_Request, _Request],
+    access: Mapping[str, NodeAccess],
 ) -> Objection | None:
     one, other = pair
     if one.claim is other.claim:
@@ -125,25 +128,27 @@ def _against(
     return _in_two_states(host, number, one, other) or _of_two_owners(number, one, other, access)
 
 
-def _wishes(host: HostSnapshot, claims: Iterable[Claim], held: Holders) -> Iterator[_Wish]:
+def _wishes(host: HostSnapshot, claims: Iterable[RuleMatch], held: Holders) -> Iterator[_Request]:
     for claim in claims:
         match claim.rule:
             case PassthroughRule():
                 gone = dict.fromkeys((*claim.devices, *_along(host, claim)))
                 own = (device for device in gone if held[device.address] is claim)
-                yield from (_Wish(claim, device, is_for_guests=True) for device in own)
+                yield from (_Request(claim, device, is_for_guests=True) for device in own)
             case HostRule():
                 kept = (*claim.devices, *claim.rest)
-                yield from (_Wish(claim, device, is_for_guests=False) for device in kept)
+                yield from (_Request(claim, device, is_for_guests=False) for device in kept)
             case VgpuRule() | SriovRule() as rule:
-                yield from (_Wish(claim, device, is_for_guests=False) for device in claim.devices)
+                yield from (
+                    _Request(claim, device, is_for_guests=False) for device in claim.devices
+                )
                 if isinstance(rule, SriovRule) and rule.functions != "any":
                     goes = rule.functions == "passthrough"
                     for device in _virtual(host, claim, held):
-                        yield _Wish(claim, device, is_for_guests=goes)
+                        yield _Request(claim, device, is_for_guests=goes)
 
 
-def _virtual(host: HostSnapshot, claim: Claim, held: Holders) -> Iterator[PciDevice]:
+def _virtual(host: HostSnapshot, claim: RuleMatch, held: Holders) -> Iterator[PciDevice]:
     for physical in claim.devices:
         for address in physical.virtual_functions:
             device = host.device_named(str(address))
@@ -151,7 +156,9 @@ def _virtual(host: HostSnapshot, claim: Claim, held: Holders) -> Iterator[PciDev
                 yield device
 
 
-def _in_two_states(host: HostSnapshot, number: int, one: _Wish, other: _Wish) -> Objection | None:
+def _in_two_states(
+    host: HostSnapshot, number: int, one: _Request, other: _Request
+) -> Objection | None:
     if one.is_for_guests is other.is_for_guests:
         return None
     guest, kept = (one, other) if one.is_for_guests else (other, one)
@@ -174,7 +181,7 @@ def _will_block(host: HostSnapshot, device: PciDevice) -> bool:
 
 
 def _of_two_owners(
-    number: int, one: _Wish, other: _Wish, access: Mapping[str, NodeAccess]
+    number: int, one: _Request, other: _Request, access: Mapping[str, NodeAccess]
 ) -> Objection | None:
     """One node of a group has one owner; the other rule would take it back at its next turn."""
     if one.owner is None or other.owner is None:
@@ -189,8 +196,8 @@ def _of_two_owners(
 
 
 def judged(
-    host: HostSnapshot, parts: Sequence[Part], clashing: Mapping[int, Objection]
-) -> tuple[Part, ...]:
+    host: HostSnapshot, parts: Sequence[Change], clashing: Mapping[int, Objection]
+) -> tuple[Change, ...]:
     """The parts, refused where rules clash, or where a guest could not have a group after all."""
     found = [_refused(part, _of_groups(part, clashing)) for part in parts]
     incomplete = {
@@ -203,18 +210,18 @@ def judged(
     return tuple(_waiting(part, incomplete) for part in found)
 
 
-def _of_groups(part: Part, clashing: Mapping[int, Objection]) -> Iterator[Objection]:
+def _of_groups(part: Change, clashing: Mapping[int, Objection]) -> Iterator[Objection]:
     return (clashing[number] for number in sorted(part.groups & clashing.keys()))
 
 
-def _refused(part: Part, objections: Iterable[Objection]) -> Part:
+def _refused(part: Change, objections: Iterable[Objection]) -> Change:
     new = tuple(objections)
     if not new:
         return part
     return replace(part, plan=Plan("", ()), objections=(*part.objections, *new), later=())
 
 
-def _waiting(part: Part, incomplete: Mapping[int, Part]) -> Part:
+def _waiting(part: Change, incomplete: Mapping[int, Change]) -> Change:
     """A part that gives a group to guests of which another part, which is refused, has the rest."""
     if not part.is_for_guests or part.objections or not part.differences:
         return part
@@ -229,10 +236,10 @@ def _waiting(part: Part, incomplete: Mapping[int, Part]) -> Part:
     return _refused(part, against)
 
 
-def bundles(host: HostSnapshot, parts: Iterable[Part]) -> tuple[tuple[str, ...], ...]:
+def bundles(host: HostSnapshot, parts: Iterable[Change]) -> tuple[tuple[str, ...], ...]:
     """The names of parts that are changed in one run: what a guest can have only together."""
 
-    def bonds(part: Part) -> Iterator[Hashable]:
+    def bonds(part: Change) -> Iterator[Hashable]:
         yield part.name
         if part.is_for_guests:
             yield from (number for number in part.groups if not host.is_viable(number))
@@ -245,7 +252,7 @@ _PROGRAMS = "NVIDIA's programs"
 """They are run one after the other: they share state of the driver."""
 
 
-def in_lanes(parts: Iterable[Part]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+def in_lanes(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     """All steps with a lane for each; a module is loaded once, before all else."""
     moving = [part for part in parts if part.plan.steps]
     all_steps = [step for part in moving for step in part.plan.steps]
@@ -258,7 +265,7 @@ def in_lanes(parts: Iterable[Part]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     return tuple(steps), tuple(lanes)
 
 
-def _bonds(part: Part) -> frozenset[str]:
+def _bonds(part: Change) -> frozenset[str]:
     """Its locks, and one that all have who run programs of NVIDIA's."""
     programs = RunSriovManage | SetGpuInstances | SetHeterogeneous | SetMig | SetPersistence
     has_programs = any(isinstance(step, programs) for step in part.plan.steps)

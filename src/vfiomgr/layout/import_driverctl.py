@@ -20,8 +20,8 @@ from vfiomgr.layout.model import (
     LayoutFile,
     PassthroughRule,
     Selector,
+    VgpuRequest,
     VgpuRule,
-    VgpuWish,
 )
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.vgpu_device_manager import layouts_of
@@ -189,7 +189,7 @@ class _HostRules:
             state="vgpu",
             at_least=1 if is_there else 0,
             vgpus=tuple(
-                VgpuWish(
+                VgpuRequest(
                     type=type_id,
                     count=len(uuids),
                     uuids=tuple(uuids),

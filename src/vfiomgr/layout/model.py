@@ -193,7 +193,7 @@ class SriovRule(_Rule):
         return self
 
 
-class VgpuWish(_Document):
+class VgpuRequest(_Document):
     """vGPUs of one kind: by their type, or by what is needed."""
 
     type: Text | None = None
@@ -214,7 +214,7 @@ class VgpuWish(_Document):
     """The driver's parameters (vgpu_params), all of them; else as the driver sets them."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> VgpuWish:
+    def _is_whole(self) -> VgpuRequest:
         need = (self.framebuffer, self.series, self.heads)
         if (self.type is None) is all(part is None for part in need):
             message = "say either type, or what is needed: framebuffer, series, heads"
@@ -244,7 +244,7 @@ class VgpuRule(_Rule):
     """GPUs that are divided into vGPUs, and which."""
 
     state: Literal["vgpu"]
-    vgpus: tuple[VgpuWish, ...] = ()
+    vgpus: tuple[VgpuRequest, ...] = ()
     """The vGPUs; others that vfiomgr made there are removed."""
     strategy: Strategy = "pack"
     """Fill one GPU after the other, or give each the same number."""

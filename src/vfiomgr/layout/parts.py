@@ -10,8 +10,8 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.mode import vgpus_on
 from vfiomgr.layout.requests import ApplyLayout
-from vfiomgr.layout.select import Claim
-from vfiomgr.passthrough.steps import ForgetOrigin, RememberOrigin
+from vfiomgr.layout.select import RuleMatch
+from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import HostSnapshot
 
@@ -46,7 +46,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Change:
     """What belongs together of a layout, on a host as it is."""
 
     name: str
@@ -69,12 +69,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleContext:
     """A rule with its devices, on a host."""
 
     host: HostSnapshot
     intent: ApplyLayout
-    claim: Claim
+    claim: RuleMatch
     others: frozenset[PciAddress] = frozenset()
     """The functions that other rules select, or have with those."""
     going: frozenset[PciAddress] = frozenset()
@@ -122,17 +122,17 @@ class Case:
         raise UsageError(message, "api.layout_intent does that")
 
 
-def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Difference, ...]) -> Part:
+def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Difference, ...]) -> Change:
     """A part by its plan: one with steps, or one that is refused, tells the differences."""
     try:
         plan = planned()
     except Refusal as refusal:
         objections = tuple(Objection(reason, remedy) for reason, remedy in refusal.objections)
-        return Part(name, _EMPTY, differences, objections)
+        return Change(name, _EMPTY, differences, objections)
     except UsageError as error:
-        return Part(name, _EMPTY, differences, (Objection(error.message, error.hint),))
-    is_record = all(isinstance(step, RememberOrigin | ForgetOrigin) for step in plan.steps)
-    return Part(name, plan, () if is_record else differences)
+        return Change(name, _EMPTY, differences, (Objection(error.message, error.hint),))
+    is_record = all(isinstance(step, SaveOriginalState | DropOriginalState) for step in plan.steps)
+    return Change(name, plan, () if is_record else differences)
 
 
 def use_of(host: HostSnapshot, device: PciDevice) -> str:

@@ -9,7 +9,7 @@ from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout.requests import RevertLayout
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.sriov.steps import SetVfCount
 from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
@@ -41,7 +41,7 @@ def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
         steps=tuple(_letting_go(host, back)),
         locks=tuple(sorted({*intent.locks, *_locks(host, names)})),
         notes=undoing.notes,
-        settles=names,
+        resolves=names,
     )
 
 
@@ -78,8 +78,8 @@ def _ways_to_guests(run: Sequence[Step], makers: set[str | None]) -> list[Step]:
     Only a host driver makes those, so the function had one then, and has it again. Somebody took
     it to a guest between the two runs, and undoing the second one would lead there.
     """
-    back = {step.subject for step in run if isinstance(step, ForgetOrigin)} & makers
-    moves = ForgetOrigin | ChangeDriver
+    back = {step.subject for step in run if isinstance(step, DropOriginalState)} & makers
+    moves = DropOriginalState | ChangeDriver
     return [step for step in run if isinstance(step, moves) and step.subject in back]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RuleMatch:
     """A rule, and what it has."""
 
     number: int
@@ -41,24 +41,24 @@ class Claim:
 class Selection:
     """What all rules have, and what speaks against the layout as a whole."""
 
-    claims: tuple[Claim, ...]
-    objections: tuple[tuple[Claim, Objection], ...]
-    shortages: tuple[tuple[Claim, Objection], ...]
+    claims: tuple[RuleMatch, ...]
+    objections: tuple[tuple[RuleMatch, Objection], ...]
+    shortages: tuple[tuple[RuleMatch, Objection], ...]
     """Rules with fewer devices than they want, of those that are there now."""
 
 
 def select(host: HostSnapshot, layout: Layout) -> Selection:
     """Give each device to the first rule that selects it, with the rest of its slot."""
-    taken: dict[PciAddress, Claim] = {}
+    taken: dict[PciAddress, RuleMatch] = {}
     taken_parents: set[str] = set()
-    claims: list[Claim] = []
-    objections: list[tuple[Claim, Objection]] = []
-    shortages: list[tuple[Claim, Objection]] = []
+    claims: list[RuleMatch] = []
+    objections: list[tuple[RuleMatch, Objection]] = []
+    shortages: list[tuple[RuleMatch, Objection]] = []
     for number, rule in enumerate(layout.devices, start=1):
         matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
         parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
         taken_parents.update(parents)
-        claim = Claim(number, rule, matching, parents)
+        claim = RuleMatch(number, rule, matching, parents)
         companions = _companions(host, claim)
         against = (*_unfit(claim), *_conflicts(claim, companions, taken))
         objections += [(claim, objection) for objection in against]
@@ -70,14 +70,16 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
     return Selection(tuple(given_back), tuple(objections), tuple(shortages))
 
 
-def _disposed_of(claim: Claim) -> Iterator[PciAddress]:
+def _disposed_of(claim: RuleMatch) -> Iterator[PciAddress]:
     """The virtual functions of which a rule about their physical ones says who has them."""
     if isinstance(claim.rule, SriovRule) and claim.rule.functions != "any":
         for device in claim.devices:
             yield from device.virtual_functions
 
 
-def _with_rest(host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim]) -> Claim:
+def _with_rest(
+    host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
+) -> RuleMatch:
     """A claim of the host with the rest of its slots, as far as no rule at all is about it."""
     if not isinstance(claim.rule, HostRule):
         return claim
@@ -85,7 +87,7 @@ def _with_rest(host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim])
     return replace(claim, rest=tuple(rest))
 
 
-def _slots(host: HostSnapshot, claim: Claim) -> list[PciDevice]:
+def _slots(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
     """All functions of the slots of a claim's devices."""
     found = {other.address: other for device in claim.devices for other in host.slot(device)}
     return list(found.values())
@@ -125,7 +127,7 @@ def _parents(host: HostSnapshot, selector: Selector) -> Iterator[str]:
     return (name for name in dict.fromkeys(names) if name in selector.parent)
 
 
-def _companions(host: HostSnapshot, claim: Claim) -> list[PciDevice]:
+def _companions(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
     """The other functions of slots that go to guests whole."""
     rule = claim.rule
     if not isinstance(rule, PassthroughRule) or rule.only:
@@ -134,7 +136,7 @@ def _companions(host: HostSnapshot, claim: Claim) -> list[PciDevice]:
 
 
 def _conflicts(
-    claim: Claim, companions: Iterable[PciDevice], taken: dict[PciAddress, Claim]
+    claim: RuleMatch, companions: Iterable[PciDevice], taken: dict[PciAddress, RuleMatch]
 ) -> Iterator[Objection]:
     """Functions of one slot that two rules want in different states."""
     for device in companions:
@@ -148,7 +150,7 @@ def _conflicts(
 
 
 def _too_few(
-    host: HostSnapshot, claim: Claim, taken: dict[PciAddress, Claim]
+    host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
 ) -> Iterator[Objection]:
     found = len(claim.devices) + len(claim.parents)
     wanted = claim.rule.at_least
@@ -163,7 +165,9 @@ def _too_few(
     )
 
 
-def _remedy_for_few(host: HostSnapshot, selector: Selector, taken: dict[PciAddress, Claim]) -> str:
+def _remedy_for_few(
+    host: HostSnapshot, selector: Selector, taken: dict[PciAddress, RuleMatch]
+) -> str:
     lost = [
         f"{d.address} is what {taken[d.address].label} has"
         for d in _matching(host, selector)
@@ -187,7 +191,7 @@ def _is_selected_otherwise(device: PciDevice, selector: Selector) -> bool:
     return _is_selected(device, named)
 
 
-def _unfit(claim: Claim) -> Iterator[Objection]:
+def _unfit(claim: RuleMatch) -> Iterator[Objection]:
     """Rules about parents that are no PCI functions, and are about something else than vGPUs."""
     if claim.rule.select.parent and not isinstance(claim.rule, VgpuRule):
         yield Objection(

@@ -10,7 +10,7 @@ from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.layout.functions import differences, virtual_to_guests, virtual_to_host
 from vfiomgr.layout.model import SriovRule
-from vfiomgr.layout.parts import Case, Part, attempt, counted
+from vfiomgr.layout.parts import Change, RuleContext, attempt, counted
 from vfiomgr.layout.select import moving_together
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.sriov import plan as sriov_plan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.plan import Plan
     from vfiomgr.layout.model import Rule
-    from vfiomgr.layout.select import Claim
+    from vfiomgr.layout.select import RuleMatch
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -33,7 +33,7 @@ Coming = dict[str, int]
 """How many virtual functions each physical one will have, of those that are to get others."""
 
 
-def numbers(parts: Iterable[Part]) -> Coming:
+def numbers(parts: Iterable[Change]) -> Coming:
     """What plans make of physical functions; of the new virtual ones nothing is known yet."""
     return {
         str(step.device.address): step.after
@@ -43,7 +43,7 @@ def numbers(parts: Iterable[Part]) -> Coming:
     }
 
 
-def is_awaited(host: HostSnapshot, claim: Claim, coming: Coming) -> bool:
+def is_awaited(host: HostSnapshot, claim: RuleMatch, coming: Coming) -> bool:
     """Whether a rule may be about virtual functions that are yet to be made."""
     select = claim.rule.select
     if not coming.keys().isdisjoint(map(str, select.physical_function)):
@@ -51,7 +51,7 @@ def is_awaited(host: HostSnapshot, claim: Claim, coming: Coming) -> bool:
     return bool(coming) and any(host.device_named(str(a)) is None for a in select.address)
 
 
-def shortage(claim: Claim, claims: Sequence[Claim], coming: Coming) -> Objection | None:
+def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], coming: Coming) -> Objection | None:
     """That a rule's physical functions will have fewer virtual ones than it wants.
 
     Which addresses, classes and models these will have is not known; only how many there may be.
@@ -73,7 +73,7 @@ def shortage(claim: Claim, claims: Sequence[Claim], coming: Coming) -> Objection
     )
 
 
-def _owner_of_all(physical: PciAddress, earlier: Iterable[Claim]) -> Claim | None:
+def _owner_of_all(physical: PciAddress, earlier: Iterable[RuleMatch]) -> RuleMatch | None:
     """The rule that has all virtual functions of a physical one, whatever they are."""
     for claim in earlier:
         select = claim.rule.select
@@ -87,22 +87,24 @@ def _says_who_has_them(rule: Rule) -> bool:
     return isinstance(rule, SriovRule) and rule.functions != "any"
 
 
-def _is_of(physical: PciAddress, claim: Claim) -> bool:
+def _is_of(physical: PciAddress, claim: RuleMatch) -> bool:
     return any(device.address == physical for device in claim.devices)
 
 
-def _count(claim: Claim, physical: PciAddress, coming: Coming) -> int:
+def _count(claim: RuleMatch, physical: PciAddress, coming: Coming) -> int:
     there = sum(device.physical_function == physical for device in claim.devices)
     return coming.get(str(physical), there)
 
 
-def _maker(physical: PciAddress, claims: Iterable[Claim]) -> str:
+def _maker(physical: PciAddress, claims: Iterable[RuleMatch]) -> str:
     """By which rule a physical function gets others."""
     makers = (claim.label for claim in claims if _is_of(physical, claim))
     return next((f" by {label}" for label in makers), "")
 
 
-def _told(physical: PciAddress, owner: Claim | None, maker: str, count: int, coming: Coming) -> str:
+def _told(
+    physical: PciAddress, owner: RuleMatch | None, maker: str, count: int, coming: Coming
+) -> str:
     if owner is not None:
         return f"those of {physical} are what {owner.label} has"
     if str(physical) in coming:
@@ -110,7 +112,7 @@ def _told(physical: PciAddress, owner: Claim | None, maker: str, count: int, com
     return f"{physical} has {counted(count, 'virtual function')}"
 
 
-def parts(case: Case, rule: SriovRule, device: PciDevice) -> Iterator[Part]:
+def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Change]:
     """A physical function with its number, and then what is to become of the virtual ones."""
     count = device.sriov_totalvfs or 1 if rule.count == "max" else rule.count
     wanted = counted(count, "virtual function")
@@ -150,7 +152,7 @@ def parts(case: Case, rule: SriovRule, device: PciDevice) -> Iterator[Part]:
         yield from _virtual(case, rule, device)
 
 
-def _virtual(case: Case, rule: SriovRule, physical: PciDevice) -> Iterator[Part]:
+def _virtual(case: RuleContext, rule: SriovRule, physical: PciDevice) -> Iterator[Change]:
     """The virtual functions, but for those that another rule has."""
     name = str(physical.address)
     present = (case.host.device(a) for a in physical.virtual_functions if a not in case.others)

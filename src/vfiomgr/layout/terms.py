@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.layout.model import Rule
-    from vfiomgr.layout.parts import Part
+    from vfiomgr.layout.parts import Change
 
 _Terms = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -50,7 +50,7 @@ _OF_OTHERS = _terms(
 """Rules of these states have neither key."""
 
 
-def in_terms_of(rule: Rule, part: Part) -> Part:
+def in_terms_of(rule: Rule, part: Change) -> Change:
     """A part of a rule, with what it says in the words of its layout."""
     return replace(
         part,

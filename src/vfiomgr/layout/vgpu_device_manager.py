@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vfiomgr.documents.yaml_json import parse_document
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.layout.diagnostics import covers
-from vfiomgr.layout.model import Layout, Selector, VgpuRule, VgpuWish
+from vfiomgr.layout.model import Layout, Selector, VgpuRequest, VgpuRule
 from vfiomgr.vgpu.model import lives_in_gpu_instance
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class _Rules:
                 select=select,
                 state="vgpu",
                 at_least=0 if entry.filters else 1,
-                vgpus=tuple(VgpuWish(type=t, per_gpu=count) for t, count in entry.vgpus.items()),
+                vgpus=tuple(VgpuRequest(type=t, per_gpu=count) for t, count in entry.vgpus.items()),
             )
 
     def _is_overruled(self, select: Selector) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Objection, refuse_if_any
 from vfiomgr.engine.plan import Plan
-from vfiomgr.layout.model import VgpuWish
+from vfiomgr.layout.model import VgpuRequest
 from vfiomgr.layout.parts import Difference
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.layout.model import VgpuRule
-    from vfiomgr.layout.parts import Case
+    from vfiomgr.layout.parts import RuleContext
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import VgpuType
 
-    Kept = Iterable[tuple[VgpuWish, Vgpu]]
+    Kept = Iterable[tuple[VgpuRequest, Vgpu]]
 
 
 def found_on(host: HostSnapshot, one: Vgpu) -> str | None:
@@ -37,18 +37,18 @@ def found_on(host: HostSnapshot, one: Vgpu) -> str | None:
     return dict(host.defined.attributes_of(one.name)).get(PARAMETERS)
 
 
-def are_others(found: str, wish: VgpuWish) -> bool:
+def are_others(found: str, wish: VgpuRequest) -> bool:
     """Whether a vGPU has others than it is to have, whatever their order and white space."""
     return _pairs(found) != _pairs(_text(wish))
 
 
-def setting(name: str, before: str | None, wish: VgpuWish) -> SetVgpuAttribute:
+def setting(name: str, before: str | None, wish: VgpuRequest) -> SetVgpuAttribute:
     """The step that gives a vGPU what a wish says."""
     directory = (PCI_DEVICES if ":" in name else MDEV_DEVICES) / name
     return SetVgpuAttribute(name, directory, PARAMETERS, before, _text(wish))
 
 
-def plan_kept(case: Case, kept: Kept) -> Plan:
+def plan_kept(case: RuleContext, kept: Kept) -> Plan:
     """Parameters of those that stay; a guest sees new ones when it starts.
 
     Raises:
@@ -73,7 +73,7 @@ def plan_kept(case: Case, kept: Kept) -> Plan:
             steps.append(setting(one.name, found, wish))
     refuse_if_any(objections, case.allow)
     locks = [f"vgpu-{step.vgpu}" for step in steps]
-    return Plan("", tuple(steps), locks=tuple(locks), settles=tuple(s.vgpu for s in steps))
+    return Plan("", tuple(steps), locks=tuple(locks), resolves=tuple(s.vgpu for s in steps))
 
 
 def differences(host: HostSnapshot, kept: Kept) -> Iterator[Difference]:
@@ -87,7 +87,7 @@ def differences(host: HostSnapshot, kept: Kept) -> Iterator[Difference]:
             yield Difference(one.name, "", told, _text(wish) or "no parameters")
 
 
-def _text(wish: VgpuWish) -> str:
+def _text(wish: VgpuRequest) -> str:
     return ",".join(f"{key}={value}" for key, value in (wish.parameters or {}).items())
 
 
@@ -103,7 +103,7 @@ _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
 class Lacking:
     """A wish that is not met, the GPUs that may serve it, and how many of it are there."""
 
-    wish: VgpuWish
+    wish: VgpuRequest
     scope: tuple[Gpu, ...]
     there: int
 
@@ -112,13 +112,13 @@ class Lacking:
 class Shares:
     """What is there, and what is to be."""
 
-    kept: list[tuple[VgpuWish, Vgpu]] = field(default_factory=list)
+    kept: list[tuple[VgpuRequest, Vgpu]] = field(default_factory=list)
     missing: list[tuple[Lacking, tuple[str, ...]]] = field(default_factory=list)
     """What is not met, with the names of the vGPUs that are to be made for it."""
     surplus: list[Vgpu] = field(default_factory=list)
 
 
-def shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
+def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
     """Who stays: those that are named first, then those that guests have, then vfiomgr's own."""
     shares = Shares()
     left = {gpu.name: _by_worth(case.host, gpu) for gpu in known}
@@ -147,7 +147,7 @@ def shared_out(case: Case, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
     return shares
 
 
-def creation(wish: VgpuWish, names: tuple[str, ...] = ()) -> CreateVgpu:
+def creation(wish: VgpuRequest, names: tuple[str, ...] = ()) -> CreateVgpu:
     """A wish as an intent of its own."""
     return CreateVgpu(
         names,
@@ -158,7 +158,7 @@ def creation(wish: VgpuWish, names: tuple[str, ...] = ()) -> CreateVgpu:
     )
 
 
-def _by_choice(wish: VgpuWish) -> tuple[bool, bool, bool, bool, int]:
+def _by_choice(wish: VgpuRequest) -> tuple[bool, bool, bool, bool, int]:
     """Those that few vGPUs can meet come first."""
     return (
         not wish.uuids,
@@ -169,7 +169,7 @@ def _by_choice(wish: VgpuWish) -> tuple[bool, bool, bool, bool, int]:
     )
 
 
-def _has_other_parameters(host: HostSnapshot, one: Vgpu, wish: VgpuWish) -> bool:
+def _has_other_parameters(host: HostSnapshot, one: Vgpu, wish: VgpuRequest) -> bool:
     return are_others(found_on(host, one) or "", wish)
 
 
@@ -180,7 +180,7 @@ def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
     return sorted(gpu.instances, key=worth)
 
 
-def _names(case: Case, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
+def _names(case: RuleContext, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
     """Names for new ones: the wish's own, or the first that are free of an endless row of them."""
     wish = lacking.wish
     taken = {one.name for one in case.host.vgpus}
@@ -196,7 +196,7 @@ _ENDLESS = 1 << 20
 
 
 def impossible(
-    case: Case, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
+    case: RuleContext, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
 ) -> Iterator[Objection]:
     """All that speaks against a rule's vGPUs, whatever is there of them."""
     yield from _foreign(case, shares)
@@ -207,12 +207,12 @@ def impossible(
         yield from _too_many(rule, gpu)
 
 
-def _serving(gpu: Gpu, wish: VgpuWish) -> list[VgpuType]:
+def _serving(gpu: Gpu, wish: VgpuRequest) -> list[VgpuType]:
     """The types of a GPU that would meet a wish."""
     return serving(gpu, creation(wish))
 
 
-def _unmeetable(case: Case, lacking: Lacking) -> Iterator[Objection]:
+def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Objection]:
     """A wish for more than its GPUs could ever carry, or for what none of them makes."""
     wish = lacking.wish
     kinds = {gpu.name: _serving(gpu, wish) for gpu in lacking.scope}
@@ -241,7 +241,7 @@ def _most(gpu: Gpu, kind: VgpuType) -> int:
     return min(limits, default=_ENDLESS)
 
 
-def _foreign(case: Case, shares: Shares) -> Iterator[Objection]:
+def _foreign(case: RuleContext, shares: Shares) -> Iterator[Objection]:
     names = [one.name for one in shares.surplus if not case.host.is_own(one)]
     if names:
         yield Objection(

@@ -13,7 +13,7 @@ from vfiomgr.gpu import mode as gpu_mode
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
 from vfiomgr.layout import vgpu_shares
-from vfiomgr.layout.parts import Case, Difference, Part, attempt, counted, use_of
+from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, counted, use_of
 from vfiomgr.layout.vgpu_shares import Shares, creation, impossible, shared_out
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.vgpu import plan as vgpu_plan
@@ -27,18 +27,18 @@ from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.layout.model import VgpuRule, VgpuWish
+    from vfiomgr.layout.model import VgpuRequest, VgpuRule
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-def parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
+def parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
     """Each GPU made ready, and then, of all together, their vGPUs."""
     numbers = (device.iommu_group for device in case.claim.devices)
     groups = frozenset(number for number in numbers if number is not None)
     yield from (replace(part, groups=groups) for part in _parts(case, rule))
 
 
-def _parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
+def _parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
     names = (*(str(device.address) for device in case.claim.devices), *case.claim.parents)
     ready = [_made_ready(case, rule, device, names[0]) for device in case.claim.devices]
     if not any(part.differences for part in ready):
@@ -51,7 +51,7 @@ def _parts(case: Case, rule: VgpuRule) -> Iterator[Part]:
     yield from ready[1:]
 
 
-def _told(wish: VgpuWish) -> str:
+def _told(wish: VgpuRequest) -> str:
     """`4 x A40-4Q`, with `on each` where that is meant."""
     return f"{wish.count or wish.per_gpu} x {wish}{' on each' if wish.per_gpu else ''}"
 
@@ -59,7 +59,7 @@ def _told(wish: VgpuWish) -> str:
 # ---- ready for vGPUs
 
 
-def _made_ready(case: Case, rule: VgpuRule, device: PciDevice, name: str) -> Part:
+def _made_ready(case: RuleContext, rule: VgpuRule, device: PciDevice, name: str) -> Change:
     address = device.address
 
     def planned() -> Plan:
@@ -99,7 +99,7 @@ def _readiness(rule: VgpuRule) -> str:
 # ---- which vGPUs
 
 
-def _carrying(case: Case, rule: VgpuRule, names: tuple[str, ...]) -> Part:
+def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Change:
     others = frozenset(map(str, case.others))
     free = (p for p in case.host.vgpu_parents if p.name not in others)
     host = replace(case.host, vgpu_parents=tuple(free))
@@ -135,7 +135,7 @@ def _carrying(case: Case, rule: VgpuRule, names: tuple[str, ...]) -> Part:
 # ---- plans
 
 
-def _without_surplus(case: Case, shares: Shares) -> Plan:
+def _without_surplus(case: RuleContext, shares: Shares) -> Plan:
     if not shares.surplus:
         return Plan("", ())
     names = tuple(one.name for one in shares.surplus)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MdevWish:
+class MdevRequest:
     """A type, by its identifier, and the function that makes it."""
 
     parent: PciAddress
     type: str
 
 
-def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevWish:
+def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequest:
     """What is meant by a type's name on a parent.
 
     Raises:
@@ -40,7 +40,7 @@ def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevWish
     if found.family != "mdev":
         message = f"{device} makes vGPUs that are virtual functions, which libvirt does not define"
         raise Refusal(message, f"vfiomgr vgpu define {parent} --type {wanted}")
-    return MdevWish(parent, find_type(types_of(host, found), wanted, str(parent)).id)
+    return MdevRequest(parent, find_type(types_of(host, found), wanted, str(parent)).id)
 
 
 def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:

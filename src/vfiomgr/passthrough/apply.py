@@ -18,9 +18,9 @@ from vfiomgr.passthrough.reset_apply import loosen, tighten
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
-    ForgetOrigin,
+    DropOriginalState,
     ReleaseDriver,
-    RememberOrigin,
+    SaveOriginalState,
     probe_file,
 )
 from vfiomgr.pci import facts as pci_facts
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from vfiomgr.pci.original_state import DriverState
 
 
-@performs(RememberOrigin)
-def save_record(tree: HostTree, step: RememberOrigin) -> None:
+@performs(SaveOriginalState)
+def save_record(tree: HostTree, step: SaveOriginalState) -> None:
     """Write the record of a function."""
     original_state.write_origin(tree, step.origin)
 
 
-@performs(ForgetOrigin)
-def drop_record(tree: HostTree, step: ForgetOrigin) -> None:
+@performs(DropOriginalState)
+def drop_record(tree: HostTree, step: DropOriginalState) -> None:
     """Remove the record of a function."""
     original_state.remove_origin(tree, step.origin)
 

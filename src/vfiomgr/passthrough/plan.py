@@ -18,12 +18,12 @@ from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
-    ForgetOrigin,
+    DropOriginalState,
     ReleaseDriver,
-    RememberOrigin,
+    SaveOriginalState,
 )
 from vfiomgr.pci.model import is_vfio_driver
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.pci.vfio_drivers import PLAIN, best_variant
 from vfiomgr.persistence import plan as persistence_plan
 
@@ -121,7 +121,7 @@ def plan_bind(
         summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
         steps=tuple(steps),
         lanes=_lanes(host, steps),
-        settles=tuple(str(device.address) for device in targets),
+        resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(*_companion_notes(named, targets, moving), *kept.notes),
         already=(*on_it, *kept.already),
@@ -187,14 +187,14 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         if device in moving:
             steps += _give_back(host, device)
         elif (origin := host.origin(device)) is not None:
-            steps.append(ForgetOrigin(origin))
+            steps.append(DropOriginalState(origin))
     kept = persistence_plan.part_of_unbind(host, targets, intent)
     steps += kept.steps
     return Plan(
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
         lanes=_lanes(host, steps),
-        settles=tuple(str(device.address) for device in targets),
+        resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(
             *_companion_notes(named, targets, moving),
@@ -280,8 +280,8 @@ def _take(host: HostSnapshot, device: PciDevice, driver: str, intent: Bind) -> I
         if device.driver and device.driver_override not in (None, device.driver):
             # A rule came after the driver; with this override nobody could give it back.
             first = replace(before, driver_override=None)
-        yield RememberOrigin(
-            Origin(device.identity, first, device.driver_module, host.boot_id or "")
+        yield SaveOriginalState(
+            OriginalState(device.identity, first, device.driver_module, host.boot_id or "")
         )
     target = DriverState(driver, driver)
     yield ChangeDriver(device.identity, before, reset.pinned(target, device, intent))
@@ -313,7 +313,7 @@ def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
         yield LoadModule(origin.driver_module, driver)
     if not origin.state.is_met_by(before):
         yield ChangeDriver(device.identity, before, origin.state)
-    yield ForgetOrigin(origin)
+    yield DropOriginalState(origin)
 
 
 def _locks(devices: Iterable[PciDevice]) -> tuple[str, ...]:

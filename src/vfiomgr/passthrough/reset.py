@@ -85,7 +85,7 @@ def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
 
 
 @resolves(Reset)
-def settled(host: HostSnapshot, intent: Reset) -> Reset:
+def resolve(host: HostSnapshot, intent: Reset) -> Reset:
     """The intent with what it must restore, so that it can be finished after a crash."""
     now = " ".join(host.device(intent.address).reset_method)
     return replace(intent, methods_after=intent.methods_after or now)

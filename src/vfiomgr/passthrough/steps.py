@@ -9,17 +9,17 @@ from vfiomgr import paths
 from vfiomgr.engine.step import Step
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 
 @dataclass(frozen=True, slots=True)
-class RememberOrigin(Step):
+class SaveOriginalState(Step):
     """Record what a function was like, so that `unbind` can give it back."""
 
-    origin: Origin
+    origin: OriginalState
     kind: Literal["remember-origin"] = "remember-origin"
 
     is_record: ClassVar[bool] = True
@@ -43,16 +43,16 @@ class RememberOrigin(Step):
         """Nothing: the record is vfiomgr's own."""
         return ()
 
-    def inverse(self) -> ForgetOrigin:
+    def inverse(self) -> DropOriginalState:
         """Forget it again."""
-        return ForgetOrigin(self.origin)
+        return DropOriginalState(self.origin)
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetOrigin(Step):
+class DropOriginalState(Step):
     """Drop the record of a function that has been given back."""
 
-    origin: Origin
+    origin: OriginalState
     kind: Literal["forget-origin"] = "forget-origin"
 
     is_record: ClassVar[bool] = True
@@ -73,9 +73,9 @@ class ForgetOrigin(Step):
         """Nothing: the record is vfiomgr's own."""
         return ()
 
-    def inverse(self) -> RememberOrigin:
+    def inverse(self) -> SaveOriginalState:
         """Remember it again."""
-        return RememberOrigin(self.origin)
+        return SaveOriginalState(self.origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
-from vfiomgr.engine.transaction import Work, carry_out
+from vfiomgr.engine.transaction import ApplyContext, carry_out
 from vfiomgr.errors import HostError, VfiomgrError, WriteFailed
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci import facts as pci_facts
-from vfiomgr.pci.hotplug import Arrivals
+from vfiomgr.pci.hotplug import HotplugEvents
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_rules, rules_changed
 from vfiomgr.persistence.model import SWEPT
@@ -47,7 +47,7 @@ _MESSAGE = 64
 _READY, _CHANGED = b"ready", b"changed"
 
 
-class Quick:
+class FastPath:
     """What a listener knows: which driver each function is to get."""
 
     def __init__(self, tree: HostTree) -> None:
@@ -69,7 +69,7 @@ class Quick:
         return binding.address
 
 
-class Thorough:
+class FullPath:
     """What the other process knows: which functions have arrived, and what becomes of them."""
 
     def __init__(
@@ -133,7 +133,7 @@ def put_right(
         addresses = tuple(binding.address for binding in here)
         intent = Bind(addresses, driver=here[0].driver, only=True, allow=allow)
         try:
-            carry_out(intent, Work(tree, on_note=on_note))
+            carry_out(intent, ApplyContext(tree, on_note=on_note))
         except VfiomgrError as error:  # and the others are put right all the same
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise
@@ -156,7 +156,7 @@ def watch(tree: HostTree, on_note: Callable[[str], None]) -> None:
         _heard(channel)  # it is ready
     on_note("watching")
     correct = partial(put_right, tree=tree, on_note=on_note)
-    _look_after(tree, channels, Thorough(tree, on_note, correct))
+    _look_after(tree, channels, FullPath(tree, on_note, correct))
 
 
 def _start_listener(
@@ -180,8 +180,8 @@ def _start_listener(
 
 def _listen(tree: HostTree, channel: socket.socket) -> None:
     """Write overrides until the parent is gone."""
-    with Arrivals(channel) as arrivals:
-        quick = Quick(tree)
+    with HotplugEvents(channel) as arrivals:
+        quick = FastPath(tree)
         gc.disable()  # a collection in the wrong moment costs the race
         channel.send(_READY)
         while True:
@@ -195,7 +195,7 @@ def _listen(tree: HostTree, channel: socket.socket) -> None:
                 quick.refresh()
 
 
-def _look_after(tree: HostTree, channels: list[socket.socket], state: Thorough) -> None:
+def _look_after(tree: HostTree, channels: list[socket.socket], state: FullPath) -> None:
     """Tell the listeners of new rules, and look at what they found."""
     seen = rules_changed(tree)
     state.sweep()

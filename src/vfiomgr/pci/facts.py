@@ -96,7 +96,7 @@ def bridge_path(tree: HostTree, directory: HostPath) -> str:
     return target.partition("devices/")[2].rpartition("/")[0]
 
 
-class Place(TypedDict):
+class BusLocation(TypedDict):
     """Where a function sits."""
 
     bridge_path: str
@@ -104,10 +104,10 @@ class Place(TypedDict):
     numa_node: int | None
 
 
-def place_of(function: Function) -> Place:
+def place_of(function: Function) -> BusLocation:
     """Read where a function sits; a node of -1 means that the firmware did not say."""
     node = _number(function.read("numa_node"))
-    return Place(
+    return BusLocation(
         bridge_path=bridge_path(function.tree, function.directory),
         iommu_group=_number(function.link_name("iommu_group")),
         numa_node=None if node is None or node < 0 else node,

@@ -43,7 +43,7 @@ class Arrival:
         return all(getattr(self, name) == getattr(device, name) for name in self.__slots__)
 
 
-class Arrivals:
+class HotplugEvents:
     """Functions as they arrive; a context manager that takes real-time priority where it may."""
 
     def __init__(self, other: socket.socket) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.paths import HostPath
-from vfiomgr.units import parse_numbers
+from vfiomgr.units import parse_cpulist
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -74,20 +74,20 @@ _GIVEN_UP = ("MemFree", "Inactive(file)", "SReclaimable")
 def read_topology(tree: HostTree) -> HostTopology:
     """The nodes with what is free on them now, and what concerns processors."""
     names = filter(None, map(_NODE.fullmatch, tree.children(NODES)))
-    online = parse_numbers(tree.read(CPUS / "online"))
+    online = parse_cpulist(tree.read(CPUS / "online"))
     nodes = [_read_node(tree, int(match[1]), frozenset(online)) for match in names]
     threads = tree.read(CPUS / "cpu0/topology/thread_siblings_list")
     return HostTopology(
         nodes=tuple(sorted(nodes, key=lambda node: node.number)),
-        boot_cpu_threads=parse_numbers(threads),
-        isolated_cpus=parse_numbers(tree.read(CPUS / "isolated")),
+        boot_cpu_threads=parse_cpulist(threads),
+        isolated_cpus=parse_cpulist(tree.read(CPUS / "isolated")),
     )
 
 
 def _read_node(tree: HostTree, number: int, online: frozenset[int]) -> NumaNode:
     directory = NODES / f"node{number}"
     memory = dict(_MEMORY.findall(tree.read(directory / "meminfo") or ""))
-    cpus = parse_numbers(tree.read(directory / "cpulist"))
+    cpus = parse_cpulist(tree.read(directory / "cpulist"))
     distances = tree.read(directory / "distance") or ""
     return NumaNode(
         number=number,

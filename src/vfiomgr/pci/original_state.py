@@ -46,7 +46,7 @@ class DriverState:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OriginalState:
     """The first state of a function; good for the boot and the device that it was recorded of."""
 
     device: DeviceIdentity
@@ -68,9 +68,9 @@ def origin_file(address: PciAddress | str) -> HostPath:
     return _ORIGINS / f"{address}.json"
 
 
-def read_origins(tree: HostTree) -> tuple[Origin, ...]:
+def read_origins(tree: HostTree) -> tuple[OriginalState, ...]:
     """All records; one that cannot be read hides no other."""
-    found: list[Origin] = []
+    found: list[OriginalState] = []
     for name in tree.children(_ORIGINS):
         try:
             origin = _read(tree, name)
@@ -95,7 +95,7 @@ def unreadable_origins(tree: HostTree) -> dict[str, str]:
     return found
 
 
-def _read(tree: HostTree, name: str) -> Origin | None:
+def _read(tree: HostTree, name: str) -> OriginalState | None:
     """One record; None where it is gone, closed to this user, or a temporary file.
 
     Raises:
@@ -129,7 +129,7 @@ def _read(tree: HostTree, name: str) -> Origin | None:
     return origin
 
 
-def write_origin(tree: HostTree, origin: Origin) -> None:
+def write_origin(tree: HostTree, origin: OriginalState) -> None:
     """Record a first state; it is good for this boot, so that no power cut can lose it."""
     import json  # noqa: PLC0415 - slow to import, and lists need none
 
@@ -138,12 +138,12 @@ def write_origin(tree: HostTree, origin: Origin) -> None:
     tree.replace(origin_file(origin.device.address), data.encode(), durable=False)
 
 
-def remove_origin(tree: HostTree, origin: Origin) -> None:
+def remove_origin(tree: HostTree, origin: OriginalState) -> None:
     """Drop a record."""
     tree.remove(origin_file(origin.device.address))
 
 
-def _parse(text: str) -> Origin:
+def _parse(text: str) -> OriginalState:
 
     document = parse_json(text)
     if document["api_version"] != API_VERSION:
@@ -157,7 +157,7 @@ def _parse(text: str) -> Origin:
     ):
         message = "a value is of another type"
         raise TypeError(message)
-    return Origin(
+    return OriginalState(
         device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),
         state=DriverState(**state),
         driver_module=document["driver_module"],

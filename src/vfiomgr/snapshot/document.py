@@ -10,7 +10,7 @@ from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.model import Bar, DeviceIdentity, PciDevice
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse, NodeFact
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
 
@@ -28,7 +28,7 @@ _PARTS: tuple[Any, ...] = (
     PciDevice,
     Bar,
     DeviceIdentity,
-    Origin,
+    OriginalState,
     DriverState,
     VgpuParent,
     VgpuType,

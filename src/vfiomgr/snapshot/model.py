@@ -12,7 +12,7 @@ from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
-from vfiomgr.pci.original_state import Origin
+from vfiomgr.pci.original_state import OriginalState
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class HostSnapshot:
     groups: tuple[IommuGroup, ...]
     vgpu_parents: tuple[VgpuParent, ...]
     vgpus: tuple[Vgpu, ...]
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[OriginalState, ...] = ()
     host_uses: tuple[HostUse, ...] | None = ()
     """None where the tree has no /proc to tell, as recordings have not."""
     users: tuple[DeviceUser, ...] | None = None
@@ -231,7 +231,7 @@ class HostSnapshot:
         return {group.number: group for group in self.groups}
 
     @cached_property
-    def _origins_by_address(self) -> dict[PciAddress, tuple[Origin, ...]]:
+    def _origins_by_address(self) -> dict[PciAddress, tuple[OriginalState, ...]]:
         return _gathered((origin.device.address, origin) for origin in self.origins)
 
     def device_named(self, name: str) -> PciDevice | None:
@@ -288,7 +288,7 @@ class HostSnapshot:
         """Whether a guest could own an IOMMU group now: nothing in it is on a host driver."""
         return not blockers(self.group_members(number))
 
-    def origin(self, device: PciDevice) -> Origin | None:
+    def origin(self, device: PciDevice) -> OriginalState | None:
         """The first state of this very device in this very boot, where it was recorded."""
         for origin in self._origins_by_address.get(device.address, ()):
             if origin.device.is_same_as(device.identity) and origin.boot_id == (self.boot_id or ""):

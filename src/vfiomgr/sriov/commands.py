@@ -17,7 +17,7 @@ from vfiomgr.pci.iommu import group_number
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage
-from vfiomgr.vgpu.quota.model import PRIORITIES, Share, in_bytes
+from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,10 +61,10 @@ def share_of(
     exec_quantum: int | None,
     preempt_timeout: int | None,
     priority: Priority | None,
-) -> Share | None:
+) -> VfQuota | None:
     """What the options name; None where they name nothing."""
     memory = None if vf_memory is None else mebibytes("--vf-memory", vf_memory) * _MIB
-    share = Share(memory, exec_quantum, preempt_timeout, priority)
+    share = VfQuota(memory, exec_quantum, preempt_timeout, priority)
     return share if share.quantities else None
 
 

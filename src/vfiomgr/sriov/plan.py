@@ -10,7 +10,7 @@ from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.original_state import DriverState
 from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
@@ -84,7 +84,7 @@ def _plan_as_many(
 
 
 @resolves(SetVirtualFunctions)
-def settled(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
+def resolve(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
     """The intent with what it must restore, so that it can be finished after a crash."""
     device = host.device(intent.address)
     if intent.autoprobe_after is None:
@@ -132,7 +132,7 @@ def _departures(
             yield ChangeDriver(device.identity, before, after)
         origin = host.origin(device)
         if origin is not None:
-            yield ForgetOrigin(origin)
+            yield DropOriginalState(origin)
 
 
 def _changes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:

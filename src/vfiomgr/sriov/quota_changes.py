@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, Share
+    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, VfQuota
 
 _ALIGNED = {"ggtt_quota": 2 << 20, "contexts_quota": 128}
 """What i915 rounds up to (CTXS_GRANULARITY in intel_iov_provisioning.c); doorbells are single."""
 
 
-def wanted(known: GpuQuotas, share: Share, numbers: Iterable[int]) -> dict[str, str]:
+def wanted(known: GpuQuotas, share: VfQuota, numbers: Iterable[int]) -> dict[str, str]:
     """What attributes are to read."""
     found: dict[str, str] = {}
     functions = [f for number in numbers if (f := known.function(number)) is not None]
@@ -44,7 +44,7 @@ def wanted(known: GpuQuotas, share: Share, numbers: Iterable[int]) -> dict[str, 
 
 
 def _of_function(
-    known: GpuQuotas, function: FunctionQuotas, share: Share, count: int
+    known: GpuQuotas, function: FunctionQuotas, share: VfQuota, count: int
 ) -> Iterator[tuple[str, str]]:
     memory = function.of("memory")
     if share.memory is not None:

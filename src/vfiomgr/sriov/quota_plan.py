@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.sriov.requests import SetVirtualFunctions
-    from vfiomgr.vgpu.quota.model import GpuQuotas, Share
+    from vfiomgr.vgpu.quota.model import GpuQuotas, VfQuota
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def provision(
 
 
 @resolves(ChangeQuotas)
-def settled(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
+def resolve(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
     """The intent with the physical function's own priority, which all have for a moment."""
     named = host.device(intent.address)
     known = host.quotas_of(host.device(named.physical_function or named.address))
@@ -91,7 +91,7 @@ def settled(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
 
 
 def unaffordable(
-    host: HostSnapshot, device: PciDevice, count: int, share: Share
+    host: HostSnapshot, device: PciDevice, count: int, share: VfQuota
 ) -> Iterator[Objection]:
     """Why `count` functions cannot have such a share each, once the present ones are gone."""
     known = host.quotas_of(device)
@@ -233,7 +233,7 @@ def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> It
             )
 
 
-def _options(share: Share) -> str:
+def _options(share: VfQuota) -> str:
     """As they are typed."""
     parts = [
         f"--vf-memory {share.memory >> 20}M" if share.memory is not None else "",
@@ -260,7 +260,7 @@ def _notes(known: GpuQuotas, intent: ChangeQuotas) -> Iterator[str]:
     )
 
 
-def shares_in_words(known: GpuQuotas, count: int, share: Share | None) -> str | None:
+def shares_in_words(known: GpuQuotas, count: int, share: VfQuota | None) -> str | None:
     """What becomes of the memory where nobody says: the driver's own affair."""
     if not count or (share is not None and share.memory is not None) or not known.has("memory"):
         return None

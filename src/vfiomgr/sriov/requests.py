@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.model import InstancePlace
-from vfiomgr.vgpu.quota.model import Share
+from vfiomgr.vgpu.quota.model import VfQuota
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SetVirtualFunctions(Request):
     """As `autoprobe_after`: whether vGPUs of different sizes may be on the new ones."""
     instances_after: tuple[InstancePlace, ...] | None = None
     """As `autoprobe_after`: the GPU instances (MIG), which go with the functions of a GPU."""
-    share: Share | None = None
+    share: VfQuota | None = None
     """What each of them gets of the GPU; None: what its driver gives."""
     priority_after: str | None = None
     """As `autoprobe_after`: of the physical function, which has that of all others for a moment."""
@@ -45,7 +45,7 @@ class ChangeQuotas(Request):
 
     address: PciAddress
     """One virtual function, or the physical one, for all of its virtual ones."""
-    share: Share
+    share: VfQuota
     is_physical: bool = False
     """Of the physical function itself."""
     priority_after: str | None = None

@@ -24,7 +24,7 @@ _VENDOR_DRIVER = "nvidia"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """What a GPU has room for, of one type."""
 
     type: VgpuType
@@ -173,13 +173,13 @@ def _why_lost(parent: VgpuParent, device: PciDevice) -> str | None:
     return None
 
 
-def totals(found: Iterable[Room]) -> tuple[Room, ...]:
+def totals(found: Iterable[Capacity]) -> tuple[Capacity, ...]:
     """What all GPUs together have room for, of the types that several of them have."""
-    alike: dict[tuple[str, str | None], list[Room]] = {}
+    alike: dict[tuple[str, str | None], list[Capacity]] = {}
     for one in found:
         alike.setdefault((one.type.id, one.type.name), []).append(one)
     return tuple(
-        Room(
+        Capacity(
             several[0].type,
             sum(one.more for one in several),
             all(one.is_certain for one in several),
@@ -192,12 +192,12 @@ def totals(found: Iterable[Room]) -> tuple[Room, ...]:
     )
 
 
-def rooms(gpu: Gpu) -> tuple[Room, ...]:
+def rooms(gpu: Gpu) -> tuple[Capacity, ...]:
     """What a GPU has room for, of each of its types."""
     return tuple(room(gpu, kind) for kind in gpu.types)
 
 
-def room(gpu: Gpu, kind: VgpuType) -> Room:
+def room(gpu: Gpu, kind: VgpuType) -> Capacity:
     """What a GPU has room for, of one type."""
     if gpu.partition is not None and kind.instance_profile is not None:
         return _room_in_instances(gpu, gpu.partition, kind)
@@ -216,10 +216,10 @@ def room(gpu: Gpu, kind: VgpuType) -> Room:
         more = 0
     elif not more:
         why_not = _why_full(gpu, kind, limit, used)
-    return Room(kind, more, is_certain or not more, why_not, _stranded(gpu, kind, more))
+    return Capacity(kind, more, is_certain or not more, why_not, _stranded(gpu, kind, more))
 
 
-def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Room:
+def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Capacity:
     """Of a type that lives in GPU instances: in those that there are, and in those to be made."""
     offering, is_told = _offering(gpu, kind)
     limit, used = _limit(gpu, kind), _used(gpu, kind)
@@ -231,7 +231,7 @@ def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Roo
     why_not = None if more else _why_full(gpu, kind, limit, used)
     if makeable and not more:
         why_not = f"no GPU instance {profile} is free (MIG): vgpu create makes one"
-    return Room(kind, more, is_certain=True, why_not=why_not, stranded=None, makeable=makeable)
+    return Capacity(kind, more, is_certain=True, why_not=why_not, stranded=None, makeable=makeable)
 
 
 def _offering(gpu: Gpu, kind: VgpuType) -> tuple[Sequence[VgpuParent], bool]:

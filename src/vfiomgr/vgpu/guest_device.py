@@ -79,7 +79,7 @@ class DomainHostdev:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class HostdevOptions:
     """How a device is given to a guest."""
 
     is_managed: bool = False
@@ -106,11 +106,11 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceWish:
+class DeviceRequest:
     """A device of the host, by its address or UUID, as a user names it."""
 
     name: str
-    hand_over: HandOver = HandOver()
+    hand_over: HostdevOptions = HostdevOptions()
     is_alone: bool = False
     """Whether the other functions of its slot stay out."""
 
@@ -139,14 +139,14 @@ HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class GuestDevice:
     """One device of a guest; of a mediated device `functions` are none."""
 
     functions: tuple[PciDevice, ...]
     vgpu: Vgpu | None
     model: str | None
     """The hostdev model of a mediated device."""
-    hand_over: HandOver
+    hand_over: HostdevOptions
     is_vendor_function: bool
     """Whether it stays on its vendor's driver, as a vGPU."""
     numa_node: int | None
@@ -185,7 +185,7 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-def units_of(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> tuple[Unit, ...]:
+def units_of(host: HostSnapshot, wishes: Iterable[DeviceRequest]) -> tuple[GuestDevice, ...]:
     """The named devices in the order of naming, slots whole; nothing twice.
 
     Raises:
@@ -198,7 +198,7 @@ def units_of(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> tuple[Unit, ..
     named = [_named(host, wish) for wish in known if not is_uuid(wish.name)]
     _refuse_bridges(host, [device for device in named if device.is_bridge])
     _refuse_contradictions(host, known)
-    slots: dict[object, Unit] = {}
+    slots: dict[object, GuestDevice] = {}
     for wish in known:
         unit = _mediated(host, wish) if is_uuid(wish.name) else _functions(host, wish)
         first = unit.functions[0] if unit.functions else None
@@ -211,8 +211,8 @@ def units_of(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> tuple[Unit, ..
 
 
 def _apart(
-    units: Iterable[Unit], host: HostSnapshot, wishes: Iterable[DeviceWish]
-) -> Iterator[Unit]:
+    units: Iterable[GuestDevice], host: HostSnapshot, wishes: Iterable[DeviceRequest]
+) -> Iterator[GuestDevice]:
     """Each function once: in the guest where it is named so, else outside where its slot is."""
     units = tuple(units)
     unseen = {f.address for unit in units if not unit.is_seen for f in unit.functions}
@@ -235,14 +235,14 @@ def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
         refuse_if_any(bridge(host, device), frozenset())
 
 
-def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> None:
+def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceRequest]) -> None:
     """A device named twice has one set of options.
 
     Raises:
         UsageError: it has two.
 
     """
-    seen: dict[str, DeviceWish] = {}
+    seen: dict[str, DeviceRequest] = {}
     for wish in wishes:
         name = wish.name.lower() if is_uuid(wish.name) else str(_named(host, wish).address)
         if seen.setdefault(name, wish).hand_over != wish.hand_over:
@@ -250,15 +250,15 @@ def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceWish]) -> 
             raise UsageError(message, "name it once, with the options that it is to have")
 
 
-def _named(host: HostSnapshot, wish: DeviceWish) -> PciDevice:
+def _named(host: HostSnapshot, wish: DeviceRequest) -> PciDevice:
     return host.device(host.parse_address(wish.name))
 
 
-def _functions(host: HostSnapshot, wish: DeviceWish) -> Unit:
+def _functions(host: HostSnapshot, wish: DeviceRequest) -> GuestDevice:
     device = _named(host, wish)
     functions = (device,) if wish.is_alone else host.slot(device)
     ordered = tuple(sorted(functions, key=lambda function: function.address))
-    return Unit(
+    return GuestDevice(
         functions=ordered,
         vgpu=host.vgpu(str(device.address)),
         model=None,
@@ -270,7 +270,7 @@ def _functions(host: HostSnapshot, wish: DeviceWish) -> Unit:
     )
 
 
-def _mediated(host: HostSnapshot, wish: DeviceWish) -> Unit:
+def _mediated(host: HostSnapshot, wish: DeviceRequest) -> GuestDevice:
     vgpu = host.vgpu(wish.name)
     if vgpu is None:
         message = f"there is no active vGPU {wish.name}"
@@ -281,7 +281,7 @@ def _mediated(host: HostSnapshot, wish: DeviceWish) -> Unit:
         raise UsageError(message, f"it knows {', '.join(HOSTDEV_MODELS)}")
     parent = host.device_named(vgpu.parent)
     node = vgpu.numa_node if parent is None else parent.numa_node
-    return Unit(
+    return GuestDevice(
         functions=(),
         vgpu=vgpu,
         model=model,
@@ -307,9 +307,9 @@ def root_complex(device: PciDevice) -> str | None:
     return device.bridge_path.partition("/")[0] or None
 
 
-def _joined(one: Unit, other: Unit) -> Unit:
+def _joined(one: GuestDevice, other: GuestDevice) -> GuestDevice:
     """Two units of one slot with the functions of both; what was said of the first counts."""
     functions = {device.address: device for device in (*one.functions, *other.functions)}
-    hand_over = one.hand_over if one.hand_over != HandOver() else other.hand_over
+    hand_over = one.hand_over if one.hand_over != HostdevOptions() else other.hand_over
     joined = tuple(functions[address] for address in sorted(functions))
     return replace(one, functions=joined, hand_over=hand_over)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.capacity import Gpu, Room, by_number, gpus, in_order, room, why_none_is_free
+from vfiomgr.vgpu.capacity import Capacity, Gpu, by_number, gpus, in_order, room, why_none_is_free
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placements:
     """The places of all instances of a request, and why they are not elsewhere."""
 
     places: tuple[Placement, ...]
     notes: tuple[str, ...]
 
 
-def choose(host: HostSnapshot, intent: CreateVgpu) -> Choice:
+def choose(host: HostSnapshot, intent: CreateVgpu) -> Placements:
     """Find places for all instances that are asked for.
 
     Raises:
@@ -170,7 +170,7 @@ def _candidates(
     size: int | None,
     *,
     makes_instances: bool,
-) -> Iterator[tuple[Gpu, Room]]:
+) -> Iterator[tuple[Gpu, Capacity]]:
     """Each GPU with the smallest of its types, up to a size, that it has room for.
 
     GPU instances (MIG) are made only where those that there are do not suffice.
@@ -188,8 +188,8 @@ def _candidates(
 
 
 def _placed(
-    candidates: Sequence[tuple[Gpu, Room]], intent: CreateVgpu, reasons: dict[str, str]
-) -> Choice:
+    candidates: Sequence[tuple[Gpu, Capacity]], intent: CreateVgpu, reasons: dict[str, str]
+) -> Placements:
     count = len(intent.uuids)
     spread = _share_out(candidates, count, intent.strategy)
     places: list[Placement] = []
@@ -208,10 +208,10 @@ def _placed(
             reasons[gpu.name] = f"has room, but {intent.strategy} prefers another"
     order = {gpu.name: place for place, (gpu, _) in enumerate(candidates)}
     places.sort(key=lambda place: order[place.gpu.name])
-    return Choice(tuple(places), (*notes, *_listed(reasons)))
+    return Placements(tuple(places), (*notes, *_listed(reasons)))
 
 
-def _why_chosen(gpu: Gpu, found: Room, number: int) -> str:
+def _why_chosen(gpu: Gpu, found: Capacity, number: int) -> str:
     size = found.type.framebuffer
     parts = [f"room for {'' if found.is_certain else 'at most '}{found.more}"]
     if not found.is_certain:
@@ -223,7 +223,9 @@ def _why_chosen(gpu: Gpu, found: Room, number: int) -> str:
     return ", ".join(parts)
 
 
-def _share_out(candidates: Sequence[tuple[Gpu, Room]], count: int, strategy: str) -> dict[str, int]:
+def _share_out(
+    candidates: Sequence[tuple[Gpu, Capacity]], count: int, strategy: str
+) -> dict[str, int]:
     """How many instances each GPU gets.
 
     `pack` fills GPUs that have instances of this size, then those that lose the least memory to
@@ -245,7 +247,7 @@ def _share_out(candidates: Sequence[tuple[Gpu, Room]], count: int, strategy: str
     return given
 
 
-def _packing(item: tuple[Gpu, Room]) -> tuple[bool, int, bool, tuple[int, PciAddress | str]]:
+def _packing(item: tuple[Gpu, Capacity]) -> tuple[bool, int, bool, tuple[int, PciAddress | str]]:
     gpu, found = item
     is_alike = bool(gpu.instances) and (gpu.lock in (None, found.type.framebuffer))
     stranded = 0 if is_alike and gpu.lock is not None else found.stranded or 0
@@ -336,7 +338,7 @@ def _no_room(
     )
 
 
-def _room_in_the_end(found: Room) -> int:
+def _room_in_the_end(found: Capacity) -> int:
     """With the GPU instances that could be made."""
     return found.more + found.makeable
 

@@ -16,7 +16,7 @@ from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import MARKS, Vgpu, mark_file, mark_of, types_called
-from vfiomgr.vgpu.placement import Choice, Placement, choose, find_parents
+from vfiomgr.vgpu.placement import Placement, Placements, choose, find_parents
 from vfiomgr.vgpu.quota.capacity import refuse_function
 from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
@@ -46,7 +46,7 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
     # With places, this run finishes another: what is there was made by that one.
     unmarked = [v for v in there.values() if intent.places and not host.is_own(v)]
     wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
-    choice = Choice((), ())
+    choice = Placements((), ())
     if missing:
         choice = _chosen_before(host, intent, missing) or choose(host, wanted)
     steps: list[Step] = []
@@ -65,7 +65,7 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
         locks=tuple(sorted({*locks, *(f"vgpu-{vgpu.name}" for vgpu in made)})),
         notes=(*choice.notes, *gpu_instances.notes(instances)),
         already=already,
-        settles=(*(vgpu.name for vgpu in made), *(vgpu.name for vgpu in there.values())),
+        resolves=(*(vgpu.name for vgpu in made), *(vgpu.name for vgpu in there.values())),
     )
 
 
@@ -77,7 +77,7 @@ def _address_of(host: HostSnapshot, name: str | None) -> str | None:
 
 
 @resolves(CreateVgpu)
-def settled(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
+def resolve(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
     """The intent with the places that were chosen, so that it can be finished after a crash."""
     if intent.places:
         return intent
@@ -124,7 +124,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
         locks=tuple(sorted(locks)),
         notes=(*_foreign_notes(host, intent), *device_notes(host, found)),
         already=already,
-        settles=(*names, *(name for name in intent.names if name not in names)),
+        resolves=(*names, *(name for name in intent.names if name not in names)),
     )
 
 
@@ -168,7 +168,9 @@ def _is_as_asked(host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, number: int
     return kind in types_called(gpu.types, intent.type)
 
 
-def _chosen_before(host: HostSnapshot, intent: CreateVgpu, missing: Sequence[int]) -> Choice | None:
+def _chosen_before(
+    host: HostSnapshot, intent: CreateVgpu, missing: Sequence[int]
+) -> Placements | None:
     if not intent.places:
         return None
     places: list[Placement] = []
@@ -181,7 +183,7 @@ def _chosen_before(host: HostSnapshot, intent: CreateVgpu, missing: Sequence[int
             message = f"{name} makes no {type_id} any more"
             raise Refusal(message, "vfiomgr recover --undo takes back what was begun")
         places.append(Placement(gpu, parent, kind))
-    return Choice(tuple(places), ())
+    return Placements(tuple(places), ())
 
 
 def _creation(host: HostSnapshot, place: Placement, uuid: str) -> tuple[Step, Vgpu]:

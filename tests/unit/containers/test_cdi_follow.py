@@ -11,7 +11,7 @@ from tests.fakes.hosts import dual_adapter, workstation
 from tests.fakes.vgpu_hosts import l40s_host
 from tests.unit.engine.faults import EveryFault, told
 from vfiomgr import api
-from vfiomgr.containers.cdi.model import OfferWish
+from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.errors import VfiomgrError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OWN = HostPath("/etc/cdi/vfiomgr-vfiomgr.io_vfio.json")
 FIRST, SECOND = (PciAddress.parse(text) for text in ("0000:01:00.0", "0000:02:00.0"))
 BIND, BIND_BOTH = Bind((FIRST,)), Bind((FIRST, SECOND))
-WRITE = WriteCdi(OfferWish())
+WRITE = WriteCdi(OfferRequest())
 
 
 def bound(tmp_path: Path) -> FakeKernel:
@@ -41,7 +41,7 @@ def bound(tmp_path: Path) -> FakeKernel:
 
 
 PORTS = tuple(PciAddress.parse(f"0000:05:00.{port}") for port in (0, 1))
-ONE_PORT, OTHER_PORT = (WriteCdi(OfferWish(addresses=(port,))) for port in PORTS)
+ONE_PORT, OTHER_PORT = (WriteCdi(OfferRequest(addresses=(port,))) for port in PORTS)
 
 
 def bound_ports(tmp_path: Path) -> FakeKernel:
@@ -95,7 +95,7 @@ def test_a_vgpu_that_is_removed_goes_from_the_file(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=2)
     parent = "0000:21:00.4"
     api.apply(CreateVgpu(("",), type="L40S-2Q", parent=parent), tree=kernel)
-    api.apply(WriteCdi(OfferWish(), "dynamic"), tree=kernel)
+    api.apply(WriteCdi(OfferRequest(), "dynamic"), tree=kernel)
     file = HostPath(f"/run/cdi/{OWN.name}")
     assert names(kernel, file) == [parent]
     removed = api.apply(RemoveVgpu((parent,)), tree=kernel)

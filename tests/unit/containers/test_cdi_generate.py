@@ -10,7 +10,7 @@ from tests.unit.defined_vgpus import vendor_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.generate import specification_of
-from vfiomgr.containers.cdi.model import OfferWish
+from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.vgpu.model import Vgpu
 
@@ -24,7 +24,7 @@ AUDIO = replace(
     GPU, address=replace(GPU.address, function=1), class_code="040300", vfio_device="vfio1"
 )
 ON_HOST: dict[str, Any] = {"driver": "nvidia", "vfio_device": None}
-PGPU = OfferWish("nvidia.com/pgpu")
+PGPU = OfferRequest("nvidia.com/pgpu")
 
 
 def at(device: PciDevice, bus: int, number: int | None = None) -> PciDevice:
@@ -39,11 +39,11 @@ def with_nodes(host: HostSnapshot) -> HostSnapshot:
     return replace(host, groups=tuple(replace(group, has_node=True) for group in host.groups))
 
 
-def names(host: HostSnapshot, wish: OfferWish) -> list[str]:
+def names(host: HostSnapshot, wish: OfferRequest) -> list[str]:
     return [device.name for device in specification_of(host, wish).devices]
 
 
-def nodes(host: HostSnapshot, wish: OfferWish) -> list[list[str]]:
+def nodes(host: HostSnapshot, wish: OfferRequest) -> list[list[str]]:
     """Of each device, and of the whole kind last."""
     made = specification_of(host, wish)
     edits = [*(device.edits for device in made.devices), made.edits]
@@ -155,7 +155,7 @@ def vgpu_host(*groups: int) -> HostSnapshot:
 
 
 def test_vgpus_of_the_vendors_own_interface_are_devices_and_functions_without_a_type_not() -> None:
-    wish = OfferWish("nvidia.com/vgpu")
+    wish = OfferRequest("nvidia.com/vgpu")
     assert names(vgpu_host(5, 6), wish) == ["0000:41:00.4"]
     assert nodes(vgpu_host(5, 6), wish) == [["/dev/vfio/5"], ["/dev/vfio/vfio"]]
     assert names(replace(vgpu_host(5, 6), vgpus=()), wish) == []
@@ -163,7 +163,7 @@ def test_vgpus_of_the_vendors_own_interface_are_devices_and_functions_without_a_
 
 def test_one_function_without_a_type_spoils_a_group() -> None:
     """Kata opens all functions of a group."""
-    assert names(vgpu_host(5, 5), OfferWish("nvidia.com/vgpu")) == []
+    assert names(vgpu_host(5, 5), OfferRequest("nvidia.com/vgpu")) == []
 
 
 def test_mediated_devices_are_for_containers_that_run_a_guest_themselves() -> None:
@@ -178,7 +178,7 @@ def test_mediated_devices_are_for_containers_that_run_a_guest_themselves() -> No
 
 
 def test_a_class_with_a_dot_needs_cdi_0_6() -> None:
-    made = specification_of(with_nodes(host_of(GPU)), OfferWish("nvidia.com/gpu.vfio"))
+    made = specification_of(with_nodes(host_of(GPU)), OfferRequest("nvidia.com/gpu.vfio"))
     assert made.version == "0.6.0"
 
 
@@ -187,4 +187,4 @@ def test_a_class_with_a_dot_needs_cdi_0_6() -> None:
 )
 def test_kinds_have_a_grammar(kind: str) -> None:
     with pytest.raises(UsageError, match="is no CDI kind"):
-        specification_of(host_of(), OfferWish(kind))
+        specification_of(host_of(), OfferRequest(kind))

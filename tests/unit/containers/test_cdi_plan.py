@@ -11,7 +11,7 @@ from tests.unit.containers.test_cdi_generate import AUDIO, GPU, ON_HOST, at, wit
 from tests.unit.devices import host_of
 from vfiomgr.containers.cdi.listing import entries
 from vfiomgr.containers.cdi.model import STATIC as ETC
-from vfiomgr.containers.cdi.model import CdiFile, OfferWish, own_file
+from vfiomgr.containers.cdi.model import CdiFile, OfferRequest, own_file
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.snapshot.model import HostSnapshot
 
-PGPU = OfferWish("nvidia.com/pgpu")
+PGPU = OfferRequest("nvidia.com/pgpu")
 OWN = "/etc/cdi/vfiomgr-nvidia.com_pgpu.json"
 OTHER = at(GPU, 5)
 
@@ -40,7 +40,7 @@ def done(host: HostSnapshot, intent: WriteCdi | RemoveCdi) -> HostSnapshot:
     return replace(host, cdi_files=tuple(files[path] for path in sorted(files)))
 
 
-def written(host: HostSnapshot, *wishes: OfferWish) -> HostSnapshot:
+def written(host: HostSnapshot, *wishes: OfferRequest) -> HostSnapshot:
     for wish in wishes:
         host = done(host, WriteCdi(wish))
     return host
@@ -146,7 +146,7 @@ def _devices(group: int) -> list[dict[str, object]]:
 
 def test_one_device_is_never_published_as_group_and_as_cdev() -> None:
     host = written(HOST, PGPU)
-    other = OfferWish("example.com/gpu", node="cdev")
+    other = OfferRequest("example.com/gpu", node="cdev")
     with pytest.raises(Refusal, match="given away twice") as caught:
         plan(host, WriteCdi(other))
     assert "--node group" in caught.value.hint
@@ -154,7 +154,7 @@ def test_one_device_is_never_published_as_group_and_as_cdev() -> None:
 
 
 def test_consumers_that_do_not_read_a_dotted_class_are_told() -> None:
-    made = plan(HOST, WriteCdi(OfferWish("nvidia.com/gpu.vfio")))
+    made = plan(HOST, WriteCdi(OfferRequest("nvidia.com/gpu.vfio")))
     assert "containerd 1.7 and Podman 4.3 do not read it" in made.notes[0]
 
 
@@ -174,9 +174,9 @@ def test_a_file_of_another_kind_is_not_replaced() -> None:
 
 def test_kinds_that_are_too_long_are_refused_before_anything_is_done() -> None:
     with pytest.raises(UsageError, match="the class of the CDI kind has 300 characters"):
-        plan(HOST, WriteCdi(OfferWish(f"nvidia.com/{'a' * 300}")))
+        plan(HOST, WriteCdi(OfferRequest(f"nvidia.com/{'a' * 300}")))
     with pytest.raises(Refusal, match="would have a name of") as caught:
-        plan(HOST, WriteCdi(OfferWish(f"{'a' * 240}/gpu")))
+        plan(HOST, WriteCdi(OfferRequest(f"{'a' * 240}/gpu")))
     assert "--output" in caught.value.hint
 
 
@@ -231,16 +231,16 @@ def test_numbers_that_are_published_stay_and_others_take_free_ones() -> None:
 
 
 def test_one_group_under_two_kinds_is_told() -> None:
-    made = plan(written(HOST, PGPU), WriteCdi(OfferWish("example.com/gpu")))
+    made = plan(written(HOST, PGPU), WriteCdi(OfferRequest("example.com/gpu")))
     assert f"which is nvidia.com/pgpu=0000:04:00.0 in {OWN} too" in made.notes[0]
     assert len(made.notes) == 2
-    again = plan(written(HOST, PGPU, OfferWish("example.com/gpu")), WriteCdi(PGPU))
+    again = plan(written(HOST, PGPU, OfferRequest("example.com/gpu")), WriteCdi(PGPU))
     assert again.is_empty
     assert len(again.notes) == 2
 
 
 def test_whoever_is_to_read_it_must_be_able_to() -> None:
-    wish = OfferWish("nvidia.com/gpu.vfio", consumer="containerd-1.7")
+    wish = OfferRequest("nvidia.com/gpu.vfio", consumer="containerd-1.7")
     with pytest.raises(Refusal, match=r"containerd-1\.7 cannot read it: .*0\.6") as caught:
         plan(HOST, WriteCdi(wish))
     assert caught.value.hint
@@ -282,7 +282,7 @@ def test_a_group_that_is_another_device_by_now_is_stale() -> None:
 
 
 def test_all_goes_of_one_kind_or_of_every() -> None:
-    host = written(HOST, PGPU, OfferWish("example.com/gpu"))
+    host = written(HOST, PGPU, OfferRequest("example.com/gpu"))
     assert len(plan(host, RemoveCdi(every=True)).steps) == 2
     assert of(plan(host, RemoveCdi(every=True, of_kind=PGPU.kind))) == [f"remove {OWN}"]
 

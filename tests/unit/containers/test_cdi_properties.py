@@ -13,7 +13,7 @@ from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.consumers import CONSUMERS
 from vfiomgr.containers.cdi.document import read_specification, render_specification
 from vfiomgr.containers.cdi.generate import specification_of
-from vfiomgr.containers.cdi.model import NAMINGS, NODE_FORMS, CdiFile, OfferWish
+from vfiomgr.containers.cdi.model import NAMINGS, NODE_FORMS, CdiFile, OfferRequest
 from vfiomgr.errors import Refusal
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.version import Version
@@ -67,7 +67,7 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
 @given(
     host=hosts(),
     wish=st.builds(
-        OfferWish,
+        OfferRequest,
         kind=_KINDS,
         node=st.sampled_from(NODE_FORMS),
         name_by=st.sampled_from(NAMINGS),
@@ -75,7 +75,7 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
     ),
 )
 def test_all_consumers_read_it_and_it_leads_to_what_is_ready(
-    host: HostSnapshot, wish: OfferWish
+    host: HostSnapshot, wish: OfferRequest
 ) -> None:
     try:
         made = specification_of(host, wish)

@@ -25,7 +25,7 @@ from tests.unit.runtimes import (
     uninstall,
 )
 from vfiomgr import api
-from vfiomgr.containers.runtimes.model import Wish
+from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import HostPath
 from vfiomgr.version import Version
@@ -135,7 +135,7 @@ def test_a_directory_among_drop_ins_is_none(kernel: FakeKernel) -> None:
 
 def test_two_handlers_share_the_drop_in(kernel: FakeKernel) -> None:
     install(kernel, kata("crio"))
-    install(kernel, Wish("crio", "crun", "/usr/bin/crun", set_default=True))
+    install(kernel, RuntimeRequest("crio", "crun", "/usr/bin/crun", set_default=True))
     assert data(kernel, CRIO)["crio"]["runtime"]["default_runtime"] == "crun"
     uninstall(kernel, program="crio")
     assert list(data(kernel, CRIO)["crio"]["runtime"]["runtimes"]) == ["crun"]
@@ -188,7 +188,7 @@ def test_a_default_that_is_taken_back_is_told(kernel: FakeKernel) -> None:
 def test_cdi_of_an_old_cri_o_is_refused(kernel: FakeKernel) -> None:
     bring(kernel, "crio", crio("1.23.0"))
     with pytest.raises(Refusal, match="knows no CDI"):
-        prepare(kernel, Wish("crio", "crun", "/usr/bin/crun", enable_cdi=True))
+        prepare(kernel, RuntimeRequest("crio", "crun", "/usr/bin/crun", enable_cdi=True))
 
 
 # ---- Docker
@@ -229,7 +229,7 @@ def test_docker_keeps_all_else_in_its_order_and_looks_at_it_first(kernel: FakeKe
 
 
 def test_docker_without_a_file_gets_one_and_loses_it_again(kernel: FakeKernel) -> None:
-    wish = Wish("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)
+    wish = RuntimeRequest("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)
     prepared = install(kernel, wish)
     assert "not installed here" in prepared.unchecked[0]
     assert json.loads(text(kernel, DAEMON) or "") == {
@@ -255,14 +255,14 @@ def test_an_old_docker_takes_no_shims_but_plain_runtimes_unseen(kernel: FakeKern
         install(kernel, kata("docker"))
     assert "Docker 20.10.24 takes no shims" in refusal.value.message
     assert "23.0" in refusal.value.hint
-    assert install(kernel, Wish("docker", "crun", "/usr/bin/crun")).unchecked
+    assert install(kernel, RuntimeRequest("docker", "crun", "/usr/bin/crun")).unchecked
 
 
 @pytest.mark.parametrize("name", ["runc", "theirs"])
 def test_names_that_docker_has_are_refused(kernel: FakeKernel, name: str) -> None:
     put(kernel, DAEMON, '{"runtimes": {"theirs": {"path": "/x"}}}')
     with pytest.raises(Refusal, match="did not write it"):
-        prepare(kernel, Wish("docker", name, "/usr/bin/crun"))
+        prepare(kernel, RuntimeRequest("docker", name, "/usr/bin/crun"))
 
 
 def test_an_entry_of_dockers_that_was_edited_since_stays(kernel: FakeKernel) -> None:
@@ -388,10 +388,10 @@ def test_a_handler_of_others_in_k3s_is_refused(kernel: FakeKernel, template: str
 
 def test_options_of_runc_go_along_in_k3s(kernel: FakeKernel) -> None:
     put(kernel, K3S / "config.toml", rendered(3))
-    install(kernel, Wish("k3s", "crun", "/usr/bin/crun"))
+    install(kernel, RuntimeRequest("k3s", "crun", "/usr/bin/crun"))
     assert "SystemdCgroup = true" in (text(kernel, K3S / "config-v3.toml.tmpl") or "")
     with pytest.raises(Refusal, match="which runtime is the default"):
-        prepare(kernel, Wish("k3s", "crun2", "/usr/bin/crun", set_default=True))
+        prepare(kernel, RuntimeRequest("k3s", "crun2", "/usr/bin/crun", set_default=True))
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_cdi_that_k3s_has_off_cannot_be_asked_for(
 ) -> None:
     cri = "io.containerd.cri.v1.runtime" if version == 3 else "io.containerd.grpc.v1.cri"
     put(kernel, K3S / "config.toml", f"{rendered(version)}[plugins.'{cri}']\n{line}")
-    wish = Wish("k3s", "crun", "/usr/bin/crun", enable_cdi=True)
+    wish = RuntimeRequest("k3s", "crun", "/usr/bin/crun", enable_cdi=True)
     if is_off:
         with pytest.raises(Refusal, match="k3s has CDI off") as refusal:
             prepare(kernel, wish)

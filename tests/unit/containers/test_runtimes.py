@@ -35,7 +35,7 @@ from tests.unit.runtimes import (
 )
 from vfiomgr import api
 from vfiomgr.containers.runtimes import verify
-from vfiomgr.containers.runtimes.model import RECORD, Wish
+from vfiomgr.containers.runtimes.model import RECORD, RuntimeRequest
 from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.locks import hold
@@ -435,7 +435,7 @@ def test_a_containerd_that_takes_no_path_of_a_shim_is_refused(tmp_path: Path, ve
     place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
     with pytest.raises(Refusal, match=rf"needs containerd 1\.6, and this is {version}"):
         api.prepare_entry(kernel, place, kata(), "")
-    crun = Wish("containerd", "crun", "/usr/bin/crun")
+    crun = RuntimeRequest("containerd", "crun", "/usr/bin/crun")
     notes = api.prepare_entry(kernel, place, crun, "").intent.notes
     assert any("was not tried" in note for note in notes)
 
@@ -703,7 +703,7 @@ def test_three_entries_leave_the_first_bytes_and_nobody_else_is_blamed(
     kernel, _ = host(tmp_path, version, main)
     before = configuration(kernel)
     install(kernel, kata(name="a", set_default=True))
-    install(kernel, Wish("containerd", "b", "/usr/bin/crun", set_default=True))
+    install(kernel, RuntimeRequest("containerd", "b", "/usr/bin/crun", set_default=True))
     install(kernel, kata(name="c", set_default=True))
     for name in order:
         assert not uninstall(kernel, name).intent.notes
@@ -742,7 +742,9 @@ def test_another_shim_changes_the_entry_and_nothing_else(
     kernel, _ = host(tmp_path, version, main)
     before = configuration(kernel)
     install(kernel)
-    other = Wish("containerd", "kata-vfio", "/x", config_path=CONFIGURATION, enable_cdi=True)
+    other = RuntimeRequest(
+        "containerd", "kata-vfio", "/x", config_path=CONFIGURATION, enable_cdi=True
+    )
     assert install(kernel, other).intent.changes
     assert not install(kernel, other).intent.changes
     written = (text(kernel, MAIN) or "") + (text(kernel, DROP_IN) or "")
@@ -869,7 +871,7 @@ def test_two_containerds_have_entries_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "main"), [("1.6.20", V2), ("2.1.9", V3)])
 def test_a_plain_runtime_has_the_options_of_runc(tmp_path: Path, version: str, main: str) -> None:
     kernel, containerd = host(tmp_path, version, main)
-    install(kernel, Wish("containerd", "crun", "/usr/bin/crun", set_default=True))
+    install(kernel, RuntimeRequest("containerd", "crun", "/usr/bin/crun", set_default=True))
     read = dump(kernel, containerd)["plugins"]
     inner = (read.get(RUNTIME) or read[CRI])["containerd"]
     assert inner["default_runtime_name"] == "crun"
@@ -884,7 +886,7 @@ def test_a_plain_runtime_has_the_options_of_runc(tmp_path: Path, version: str, m
 def test_cdi_that_is_asked_for_is_refused_by_1_6(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "1.6.20", V2)
     with pytest.raises(Refusal, match="knows no CDI"):
-        install(kernel, Wish("containerd", "crun", "/usr/bin/crun", enable_cdi=True))
+        install(kernel, RuntimeRequest("containerd", "crun", "/usr/bin/crun", enable_cdi=True))
 
 
 # ---- faults
@@ -908,7 +910,7 @@ def _uninstalling(kernel: FakeKernel) -> Request:
 
 def _changing(kernel: FakeKernel) -> Request:
     install(kernel)
-    return prepare(kernel, Wish("containerd", "kata-vfio", "/x", config_path="/y")).intent
+    return prepare(kernel, RuntimeRequest("containerd", "kata-vfio", "/x", config_path="/y")).intent
 
 
 def _course(
@@ -944,7 +946,7 @@ def test_a_death_at_any_operation_leaves_files_old_or_new_and_the_command_goes_o
         if then is _uninstalling:
             uninstall(kernel)
         elif then is _changing:
-            install(kernel, Wish("containerd", "kata-vfio", "/x", config_path="/y"))
+            install(kernel, RuntimeRequest("containerd", "kata-vfio", "/x", config_path="/y"))
             uninstall(kernel)
         else:
             install(kernel)

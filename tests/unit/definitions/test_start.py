@@ -50,7 +50,7 @@ def test_it_is_made_with_its_attributes_in_their_order_and_marked() -> None:
         *(SetVgpuAttribute(UUID, DIRECTORY, name, None, text) for name, text in ATTRIBUTES),
     )
     assert made.locks == ("parent-mtty", f"vgpu-{UUID}")
-    assert made.settles == (UUID,)
+    assert made.resolves == (UUID,)
     assert all(s.inverse() is None for s in made.steps if isinstance(s, SetVgpuAttribute))
 
 
@@ -59,7 +59,7 @@ def test_one_that_is_active_needs_nothing() -> None:
     made = plan(with_active(host_with(definition_text(DEFINED), attributes=facts)), START)
     assert made.is_empty
     assert made.already == (f"vGPU {UUID} is active already",)
-    assert made.settles == (UUID,)
+    assert made.resolves == (UUID,)
 
 
 def test_what_reads_otherwise_than_defined_is_written_unless_a_guest_has_it() -> None:

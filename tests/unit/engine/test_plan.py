@@ -15,7 +15,7 @@ def test_steps_stay_in_their_order_and_all_else_is_told_once() -> None:
         locks=("group-9", "group-10"),
         notes=("it comes along",),
         already=("a is so",),
-        settles=("a",),
+        resolves=("a",),
         later=("c follows",),
         lanes=(1,),
     )
@@ -25,7 +25,7 @@ def test_steps_stay_in_their_order_and_all_else_is_told_once() -> None:
         locks=("group-10", "device-1"),
         notes=("it is new", "it comes along"),
         already=("b is so", "a is so"),
-        settles=("b", "a"),
+        resolves=("b", "a"),
         later=("c follows",),
     )
     assert joined("both", [first, second]) == Plan(
@@ -34,7 +34,7 @@ def test_steps_stay_in_their_order_and_all_else_is_told_once() -> None:
         locks=("device-1", "group-10", "group-9"),
         notes=("it comes along", "it is new"),
         already=("a is so", "b is so"),
-        settles=("a", "b"),
+        resolves=("a", "b"),
         later=("c follows",),
     )
 

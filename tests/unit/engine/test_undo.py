@@ -10,9 +10,14 @@ from tests.fakes.hosts import mixed
 from vfiomgr import api
 from vfiomgr.engine.undo import plan_undo
 from vfiomgr.engine.unfinished import covered
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin, ReleaseDriver, RememberOrigin
+from vfiomgr.passthrough.steps import (
+    ChangeDriver,
+    DropOriginalState,
+    ReleaseDriver,
+    SaveOriginalState,
+)
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetMig, SetPersistence
@@ -93,13 +98,13 @@ def test_two_vgpus_of_one_name_are_two_topics(host: HostSnapshot) -> None:
     assert _topic(SetVgpuType(gpu, 0, 5)) != _topic(SetVgpuType(gpu, 0, 7))
 
 
-def test_a_record_and_its_removal_are_one_topic(origin: Origin) -> None:
-    assert _topic(RememberOrigin(origin)) == _topic(ForgetOrigin(origin))
+def test_a_record_and_its_removal_are_one_topic(origin: OriginalState) -> None:
+    assert _topic(SaveOriginalState(origin)) == _topic(DropOriginalState(origin))
 
 
 @pytest.fixture
-def origin(host: HostSnapshot) -> Origin:
-    return Origin(host.device(GPU).identity, NVIDIA, "nvidia", "boot")
+def origin(host: HostSnapshot) -> OriginalState:
+    return OriginalState(host.device(GPU).identity, NVIDIA, "nvidia", "boot")
 
 
 def test_all_ways_to_virtual_functions_are_one_topic(host: HostSnapshot) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.engine.worker import Crew
+from vfiomgr.engine.worker import WorkerPool
 from vfiomgr.errors import HostError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def crew(*tasks: Callable[[], None], size: int = 1, deadline: float = 20.0) -> Crew:
-    return Crew(tasks, size=size, in_children=True, deadline=deadline)
+def crew(*tasks: Callable[[], None], size: int = 1, deadline: float = 20.0) -> WorkerPool:
+    return WorkerPool(tasks, size=size, in_children=True, deadline=deadline)
 
 
 def test_a_child_does_the_task_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -35,7 +35,9 @@ def test_tasks_of_its_own_that_begin_together_have_a_result_each() -> None:
     """As the records of devices in several lanes do, once a child is idle."""
     done: list[int] = []
     tasks = [lambda number=number: done.append(number) for number in range(4)]
-    with Crew(tasks, size=3, in_children=True, deadline=20, own=frozenset({1, 2, 3})) as workers:
+    with WorkerPool(
+        tasks, size=3, in_children=True, deadline=20, own=frozenset({1, 2, 3})
+    ) as workers:
         workers.start(0)
         assert workers.wait().task == 0
         for number in (1, 2, 3):
@@ -83,7 +85,7 @@ def test_a_long_message_crosses_whole_where_it_fits(letter: str, *, whole: bool)
     def fail() -> None:
         raise HostError(said, said)
 
-    with Crew([fail], size=1, in_children=True, deadline=5) as crew:
+    with WorkerPool([fail], size=1, in_children=True, deadline=5) as crew:
         crew.start(0)
         error = crew.wait().error
     assert isinstance(error, HostError)
@@ -204,7 +206,7 @@ def _is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("in_children", [True, False])
 def test_the_first_result_is_told_whoever_works(in_children: bool) -> None:  # noqa: FBT001 - pytest's
-    workers = Crew([lambda: None, _fail], size=4, in_children=in_children, deadline=20)
+    workers = WorkerPool([lambda: None, _fail], size=4, in_children=in_children, deadline=20)
     with workers:
         workers.start(1)
         assert isinstance(workers.wait().error, HostError)

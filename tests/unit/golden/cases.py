@@ -93,7 +93,7 @@ def arrive_once(place: Place) -> None:
 
     def look(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
         correct = partial(watch.put_right, tree=tree, on_note=on_note)
-        thorough = watch.Thorough(tree, on_note, correct)
+        thorough = watch.FullPath(tree, on_note, correct)
         thorough.arrived([gpu])
         thorough.settle()
 

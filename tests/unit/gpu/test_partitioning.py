@@ -15,10 +15,10 @@ from vfiomgr.definitions.model.kept import DefinitionFacts
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
-from vfiomgr.gpu.requests import DivideGpu, SetGpuMode, SwitchGpu
+from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.capacity import Room, gpus, room
+from vfiomgr.vgpu.capacity import Capacity, gpus, room
 from vfiomgr.vgpu.mig.steps import SetGpuInstances, SetMig
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 from vfiomgr.vgpu.requests import CreateVgpu
@@ -79,7 +79,7 @@ def divided(there: HostSnapshot, **counts: int) -> Plan:
     """The plan for counts of profiles, e.g. `g1_5` is 1g.5gb."""
     names = {"g1_5": "1g.5gb", "g2_10": "2g.10gb", "g3_20": "3g.20gb", "g7_40": "7g.40gb"}
     wanted = tuple((names[name], count) for name, count in counts.items())
-    return plan(there, DivideGpu(GPU.address, wanted))
+    return plan(there, SetMigInstances(GPU.address, wanted))
 
 
 def one_step(made: Plan) -> SetGpuInstances:
@@ -88,7 +88,7 @@ def one_step(made: Plan) -> SetGpuInstances:
     return step
 
 
-def found(there: HostSnapshot, wanted: VgpuType) -> Room:
+def found(there: HostSnapshot, wanted: VgpuType) -> Capacity:
     (gpu,) = gpus(there)
     return room(gpu, wanted)
 
@@ -124,7 +124,7 @@ def test_what_is_used_stays_and_is_named_where_it_would_have_to_go() -> None:
         divided(there, g1_5=1)
     assert why.value.hint == "end its processes first"
     with pytest.raises(Refusal, match=f"GPU instance 7 .* is in use: vGPU {NAME}"):
-        plan(there, DivideGpu(GPU.address))
+        plan(there, SetMigInstances(GPU.address))
     with pytest.raises(Refusal, match=r"do not fit together on .* beside GPU instance 7"):
         divided(there, g1_5=2, g7_40=1)
 
@@ -132,14 +132,14 @@ def test_what_is_used_stays_and_is_named_where_it_would_have_to_go() -> None:
 def test_where_the_driver_does_not_tell_every_instance_of_the_profile_may_be_used() -> None:
     there = host(instance("1g.5gb", 0, 7), instance("3g.20gb", 4, 1), vgpus=(vgpu("474", None),))
     with pytest.raises(Refusal, match=rf"in use: vGPU {NAME} \(perhaps\)"):
-        plan(there, DivideGpu(GPU.address))
+        plan(there, SetMigInstances(GPU.address))
     assert [str(place) for place in one_step(divided(there, g1_5=1)).gone] == ["3g.20gb at 4"]
 
 
 def test_one_that_is_divided_further_stays() -> None:
     parts = instance("3g.20gb", 0, 2, compute_instances=("1c.3g.20gb", "2c.3g.20gb"))
     with pytest.raises(Refusal, match="divided further") as caught:
-        plan(host(parts), DivideGpu(GPU.address))
+        plan(host(parts), SetMigInstances(GPU.address))
     assert "nvidia-smi mig -dci -gi 2 -i 0000:41:00.0" in caught.value.hint
     assert divided(host(parts), g3_20=1).is_empty
 
@@ -161,12 +161,13 @@ def test_gpus_that_cannot_be_divided(there: HostSnapshot, words: str, remedy: st
 
 def test_a_profile_that_the_gpu_does_not_have() -> None:
     with pytest.raises(UnknownDevice, match=r"has no GPU instance profile 1g\.10gb") as caught:
-        plan(host(), DivideGpu(GPU.address, (("1g.10gb", 1),)))
+        plan(host(), SetMigInstances(GPU.address, (("1g.10gb", 1),)))
     assert caught.value.hint == "did you mean 2g.10gb?"
     assert (
-        one_step(plan(host(), DivideGpu(GPU.address, (("MIG 1G.5GB", 1),)))).made[0].profile == 19
+        one_step(plan(host(), SetMigInstances(GPU.address, (("MIG 1G.5GB", 1),)))).made[0].profile
+        == 19
     )
-    assert DivideGpu(GPU.address).needs_gpu_modes
+    assert SetMigInstances(GPU.address).needs_gpu_modes
 
 
 def test_a_definition_that_keeps_other_instances_is_told() -> None:

@@ -14,8 +14,13 @@ from vfiomgr.documents.text_file import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import GpuUse, SwitchGpu
-from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, ForgetOrigin, RememberOrigin
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.passthrough.steps import (
+    AwaitVfioNode,
+    ChangeDriver,
+    DropOriginalState,
+    SaveOriginalState,
+)
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
@@ -39,7 +44,7 @@ QUIET = SetPersistence(GPU.identity, before=True, after=False)
 def bound(device: PciDevice = GPU) -> HostSnapshot:
     """A GPU that vfiomgr has put on vfio-pci."""
     gpu = replace(device, driver="vfio-pci", driver_override="vfio-pci")
-    origin = Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    origin = OriginalState(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
     return replace(host_of(gpu), has_sriov_manage=True, origins=(origin,))
 
 
@@ -60,7 +65,7 @@ def kinds(made: Plan) -> list[type]:
 def test_from_vgpus_to_a_guest() -> None:
     made = switch(carrying(), "passthrough")
     assert made.steps[:4] == (CLEARED, UNMARKED, run(2, 0), QUIET)
-    assert kinds(made)[4:] == [RememberOrigin, ChangeDriver, AwaitVfioNode]
+    assert kinds(made)[4:] == [SaveOriginalState, ChangeDriver, AwaitVfioNode]
     assert made.locks == ("group-41", "group-45", "group-46", "vgpu-0000:41:00.4")
 
 
@@ -74,12 +79,12 @@ def test_the_whole_slot_goes_and_comes() -> None:
 
 def test_from_a_guest_to_vgpus_of_several_sizes() -> None:
     made = switch(bound(), "vgpu", heterogeneous=True)
-    assert kinds(made)[:2] == [ChangeDriver, ForgetOrigin]
+    assert kinds(made)[:2] == [ChangeDriver, DropOriginalState]
     assert made.steps[2:] == (OFF, run(0, 2), ON), "undone, it leaves its driver again"
 
 
 def test_to_the_host_from_either() -> None:
-    assert kinds(switch(bound(), "host")) == [ChangeDriver, ForgetOrigin]
+    assert kinds(switch(bound(), "host")) == [ChangeDriver, DropOriginalState]
     assert switch(carrying(), "host").steps == (CLEARED, UNMARKED, run(2, 0))
 
 
@@ -100,7 +105,7 @@ def test_a_use_that_it_has_is_nothing_to_do(host: HostSnapshot, to: GpuUse) -> N
 
 def test_a_gpu_without_virtual_functions_needs_its_driver_alone() -> None:
     plain = replace(GPU, sriov_totalvfs=None, sriov_numvfs=None)
-    assert kinds(switch(bound(plain), "vgpu")) == [ChangeDriver, ForgetOrigin]
+    assert kinds(switch(bound(plain), "vgpu")) == [ChangeDriver, DropOriginalState]
     with pytest.raises(Refusal, match="makes no virtual functions"):
         switch(bound(plain), "vgpu", functions=4)
 

@@ -14,7 +14,7 @@ from tests.unit.devices import host_of, pci_device
 from tests.unit.guest_hosts import gpu, node, two_sockets
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.config.model import KataPlan, KataSetup, KataWish, Plug
+from vfiomgr.kata.config.model import KataPlan, KataRequest, KataSetup, Plug
 from vfiomgr.kata.config.plan import plan_config
 from vfiomgr.kata.config.render import render_drop_in, render_whole
 from vfiomgr.kata.keys import key_table
@@ -41,7 +41,7 @@ def plan(
 ) -> KataPlan:
     runtime, version = release.split()
     name: RuntimeName = "rs" if runtime == "rs" else "go"
-    wish = KataWish(
+    wish = KataRequest(
         release=KataRelease(Version.parse(version), name), **{"functions": SMALL} | options
     )
     host = replace(two_sockets(), cpu_address_bits=46)
@@ -67,7 +67,7 @@ def test_a_longer_time_and_more_memory_that_are_configured_stay() -> None:
 
 
 def test_a_small_host_is_not_given_a_guest_that_it_cannot_hold() -> None:
-    wish = KataWish(KataRelease(Version(4, 1), "go"), SMALL)
+    wish = KataRequest(KataRelease(Version(4, 1), "go"), SMALL)
     small = HostTopology((node(0, range(2), gib=4),))
     done = plan_config(replace(two_sockets(), topology=small), wish, TABLE)
     assert done.value("default_memory") is None
@@ -269,12 +269,12 @@ BASES = st.sampled_from(
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> KataWish:
+def wishes(draw: st.DrawFn) -> KataRequest:
     version = draw(st.sampled_from(TABLE.releases))
     count = draw(st.integers(0, 17))
     size = draw(st.sampled_from([GIB, 32 * GIB, 256 * GIB]))
     functions = tuple(gpu(f"0000:{bus:02x}:00.0", bus, size=size) for bus in range(1, count + 1))
-    return KataWish(
+    return KataRequest(
         release=KataRelease(version, draw(st.sampled_from(get_args(RuntimeName)))),
         functions=functions if draw(st.booleans()) else functions and (NIC,),
         hypervisor=draw(st.sampled_from(get_args(KataHypervisor))),
@@ -290,7 +290,7 @@ def wishes(draw: st.DrawFn) -> KataWish:
 @settings(max_examples=300)
 @given(wish=wishes(), base=BASES, bits=st.sampled_from([None, 39, 46, 52]))
 def test_no_key_is_ever_written_that_the_release_does_not_know(
-    wish: KataWish, base: str | None, bits: int | None
+    wish: KataRequest, base: str | None, bits: int | None
 ) -> None:
     configured = None if base is None else read_settings(MAIN, base)
     host = replace(host_of(), cpu_address_bits=bits)
@@ -321,7 +321,7 @@ def _require_known_keys(done: KataPlan) -> None:
 def test_each_release_gets_its_own_keys_alone(version: Version, runtime: RuntimeName) -> None:
     release = KataRelease(version, runtime)
     for hypervisor in get_args(KataHypervisor):
-        wish = KataWish(release, SMALL, hypervisor=hypervisor, annotations=("kernel_params",))
+        wish = KataRequest(release, SMALL, hypervisor=hypervisor, annotations=("kernel_params",))
         done = plan_config(two_sockets(), wish, TABLE)
         _require_known_keys(done)
         has_ports = hypervisor == "qemu" and (runtime == "rs" or version >= Version(3, 6))

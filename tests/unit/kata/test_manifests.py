@@ -18,9 +18,9 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.manifests.model import (
-    PodWish,
-    ResourceWish,
-    RuntimeClassWish,
+    PodRequest,
+    ResourceRequest,
+    RuntimeClassRequest,
     Workload,
     is_extended_resource,
     is_label,
@@ -28,7 +28,7 @@ from vfiomgr.kata.manifests.model import (
     parse_selector,
     require_image,
 )
-from vfiomgr.kata.manifests.plan import PodOptions, Unit, model_name, offers, pods_for
+from vfiomgr.kata.manifests.plan import PodDevice, PodOptions, model_name, offers, pods_for
 
 NEWEST = utils.all_versions()[-3:]
 GPU = replace(pci_device(), driver="vfio-pci")
@@ -72,8 +72,8 @@ def test_the_schemas_refuse_what_is_misspelt() -> None:
             utils.validate(document, version, strict=True)
 
 
-def class_wish(**changes: Any) -> RuntimeClassWish:
-    wish = RuntimeClassWish("kata-vfio", "kata-vfio", 10240, 1, 8192, (("a/b", "true"),))
+def class_wish(**changes: Any) -> RuntimeClassRequest:
+    wish = RuntimeClassRequest("kata-vfio", "kata-vfio", 10240, 1, 8192, (("a/b", "true"),))
     return replace(wish, **changes)
 
 
@@ -106,14 +106,14 @@ IMAGES = st.from_regex(r"\A[a-z0-9]([a-z0-9./:@_-]{0,20}[a-z0-9])?\Z")
 @given(st.data())
 def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.DataObject) -> None:
     names = data.draw(st.lists(RESOURCES, min_size=1, max_size=3, unique=True))
-    wish = PodWish(
+    wish = PodRequest(
         kind=data.draw(st.sampled_from(("Pod", "Deployment"))),
         name=data.draw(LABELS),
         namespace=data.draw(st.none() | LABELS),
         runtime_class=data.draw(DOMAINS),
         image=data.draw(IMAGES),
         command=data.draw(st.sampled_from(((), ("sleep", "infinity"), ("on", "1e3", "a b: c")))),
-        resources=tuple(ResourceWish(name, data.draw(st.integers(1, 16))) for name in names),
+        resources=tuple(ResourceRequest(name, data.draw(st.integers(1, 16))) for name in names),
         memory_mib=data.draw(st.integers(1, 1 << 22)),
         cpus=data.draw(st.integers(1, 512)),
     )
@@ -138,18 +138,18 @@ def test_pods_for_devices_of_many_hosts_are_valid(
     kind: Workload, device: Any, functions: int, *, together: bool
 ) -> None:
     slot = [replace(device, address=replace(device.address, function=n)) for n in range(functions)]
-    offered = offers([Unit(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
+    offered = offers([PodDevice(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
     wishes = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
     validate([render.workload(wish) for wish in wishes])
     (wish,) = wishes
-    assert wish.resources == (ResourceWish("vfiomgr.io/vfio", 2 if together else 1),)
+    assert wish.resources == (ResourceRequest("vfiomgr.io/vfio", 2 if together else 1),)
     assert ("cuda" in wish.image) == (device is GPU)
     assert bool(wish.command) == (device is NIC or kind == "Deployment")
 
 
 def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
     other = replace(GPU, name="NVIDIA Corporation GH100 [H100 PCIe]")
-    offered = offers([Unit((GPU, AUDIO)), Unit((other,))], "model", "")
+    offered = offers([PodDevice((GPU, AUDIO)), PodDevice((other,))], "model", "")
     assert list(offered) == ["nvidia.com/GA107GL_A2___A16", "nvidia.com/GH100_H100_PCIE"]
     apart = pods_for(offered, OPTIONS, together=False)
     assert [wish.name for wish in apart] == ["gpu-1", "gpu-2"]
@@ -160,7 +160,7 @@ def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
 
 
 def test_sixteen_root_ports_are_all_that_one_pod_gets() -> None:
-    offered = offers([Unit((GPU, AUDIO))], "pgpu", "")
+    offered = offers([PodDevice((GPU, AUDIO))], "pgpu", "")
     assert pods_for(offered, replace(OPTIONS, count=8), together=True)
     with pytest.raises(Refusal, match="18 functions need a root port each"):
         pods_for(offered, replace(OPTIONS, count=9), together=True)
@@ -182,7 +182,7 @@ def test_a_model_is_named_as_kubevirts_plugin_does(name: str, resource: str) -> 
 
 def test_plugins_of_nvidia_offer_nothing_else() -> None:
     with pytest.raises(Refusal, match="no plugin of NVIDIA's offers"):
-        offers([Unit((NIC,))], "pgpu", "")
+        offers([PodDevice((NIC,))], "pgpu", "")
 
 
 def test_names_have_the_grammar_of_kubernetes() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from vfiomgr.errors import Refusal
 from vfiomgr.kata.model import KataRelease, RuntimeName
-from vfiomgr.kata.run.command import RunWish, Tool, run_command
+from vfiomgr.kata.run.command import RunRequest, Tool, run_command
 from vfiomgr.version import Version
 
 GROUPS = ("/dev/vfio/23", "/dev/vfio/24")
@@ -15,8 +15,8 @@ CDEV = ("/dev/vfio/devices/vfio0",)
 CONFIG = "/etc/kata containers/configuration.toml"
 
 
-def wish(tool: Tool, nodes: tuple[str, ...] = GROUPS, **more: object) -> RunWish:
-    return RunWish(tool, "kata-0000-04-00.0", nodes, "ubuntu", **more)  # type: ignore[arg-type]
+def wish(tool: Tool, nodes: tuple[str, ...] = GROUPS, **more: object) -> RunRequest:
+    return RunRequest(tool, "kata-0000-04-00.0", nodes, "ubuntu", **more)  # type: ignore[arg-type]
 
 
 def release(version: str, runtime: RuntimeName = "go") -> KataRelease:

@@ -287,7 +287,7 @@ def rule(address: object, state: str, **more: object) -> dict[str, Any]:
     return {"select": {"address": str(address)}, "state": state, **more}
 
 
-def settles(kernel: FakeKernel, wanted: ApplyLayout) -> None:
+def resolves(kernel: FakeKernel, wanted: ApplyLayout) -> None:
     """Apply it; then nothing differs, and nothing is left to do."""
     apply(kernel, wanted)
     assert differences(kernel, wanted) == []
@@ -296,7 +296,7 @@ def settles(kernel: FakeKernel, wanted: ApplyLayout) -> None:
 
 def test_functions_of_one_slot_by_two_rules_keep_their_first_drivers(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
-    settles(kernel, layout(rule(AUDIO, "passthrough", only=True), rule(GPU, "passthrough")))
+    resolves(kernel, layout(rule(AUDIO, "passthrough", only=True), rule(GPU, "passthrough")))
     api.apply(Unbind((GPU,)), tree=kernel)
     assert drivers(kernel, GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
@@ -306,15 +306,15 @@ def test_a_port_that_a_guest_has_stays_when_the_other_one_is_divided(tmp_path: P
     first, second = map(PciAddress.parse, ("0000:05:00.0", "0000:05:00.1"))
     for count in (2, 3):
         of_guest = rule(first, "passthrough", only=True)
-        settles(kernel, layout(of_guest, rule(second, "sriov", count=count)))
+        resolves(kernel, layout(of_guest, rule(second, "sriov", count=count)))
         assert drivers(kernel, first, second) == ["vfio-pci", "igb"]
-    settles(kernel, layout(rule(first, "sriov", count=2), rule(second, "host")))
+    resolves(kernel, layout(rule(first, "sriov", count=2), rule(second, "host")))
     assert read_virtual_functions(kernel, second) == ()
 
 
 def test_virtual_functions_may_be_the_hosts(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
-    settles(kernel, layout(rule(NIC, "sriov", count=2, functions="host")))
+    resolves(kernel, layout(rule(NIC, "sriov", count=2, functions="host")))
     assert drivers(kernel, *functions(kernel)) == ["igbvf"] * 2
 
 
@@ -330,9 +330,9 @@ def test_a_virtual_function_of_a_rule_of_its_own_is_left_to_it(tmp_path: Path) -
     kernel = mixed(tmp_path)
     own = rule("0000:05:10.0", "passthrough", owner="1000:36")
     rest = rule(NIC, "sriov", count=2, functions="host")
-    settles(kernel, layout(own, rest))
+    resolves(kernel, layout(own, rest))
     assert drivers(kernel, *functions(kernel)) == ["vfio-pci", "igbvf"]
-    settles(kernel, layout(own, {**rest, "functions": "passthrough", "owner": "2000"}))
+    resolves(kernel, layout(own, {**rest, "functions": "passthrough", "owner": "2000"}))
     owners = {f"{n.path}": n.access.uid for n in api.scan(kernel).nodes if n.access.uid}
     assert sorted(owners.values()) == [1000, 2000]
 
@@ -340,7 +340,7 @@ def test_a_virtual_function_of_a_rule_of_its_own_is_left_to_it(tmp_path: Path) -
 def test_a_virtual_function_by_address_waits_until_it_is_made(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     rules = (rule(NIC, "sriov", count=2), rule("0000:05:10.0", "passthrough"))
-    settles(kernel, layout(*rules))
+    resolves(kernel, layout(*rules))
     assert drivers(kernel, *functions(kernel)) == ["vfio-pci", None]
 
 
@@ -353,7 +353,7 @@ def test_a_function_for_a_guest_is_no_place_for_a_vgpu(
     name = "A40-4Q" if make is a40_host else "L40S-4Q"
     one = rule(GPUS[0], "vgpu", vgpus=[{"type": name, "count": 1}])
     given = rule(first, "passthrough", allow=["vgpu-function"])
-    settles(kernel, layout(given, one))
+    resolves(kernel, layout(given, one))
     assert drivers(kernel, first) == ["vfio-pci"]
     host = api.scan(kernel, with_gpu_modes=True)
     assert [vgpu.parent for vgpu in host.vgpus] == [str(second)]
@@ -371,7 +371,7 @@ def test_a_parent_belongs_to_the_first_rule_that_names_it(tmp_path: Path) -> Non
         "state": "vgpu",
         "vgpus": [{"type": "mbochs-small", "count": 1}],
     }
-    settles(kernel, layout(first, second))
+    resolves(kernel, layout(first, second))
 
 
 def test_nothing_is_removed_for_what_no_gpu_makes(tmp_path: Path) -> None:
@@ -391,8 +391,8 @@ def test_a_need_takes_no_vgpu_that_a_type_asks_for(tmp_path: Path) -> None:
         {"type": "L40S-4Q", "count": 1, "parameters": {"frame_rate_limiter": 0}},
     ]
     wanted = layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wishes))
-    settles(kernel, wanted)
-    settles(kernel, api.layout_intent(None, "exported", export(api.scan(kernel))))
+    resolves(kernel, wanted)
+    resolves(kernel, api.layout_intent(None, "exported", export(api.scan(kernel))))
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])

@@ -11,7 +11,14 @@ from tests.unit.layout.bad_layouts import BAD, Bad, rules, wishes
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.layout.diagnostics import RULES, covers, keys_of
 from vfiomgr.layout.document import choose_layout, find_flaws, read_layouts, render_layouts
-from vfiomgr.layout.model import Layout, LayoutFile, PassthroughRule, Selector, VgpuRule, VgpuWish
+from vfiomgr.layout.model import (
+    Layout,
+    LayoutFile,
+    PassthroughRule,
+    Selector,
+    VgpuRequest,
+    VgpuRule,
+)
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -203,7 +210,7 @@ def test_the_documentation_shows_the_examples_as_they_are() -> None:
 
 def test_the_documentation_has_every_key() -> None:
     text = _DOCUMENTATION.read_text()
-    models: list[type[BaseModel]] = [LayoutFile, Layout, Selector, VgpuWish, *RULES.values()]
+    models: list[type[BaseModel]] = [LayoutFile, Layout, Selector, VgpuRequest, *RULES.values()]
     for model in models:
         for key in keys_of(model):
             assert f"| `{key}` |" in text, key

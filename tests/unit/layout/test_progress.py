@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.cli.session import Session
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.transaction import Work
+from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.layout.commands.apply import followed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def follow() -> None:
     session = Session()
     with followed(session) as options:
-        work = Work(session.tree, **options)
+        work = ApplyContext(session.tree, **options)
         work.on_plan(Plan("first", STEPS[:2]))
         work.on_note("waiting for PID 4711")
         for step in STEPS[:2]:
@@ -67,7 +67,7 @@ def test_before_there_is_a_plan_nothing_is_counted(
 ) -> None:
     use_terminal(monkeypatch)
     with followed(Session()) as options:
-        work = Work(Session().tree, **options)
+        work = ApplyContext(Session().tree, **options)
         time.sleep(0.3)  # rich draws ten times a second
         work.on_plan(Plan("nothing", ()))
     told = capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_columns_keep_their_places(
     """With few steps and with many, and with descriptions longer than the line."""
     use_terminal(monkeypatch)
     with followed(Session()) as options:
-        work = Work(Session().tree, **options)
+        work = ApplyContext(Session().tree, **options)
         time.sleep(0.2)
         for count in (9, 991):
             steps = tuple(LoadModule("m" * number, "d") for number in range(1, count + 1, 200))

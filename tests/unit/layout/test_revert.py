@@ -11,8 +11,8 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.requests import RevertLayout
 from vfiomgr.layout.revert import of_several, plan_revert
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
@@ -62,7 +62,9 @@ def test_a_function_that_somebody_moved_between_two_runs_stays_where_the_first_f
     made: Step,
 ) -> None:
     back = ChangeDriver(GPU, DriverState("vfio-pci", "vfio-pci"), DriverState("nvidia", None))
-    forgotten = ForgetOrigin(Origin(GPU, DriverState("nvidia", None, "on"), "nvidia", "boot"))
+    forgotten = DropOriginalState(
+        OriginalState(GPU, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    )
     assert of_several([[made], [back, forgotten, made]]) == (made,)
     assert of_several([[back, forgotten, made], [back, forgotten, made]])[0] == back
     taken = back.inverse()

@@ -15,7 +15,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import HostError, InvalidDocument, RolledBack, VfiomgrError
 from vfiomgr.layout import watch as layout_watch
 from vfiomgr.layout.compare import Comparison
-from vfiomgr.layout.parts import Difference, Part
+from vfiomgr.layout.parts import Change, Difference
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.watch import LayoutWatch, WatchEvent, await_reason
 from vfiomgr.passthrough.requests import Bind, Unbind
@@ -39,10 +39,10 @@ FAILURE = RolledBack("the kernel said no", "see dmesg")
 class Story:
     """A host as a test has it, and what was said about it."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Change, ...] = ()
     missing: tuple[Objection, ...] = ()
     answers: dict[str, api.Outcome | VfiomgrError] = field(default_factory=dict)
-    after: tuple[Part, ...] = ()
+    after: tuple[Change, ...] = ()
     """What there is once something was put right."""
     told: list[WatchEvent] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ class Story:
         return said
 
 
-def part(*differences: Difference, refused: Objection | None = None) -> Part:
-    return Part(
+def part(*differences: Difference, refused: Objection | None = None) -> Change:
+    return Change(
         differences[0].device,
         differences=differences,
         objections=() if refused is None else (refused,),

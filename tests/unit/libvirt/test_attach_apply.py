@@ -15,7 +15,7 @@ from vfiomgr.errors import (
     RolledBack,
     VfiomgrError,
 )
-from vfiomgr.libvirt.attach.apply import Exchange, attach_all, detach_all
+from vfiomgr.libvirt.attach.apply import DeviceChange, attach_all, detach_all
 from vfiomgr.libvirt.attach.ports import Scope
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def exchange(
     act: Callable[..., None], connection: FakeConnection, *devices: str, scope: Scope = BOTH
 ) -> list[str]:
     done: list[str] = []
-    exchanges = [Exchange(name_of(device), device, scope) for device in devices]
+    exchanges = [DeviceChange(name_of(device), device, scope) for device in devices]
     act(
         cast("Connection", connection),
         "win",

@@ -22,7 +22,7 @@ from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.libvirt.attach.claims import claims_of
 from vfiomgr.libvirt.attach.detach import plan_detach
-from vfiomgr.libvirt.attach.plan import AttachPlan, AttachWish, plan_attach, usual_scope
+from vfiomgr.libvirt.attach.plan import AttachPlan, AttachRequest, plan_attach, usual_scope
 from vfiomgr.libvirt.attach.ports import Scope
 from vfiomgr.libvirt.model.domain import DomainIommu, PciController
 from vfiomgr.paths import SCRIPT
@@ -69,7 +69,7 @@ def planned(
     **wish: bool,
 ) -> AttachPlan:
     chosen = domain or known(RUNNING, RUNNING)
-    asked = AttachWish(devices, scope, **wish)
+    asked = AttachRequest(devices, scope, **wish)
     return plan_attach(on or host(), libvirt or hypervisor(chosen, *others), chosen, asked)
 
 

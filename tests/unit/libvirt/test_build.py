@@ -15,7 +15,7 @@ from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT, TO_PCI
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import GIB
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import DeviceWish, GuestAddress, HandOver
+from vfiomgr.vgpu.guest_device import DeviceRequest, GuestAddress, HostdevOptions
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import GuestPlan
@@ -118,7 +118,7 @@ def test_behind_a_virtual_iommu_a_group_shares_a_bridge() -> None:
 
 
 def test_functions_that_have_groups_of_their_own_stay_on_a_port() -> None:
-    alone = planned(devices=(DeviceWish(GPU, is_alone=True),), viommu="intel")
+    alone = planned(devices=(DeviceRequest(GPU, is_alone=True),), viommu="intel")
     assert controllers(alone, TO_PCI) == []
     assert not any("share an IOMMU group" in note for note in alone.notes)
     apart = two_sockets(replace(gpu("0000:18:00.0", 20)), replace(gpu("0000:18:00.1", 21)))
@@ -172,7 +172,7 @@ def test_behind_amds_iommu_vfio_is_told_nothing() -> None:
         planned(GPU, viommu="amd", libvirt=Version(11, 5))
     assert "--viommu intel" in refused.value.hint
     assert planned(viommu="amd", libvirt=Version(11, 5)).iommu is not None
-    outside = (DeviceWish(GPU, HandOver(is_unassigned=True)),)
+    outside = (DeviceRequest(GPU, HostdevOptions(is_unassigned=True)),)
     assert planned(devices=outside, viommu="amd", libvirt=Version(11, 5)).iommu is not None
 
 
@@ -224,12 +224,12 @@ def test_a_hard_limit_is_never_below_what_is_locked() -> None:
 
 
 def test_iommufd_is_of_the_domain_where_libvirt_has_that() -> None:
-    devices = (DeviceWish(GPU, HandOver(has_iommufd=True)),)
+    devices = (DeviceRequest(GPU, HostdevOptions(has_iommufd=True)),)
     each = planned(devices=devices, libvirt=Version(12, 1))
     assert (each.has_iommufd, [h.device.iommufd for h in each.hostdevs]) == (False, [True, True])
     whole = planned(devices=devices, libvirt=NEW)
     assert (whole.has_iommufd, [h.device.iommufd for h in whole.hostdevs]) == (True, [None, None])
-    mixed = planned(devices=(*devices, DeviceWish(NEAR)), libvirt=NEW)
+    mixed = planned(devices=(*devices, DeviceRequest(NEAR)), libvirt=NEW)
     assert [h.device.iommufd for h in mixed.hostdevs] == [True, True, None]
     with pytest.raises(Refusal, match="<driver iommufd>"):
         planned(devices=devices)
@@ -249,7 +249,7 @@ def test_booting_has_an_order_over_all_kinds() -> None:
 
 
 def test_what_contradicts_itself_is_told() -> None:
-    shown = (DeviceWish(GPU, HandOver(display=True)),)
+    shown = (DeviceRequest(GPU, HostdevOptions(display=True)),)
     with pytest.raises(UsageError, match="has no graphics"):
         planned(devices=shown, graphics="none", libvirt=NEW)
     for name in ("", "a/b", " a", "a\nb"):
@@ -286,14 +286,16 @@ def test_a_fabric_is_whole_or_with_the_host() -> None:
 
 
 def test_a_plan_tells_of_each_device_why() -> None:
-    plan = planned(GPU, devices=(DeviceWish(GPU, HandOver(is_managed=True)), DeviceWish(FAR)))
+    plan = planned(
+        GPU, devices=(DeviceRequest(GPU, HostdevOptions(is_managed=True)), DeviceRequest(FAR))
+    )
     assert "libvirt binds it" in plan.why(f"hostdev {GPU}")
     assert plan.why(f"hostdev {FAR}") == f"bound by vfiomgr: vfiomgr bind {FAR}"
     assert plan.why("nothing") == ""
 
 
 def test_a_function_alone_goes_without_its_slot() -> None:
-    plan = planned(devices=(DeviceWish(AUDIO, is_alone=True),))
+    plan = planned(devices=(DeviceRequest(AUDIO, is_alone=True),))
     assert guests(plan) == {AUDIO: GuestAddress(1, 0, 0)}
     assert plan.notes[0].startswith("IOMMU group 10 also holds 0000:17:00.0 ")
 
@@ -312,17 +314,17 @@ def test_a_bridge_is_no_device_for_a_guest() -> None:
 
 
 def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None:
-    kept = DeviceWish(NEAR, HandOver(is_managed=True, is_unassigned=True))
-    plan = planned(devices=(DeviceWish(GPU), kept))
+    kept = DeviceRequest(NEAR, HostdevOptions(is_managed=True, is_unassigned=True))
+    plan = planned(devices=(DeviceRequest(GPU), kept))
     assert guests(plan)[NEAR] is None
     assert controllers(plan, EXPANDER) == []
     text = render.domain(plan)
     assert text.count("<address type='unassigned'/>") == 1
     assert "the guest does not get it" in plan.why(f"hostdev {NEAR}")
     with pytest.raises(UsageError, match="the guest has no such device"):
-        planned(devices=(DeviceWish(GPU), kept), boot=(NEAR,))
-    audio = DeviceWish(AUDIO, HandOver(is_managed=True, is_unassigned=True), is_alone=True)
-    gpu_alone = DeviceWish(GPU, HandOver(is_managed=True), is_alone=True)
+        planned(devices=(DeviceRequest(GPU), kept), boot=(NEAR,))
+    audio = DeviceRequest(AUDIO, HostdevOptions(is_managed=True, is_unassigned=True), is_alone=True)
+    gpu_alone = DeviceRequest(GPU, HostdevOptions(is_managed=True), is_alone=True)
     nested = planned(devices=(gpu_alone, audio), viommu="intel")
     assert controllers(nested, TO_PCI) == [], "QEMU opens one of the group"
     assert nested.notes == ()
@@ -330,19 +332,19 @@ def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None
 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_function_is_in_the_guest_or_outside_and_never_both(*, is_alone: bool) -> None:
-    outside = DeviceWish(AUDIO, HandOver(is_unassigned=True), is_alone=is_alone)
-    plan = planned(devices=(DeviceWish(GPU), outside))
+    outside = DeviceRequest(AUDIO, HostdevOptions(is_unassigned=True), is_alone=is_alone)
+    plan = planned(devices=(DeviceRequest(GPU), outside))
     assert guests(plan) == {GPU: GuestAddress(1, 0, 0), AUDIO: None}
-    whole = planned(devices=(DeviceWish(GPU, HandOver(is_unassigned=True)),))
+    whole = planned(devices=(DeviceRequest(GPU, HostdevOptions(is_unassigned=True)),))
     assert guests(whole) == {GPU: None, AUDIO: None}
 
 
 def test_what_stays_outside_decides_nothing_about_the_guest() -> None:
-    far = DeviceWish(FAR, HandOver(is_unassigned=True))
+    far = DeviceRequest(FAR, HostdevOptions(is_unassigned=True))
     huge = replace(gpu("0000:52:00.0", 52, size=1 << 44), device_id="1111")
-    kept = DeviceWish("0000:52:00.0", HandOver(is_unassigned=True))
+    kept = DeviceRequest("0000:52:00.0", HostdevOptions(is_unassigned=True))
     host = two_sockets(huge, *SWITCHES)
-    plan = planned(devices=(DeviceWish(GPU), far, kept), host=host)
+    plan = planned(devices=(DeviceRequest(GPU), far, kept), host=host)
     alone = planned(GPU, host=host)
     assert plan.memory.host_nodes == alone.memory.host_nodes == (0,)
     assert plan.cpus.aperture_mib == alone.cpus.aperture_mib
@@ -350,8 +352,10 @@ def test_what_stays_outside_decides_nothing_about_the_guest() -> None:
 
 
 def test_iommufd_is_of_the_domain_whatever_the_guest_does_not_get() -> None:
-    kept = DeviceWish(NEAR, HandOver(is_unassigned=True))
-    plan = planned(devices=(DeviceWish(GPU, HandOver(has_iommufd=True)), kept), libvirt=NEW)
+    kept = DeviceRequest(NEAR, HostdevOptions(is_unassigned=True))
+    plan = planned(
+        devices=(DeviceRequest(GPU, HostdevOptions(has_iommufd=True)), kept), libvirt=NEW
+    )
     assert plan.has_iommufd
 
 
@@ -368,7 +372,7 @@ def test_devices_that_no_guest_ejects() -> None:
 
 def test_properties_that_libvirt_has_no_word_for() -> None:
     host = two_sockets(replace(gpu("0000:51:00.0", 51), class_code="030000"))
-    card = DeviceWish("0000:51:00.0", HandOver(has_vga=True, subsystem="17AA:3aff"))
+    card = DeviceRequest("0000:51:00.0", HostdevOptions(has_vga=True, subsystem="17AA:3aff"))
     text = render.domain(planned(devices=(card,), host=host))
     assert "xmlns:qemu=" in text
     assert text.count("<qemu:device alias=") == 1

@@ -18,7 +18,7 @@ from vfiomgr.libvirt.commands.domain import parse_device, parse_disk, parse_netw
 from vfiomgr.pci.numa import HostTopology, NumaNode
 from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.units import GIB
-from vfiomgr.vgpu.guest_device import DeviceWish, HandOver
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -165,22 +165,28 @@ def test_many_disks_have_names(run: Run, servers: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "wish"),
     [
-        ("0000:04:00.0", DeviceWish("0000:04:00.0")),
-        ("04:00.0,only,rom=off", DeviceWish("04:00.0", HandOver(rom="off"), is_alone=True)),
-        ("x,managed,model=y", DeviceWish("x", HandOver(is_managed=True, driver_model="y"))),
-        ("x,display,ramfb", DeviceWish("x", HandOver(display=True, ramfb=True))),
+        ("0000:04:00.0", DeviceRequest("0000:04:00.0")),
+        (
+            "04:00.0,only,rom=off",
+            DeviceRequest("04:00.0", HostdevOptions(rom="off"), is_alone=True),
+        ),
+        (
+            "x,managed,model=y",
+            DeviceRequest("x", HostdevOptions(is_managed=True, driver_model="y")),
+        ),
+        ("x,display,ramfb", DeviceRequest("x", HostdevOptions(display=True, ramfb=True))),
     ],
 )
-def test_devices_are_written_with_their_options(text: str, wish: DeviceWish) -> None:
+def test_devices_are_written_with_their_options(text: str, wish: DeviceRequest) -> None:
     assert parse_device(text) == wish
 
 
 def test_what_stays_outside_is_opened_in_no_way() -> None:
-    assert parse_device("x", has_iommufd=True).hand_over == HandOver(has_iommufd=True)
+    assert parse_device("x", has_iommufd=True).hand_over == HostdevOptions(has_iommufd=True)
     outside = parse_device("x,unassigned,managed", has_iommufd=True).hand_over
-    assert outside == HandOver(is_managed=True, is_unassigned=True)
+    assert outside == HostdevOptions(is_managed=True, is_unassigned=True)
     card = parse_device("x,vga,subsystem=17aa:3aff").hand_over
-    assert card == HandOver(has_vga=True, subsystem="17aa:3aff")
+    assert card == HostdevOptions(has_vga=True, subsystem="17aa:3aff")
 
 
 @pytest.mark.parametrize("text", ["x,", "x,fast", "x,rom=", "x,rom", "x,display=on"])

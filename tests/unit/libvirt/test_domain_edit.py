@@ -17,7 +17,7 @@ from vfiomgr.libvirt.attach.domain_edit import (
 from vfiomgr.libvirt.attach.ports import is_express
 from vfiomgr.libvirt.model.domain import Domain, GuestAddress
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.vgpu.guest_device import HandOver
+from vfiomgr.vgpu.guest_device import HostdevOptions
 
 GPU = ("0000:c1:00.0", "0000:c1:00.1")
 OTHER = ("0000:c2:00.0", "0000:c2:00.1")
@@ -45,23 +45,23 @@ BOOT_DEV = Q35.replace("</os>", "<boot dev='hd'/></os>")
 @pytest.mark.parametrize(
     ("there", "coming", "reason", "remedy"),
     [
-        (("", BOOT_DEV), HandOver(boot_order=1), "<boot dev>", "out of line 1"),
-        ((ORDERED, Q35), HandOver(boot_order=1), "the boot order 1", "--boot-order 2"),
-        ((RAMFB, Q35), HandOver(ramfb=True), "ramfb, which f715f63c", "leave out --ramfb"),
+        (("", BOOT_DEV), HostdevOptions(boot_order=1), "<boot dev>", "out of line 1"),
+        ((ORDERED, Q35), HostdevOptions(boot_order=1), "the boot order 1", "--boot-order 2"),
+        ((RAMFB, Q35), HostdevOptions(ramfb=True), "ramfb, which f715f63c", "leave out --ramfb"),
     ],
 )
 def test_what_libvirt_would_reject_is_refused_before(
-    there: tuple[str, str], coming: HandOver, reason: str, remedy: str
+    there: tuple[str, str], coming: HostdevOptions, reason: str, remedy: str
 ) -> None:
     with pytest.raises(Refusal, match=reason) as refused:
         refuse_contradictions(domain(*there), [(VF[0], coming)])
     assert remedy in refused.value.hint
-    refuse_contradictions(domain(*there), [(VF[0], HandOver())])
+    refuse_contradictions(domain(*there), [(VF[0], HostdevOptions())])
     refuse_contradictions(domain(), [(VF[0], coming)])
 
 
 def test_one_order_is_for_one_of_the_devices_that_come() -> None:
-    coming = [(name, HandOver(boot_order=3)) for name in (VF[0], GPU[0])]
+    coming = [(name, HostdevOptions(boot_order=3)) for name in (VF[0], GPU[0])]
     with pytest.raises(Refusal, match="boot order 3") as refused:
         refuse_contradictions(domain(), coming)
     assert "--boot-order 4" in refused.value.hint

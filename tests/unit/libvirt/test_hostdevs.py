@@ -13,7 +13,7 @@ from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import NO_ROM, DeviceWish, HandOver, units_of
+from vfiomgr.vgpu.guest_device import NO_ROM, DeviceRequest, HostdevOptions, units_of
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
-MODEL = HandOver(driver_model="x", is_managed=True)
+MODEL = HostdevOptions(driver_model="x", is_managed=True)
 LONE = replace(GPU, address=replace(GPU.address, bus=9))
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
 
@@ -61,7 +61,7 @@ def test_a_slot_is_one_multifunction_guest_device() -> None:
 
 def test_functions_of_a_slot_close_ranks_in_the_guest() -> None:
     usb = replace(GPU, address=replace(GPU.address, function=2))
-    managed = HandOver(is_managed=True)
+    managed = HostdevOptions(is_managed=True)
     made = elements(host_of(GPU, usb), "0000:04:00.0", first_bus=1, hand_over=managed)
     assert [attributes(e, "address")["function"] for e in made] == ["0x0", "0x1"]  # type: ignore[index]
     assert {element.get("managed") for element in made} == {"yes"}
@@ -111,7 +111,7 @@ def test_an_mdev_has_the_model_of_its_api() -> None:
 
 
 def test_options_are_attributes_and_elements_of_the_first_function() -> None:
-    hand_over = HandOver(rom="/a/b & c.rom", boot_order=3, driver_model="mlx5_vfio_pci")
+    hand_over = HostdevOptions(rom="/a/b & c.rom", boot_order=3, driver_model="mlx5_vfio_pci")
     audio = replace(AUDIO, device_id="2291")
     first, second = elements(host_of(GPU, audio), "0000:04:00.0", hand_over=hand_over)
     assert attributes(first, "rom") == {"file": "/a/b & c.rom"}
@@ -121,11 +121,11 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
     assert attributes(second, "driver") == {"name": "vfio"}
     twins = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=hand_over)
     assert len({str(attributes(twin, "driver")) for twin in twins}) == 1
-    both = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HandOver(rom=NO_ROM))
+    both = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HostdevOptions(rom=NO_ROM))
     assert [attributes(element, "rom") for element in both] == [{"enabled": "no"}] * 2
-    (fd,) = elements(host_of(GPU), "0000:04:00.0", hand_over=HandOver(has_iommufd=True))
+    (fd,) = elements(host_of(GPU), "0000:04:00.0", hand_over=HostdevOptions(has_iommufd=True))
     assert attributes(fd, "driver") == {"name": "vfio", "iommufd": "yes"}
-    shown = HandOver(display=True, ramfb=True)
+    shown = HostdevOptions(display=True, ramfb=True)
     (vgpu,) = elements(with_api("vfio-pci"), UUID, hand_over=shown)
     assert (vgpu.get("display"), vgpu.get("ramfb")) == ("on", "on")
 
@@ -134,18 +134,22 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
     ("hand_over", "versions", "words"),
     [
         (MODEL, ("9.9", None), "<driver model>, which libvirt has since 10.0"),
-        (HandOver(display=True), ("10.2", None), "display and ramfb of PCI devices"),
-        (HandOver(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
-        (HandOver(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
-        (HandOver(acpi_nodes="1-8"), ("11.7", None), "<acpi nodeset>, which libvirt has since"),
-        (HandOver(is_unassigned=True), ("5.10", None), "<address type='unassigned'>"),
-        (HandOver(has_iommufd=True), ("12.1", "8.2.5"), "needs QEMU 9.0.0: this is 8.2.5"),
+        (HostdevOptions(display=True), ("10.2", None), "display and ramfb of PCI devices"),
+        (HostdevOptions(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
+        (HostdevOptions(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
+        (
+            HostdevOptions(acpi_nodes="1-8"),
+            ("11.7", None),
+            "<acpi nodeset>, which libvirt has since",
+        ),
+        (HostdevOptions(is_unassigned=True), ("5.10", None), "<address type='unassigned'>"),
+        (HostdevOptions(has_iommufd=True), ("12.1", "8.2.5"), "needs QEMU 9.0.0: this is 8.2.5"),
     ],
 )
 def test_what_is_too_old_is_told_with_the_release_that_is_not(
-    hand_over: HandOver, versions: tuple[str, str | None], words: str
+    hand_over: HostdevOptions, versions: tuple[str, str | None], words: str
 ) -> None:
-    units = units_of(host_of(GPU), [DeviceWish("0000:04:00.0", hand_over)])
+    units = units_of(host_of(GPU), [DeviceRequest("0000:04:00.0", hand_over)])
     libvirt, qemu = (Version.parse(v) if v else None for v in versions)
     assert libvirt is not None
     with pytest.raises(Refusal, match=words):
@@ -154,7 +158,7 @@ def test_what_is_too_old_is_told_with_the_release_that_is_not(
 
 
 def test_what_the_guest_does_not_get_says_so_and_has_no_bus() -> None:
-    kept = HandOver(is_managed=True, is_unassigned=True)
+    kept = HostdevOptions(is_managed=True, is_unassigned=True)
     made = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=kept)
     assert [attributes(element, "address") for element in made] == [{"type": "unassigned"}] * 2
     assert {element.get("managed") for element in made} == {"yes"}
@@ -163,14 +167,16 @@ def test_what_the_guest_does_not_get_says_so_and_has_no_bus() -> None:
 
 def test_a_device_has_cells_of_its_own() -> None:
     first, second = elements(
-        host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HandOver(acpi_nodes="1-8")
+        host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HostdevOptions(acpi_nodes="1-8")
     )
     assert attributes(first, "acpi") == {"nodeset": "1-8"}
     assert attributes(second, "acpi") is None
 
 
 def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
-    units = units_of(with_api(None), [DeviceWish(UUID, HandOver(display=True, ramfb=True))])
+    units = units_of(
+        with_api(None), [DeviceRequest(UUID, HostdevOptions(display=True, ramfb=True))]
+    )
 
     def fail() -> Version:
         raise AssertionError
@@ -181,34 +187,46 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("name", "hand_over", "words"),
     [
-        ("0000:04:00.0", HandOver(rom="gpu.rom"), "has no absolute path"),
-        ("0000:04:00.0", HandOver(ramfb=True, boot_order=1), "cannot boot from"),
-        ("0000:04:00.0", HandOver(driver_model="../x", is_managed=True), "no name of a driver"),
-        ("0000:04:00.0", HandOver(driver_model="x"), "libvirt binds only what is managed"),
-        ("0000:04:00.0", HandOver(subsystem="17aa:1"), "17aa:1 is no subsystem"),
-        ("0000:04:00.0", HandOver(acpi_nodes="1-"), "no set of the guest's NUMA cells"),
-        ("0000:09:00.0", HandOver(has_vga=True), "is no VGA controller"),
-        ("0000:04:00.0", HandOver(is_unassigned=True, rom="/x"), "is not to be in the guest"),
-        (UUID, HandOver(is_unassigned=True), "a place outside of the guest for PCI functions"),
-        (UUID, HandOver(acpi_nodes="1"), "NUMA cells of its own for PCI functions only"),
-        (UUID, HandOver(has_vga=True), "legacy VGA for PCI functions only"),
-        (UUID, HandOver(subsystem="17aa:3aff"), "another subsystem for PCI functions only"),
-        (UUID, HandOver(boot_order=1), "libvirt has a boot order for PCI functions only"),
-        (UUID, HandOver(ramfb=True, boot_order=1), "a boot order for PCI functions only"),
-        (UUID, HandOver(rom="/gpu.rom"), "libvirt has an option ROM for PCI functions only"),
-        (UUID, HandOver(driver_model="x"), "libvirt has a driver model for PCI functions only"),
-        (UUID, HandOver(has_iommufd=True), "libvirt has iommufd for PCI functions only"),
+        ("0000:04:00.0", HostdevOptions(rom="gpu.rom"), "has no absolute path"),
+        ("0000:04:00.0", HostdevOptions(ramfb=True, boot_order=1), "cannot boot from"),
+        (
+            "0000:04:00.0",
+            HostdevOptions(driver_model="../x", is_managed=True),
+            "no name of a driver",
+        ),
+        ("0000:04:00.0", HostdevOptions(driver_model="x"), "libvirt binds only what is managed"),
+        ("0000:04:00.0", HostdevOptions(subsystem="17aa:1"), "17aa:1 is no subsystem"),
+        ("0000:04:00.0", HostdevOptions(acpi_nodes="1-"), "no set of the guest's NUMA cells"),
+        ("0000:09:00.0", HostdevOptions(has_vga=True), "is no VGA controller"),
+        ("0000:04:00.0", HostdevOptions(is_unassigned=True, rom="/x"), "is not to be in the guest"),
+        (
+            UUID,
+            HostdevOptions(is_unassigned=True),
+            "a place outside of the guest for PCI functions",
+        ),
+        (UUID, HostdevOptions(acpi_nodes="1"), "NUMA cells of its own for PCI functions only"),
+        (UUID, HostdevOptions(has_vga=True), "legacy VGA for PCI functions only"),
+        (UUID, HostdevOptions(subsystem="17aa:3aff"), "another subsystem for PCI functions only"),
+        (UUID, HostdevOptions(boot_order=1), "libvirt has a boot order for PCI functions only"),
+        (UUID, HostdevOptions(ramfb=True, boot_order=1), "a boot order for PCI functions only"),
+        (UUID, HostdevOptions(rom="/gpu.rom"), "libvirt has an option ROM for PCI functions only"),
+        (
+            UUID,
+            HostdevOptions(driver_model="x"),
+            "libvirt has a driver model for PCI functions only",
+        ),
+        (UUID, HostdevOptions(has_iommufd=True), "libvirt has iommufd for PCI functions only"),
     ],
 )
-def test_options_that_exclude_each_other(name: str, hand_over: HandOver, words: str) -> None:
+def test_options_that_exclude_each_other(name: str, hand_over: HostdevOptions, words: str) -> None:
     sound = replace(LONE, class_code="040300")
     host = replace(with_api(None), devices=host_of(GPU, sound).devices)
     with pytest.raises(UsageError, match=words):
-        check(units_of(host, [DeviceWish(name, hand_over)]), Version.parse, lambda: None)  # type: ignore[arg-type]
+        check(units_of(host, [DeviceRequest(name, hand_over)]), Version.parse, lambda: None)  # type: ignore[arg-type]
 
 
 def test_a_domain_has_one_ramfb() -> None:
     host = replace(with_api(None), devices=host_of(GPU).devices)
-    wishes = [DeviceWish(name, HandOver(ramfb=True)) for name in (UUID, "0000:04:00.0")]
+    wishes = [DeviceRequest(name, HostdevOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
     with pytest.raises(UsageError, match="a domain has one at most"):
         check(units_of(host, wishes), lambda: Version(12, 1), lambda: None)

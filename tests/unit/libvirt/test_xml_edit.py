@@ -14,7 +14,7 @@ from vfiomgr.documents.xml_text import Document, Element, read_document
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.vgpu.guest_device import HandOver
+from vfiomgr.vgpu.guest_device import HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ HOST = replace(host_of(GPU, AUDIO, VF), vgpus=(VGPU,))
 PORT = 0xF0
 ELEMENTS = {
     "slot": hostdevs(HOST, str(GPU.address), first_bus=PORT),
-    "vf": hostdevs(HOST, str(VF.address), hand_over=HandOver(is_managed=True)),
+    "vf": hostdevs(HOST, str(VF.address), hand_over=HostdevOptions(is_managed=True)),
     "vgpu": hostdevs(HOST, UUID),
 }
 PORTS = [root_port(PORT, str(GPU.address))]

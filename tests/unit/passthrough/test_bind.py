@@ -10,10 +10,10 @@ from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.requests import Bind
-from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, RememberOrigin
+from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, SaveOriginalState
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.pci.vfio_drivers import VfioVariant
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
@@ -54,9 +54,9 @@ def test_the_whole_slot_goes_and_each_origin_is_remembered_before_it_moves() -> 
     gpu = DriverState("nvidia", None, "on", "flr bus", d3cold_allowed=True)
     audio = replace(gpu, driver="snd_hda_intel")
     assert steps == (
-        RememberOrigin(Origin(GPU.identity, gpu, "nvidia", "boot")),
+        SaveOriginalState(OriginalState(GPU.identity, gpu, "nvidia", "boot")),
         ChangeDriver(GPU.identity, gpu, vfio),
-        RememberOrigin(Origin(AUDIO.identity, audio, "nvidia", "boot")),
+        SaveOriginalState(OriginalState(AUDIO.identity, audio, "nvidia", "boot")),
         ChangeDriver(AUDIO.identity, audio, vfio),
         AwaitVfioNode(4, GPU.identity),
     )
@@ -86,9 +86,9 @@ def test_of_a_slot_only_what_is_missing_moves() -> None:
 
 
 def test_an_origin_is_not_overwritten_by_a_later_state() -> None:
-    origin = Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    origin = OriginalState(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
     host = replace(host_of(replace(GPU, driver=None)), origins=(origin,))
-    assert not any(isinstance(s, RememberOrigin) for s in bind(host, "0000:04:00.0"))
+    assert not any(isinstance(s, SaveOriginalState) for s in bind(host, "0000:04:00.0"))
 
 
 def test_foreign_members_are_refused_by_name_and_taken_with_consent() -> None:

@@ -10,7 +10,7 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.passthrough.steps import ChangeDriver
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GPU = pci_device()
 AUDIO = replace(pci_device("0000:04:00.1"), driver="snd_hda_intel", reset_method=("pm",))
 BOUND = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
-ORIGIN = Origin(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+ORIGIN = OriginalState(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
 
 
 def bind(host: HostSnapshot, **options: Any) -> Plan:

@@ -9,14 +9,14 @@ from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Unbind
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin, ReleaseDriver
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 
 GPU = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", power_control="auto")
 FIRST = DriverState("nvidia", "nvidia", "on")
 NOW = DriverState("vfio-pci", "vfio-pci", "auto", "flr bus", d3cold_allowed=True)
-ORIGIN = Origin(GPU.identity, FIRST, "nvidia", "boot")
+ORIGIN = OriginalState(GPU.identity, FIRST, "nvidia", "boot")
 
 
 def unbind(host: HostSnapshot) -> tuple[object, ...]:
@@ -25,7 +25,7 @@ def unbind(host: HostSnapshot) -> tuple[object, ...]:
 
 def test_the_recorded_state_comes_back() -> None:
     host = replace(host_of(GPU), origins=(ORIGIN,))
-    assert unbind(host) == (ChangeDriver(GPU.identity, NOW, FIRST), ForgetOrigin(ORIGIN))
+    assert unbind(host) == (ChangeDriver(GPU.identity, NOW, FIRST), DropOriginalState(ORIGIN))
 
 
 def test_a_driver_that_went_meanwhile_is_loaded_again() -> None:
@@ -51,7 +51,7 @@ def test_a_record_of_an_earlier_boot_is_no_record() -> None:
 def test_what_was_moved_back_by_hand_is_only_forgotten() -> None:
     back = replace(GPU, driver="nvidia", driver_override="nvidia", power_control="on")
     host = replace(host_of(back), origins=(ORIGIN,))
-    assert unbind(host) == (ForgetOrigin(ORIGIN),)
+    assert unbind(host) == (DropOriginalState(ORIGIN),)
 
 
 def test_what_is_with_the_host_stays() -> None:

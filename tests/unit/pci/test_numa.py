@@ -13,7 +13,7 @@ from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode, read_topology
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
-from vfiomgr.units import parse_numbers, write_numbers
+from vfiomgr.units import format_cpulist, parse_cpulist
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,9 +97,9 @@ def test_a_cpu_tells_its_architecture(tmp_path: Path, lines: str, architecture: 
     ],
 )
 def test_lists_of_numbers(text: str | None, numbers: tuple[int, ...]) -> None:
-    assert parse_numbers(text) == numbers
+    assert parse_cpulist(text) == numbers
 
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_a_written_list_reads_as_it_was(numbers: frozenset[int]) -> None:
-    assert parse_numbers(write_numbers(numbers)) == tuple(sorted(numbers))
+    assert parse_cpulist(format_cpulist(numbers)) == tuple(sorted(numbers))

@@ -242,8 +242,8 @@ class Story:
         self.notes: list[str] = []
         self.lost: list[PersistedBinding] = []
         self.kernel = kernel
-        self.quick = watch.Quick(kernel)
-        self.thorough = watch.Thorough(kernel, self.notes.append, self._correct)
+        self.quick = watch.FastPath(kernel)
+        self.thorough = watch.FullPath(kernel, self.notes.append, self._correct)
 
     def _correct(self, bindings: Sequence[PersistedBinding]) -> None:
         self.lost += bindings

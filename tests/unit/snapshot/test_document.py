@@ -21,7 +21,7 @@ from vfiomgr.documents.text_file import TextFile
 from vfiomgr.documents.yaml_json import API_VERSION
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.pci.model import Bar, PciAddress
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
@@ -57,7 +57,7 @@ def full_host() -> HostSnapshot:
         bars=(Bar(0, 0x9000_0000, 1 << 24, is_memory=True, is_64bit=False, is_prefetchable=False),),
     )
     types = (describe_type("nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci"),)
-    origin = Origin(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    origin = OriginalState(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
     return dataclasses.replace(
         host_of(gpu),
         vgpu_parents=(
@@ -155,7 +155,7 @@ def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
 
 def test_an_origin_of_another_boot_or_another_device_is_not_this_devices() -> None:
     gpu = pci_device()
-    origin = Origin(gpu.identity, DriverState("nvidia", None), "nvidia", "boot")
+    origin = OriginalState(gpu.identity, DriverState("nvidia", None), "nvidia", "boot")
     assert dataclasses.replace(host_of(gpu), origins=(origin,)).origin(gpu) == origin
     rebooted = dataclasses.replace(host_of(gpu), origins=(origin,), boot_id="next")
     assert rebooted.origin(gpu) is None

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.sriov.requests import SetVirtualFunctions
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
@@ -77,12 +77,12 @@ def test_from_one_number_to_another_is_by_way_of_none() -> None:
 
 def test_functions_leave_their_drivers_first_and_their_records_go() -> None:
     vf = replace(VF, driver="vfio-pci", driver_override="vfio-pci", power_control="auto")
-    origin = Origin(vf.identity, DriverState("igbvf", None, "on"), "igbvf", "boot")
+    origin = OriginalState(vf.identity, DriverState("igbvf", None, "on"), "igbvf", "boot")
     made = set_vfs(replace(with_vf(vf), origins=(origin,)), 0)
     before = DriverState("vfio-pci", "vfio-pci", "auto")
     assert made.steps[:2] == (
         ChangeDriver(vf.identity, before, DriverState(None, "vfio-pci")),
-        ForgetOrigin(origin),
+        DropOriginalState(origin),
     )
     assert made.locks == ("group-5", "group-6")
     assert "MAC addresses" in made.notes[0]

@@ -22,7 +22,7 @@ from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetVfCount
-from vfiomgr.vgpu.quota.model import Share, record_file
+from vfiomgr.vgpu.quota.model import VfQuota, record_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,14 +34,16 @@ VF = PciAddress.parse("0000:21:00.1")
 GIB = 1 << 30
 ADMIN = PCI_DEVICES / GPUS[0] / "sriov_admin"
 IOV = HostPath("/sys/class/drm/card0/iov")
-SHARE = Share(memory=4 * GIB, exec_quantum_ms=20, preempt_timeout_us=1000, sched_priority="normal")
+SHARE = VfQuota(
+    memory=4 * GIB, exec_quantum_ms=20, preempt_timeout_us=1000, sched_priority="normal"
+)
 
 
-def set_vfs(kernel: FakeKernel, count: int, share: Share | None = None) -> api.Outcome:
+def set_vfs(kernel: FakeKernel, count: int, share: VfQuota | None = None) -> api.Outcome:
     return api.apply(SetVirtualFunctions(GPU, count, share=share), tree=kernel)
 
 
-def change(kernel: FakeKernel, address: PciAddress, share: Share) -> api.Outcome:
+def change(kernel: FakeKernel, address: PciAddress, share: VfQuota) -> api.Outcome:
     return api.apply(ChangeQuotas(address, share), tree=kernel)
 
 
@@ -77,8 +79,8 @@ def test_what_somebody_else_had_set_comes_back(tmp_path: Path) -> None:
     before = kernel.state()
     set_vfs(kernel, 2, SHARE)
     assert kernel.read(ADMIN / "pf/profile/sched_priority") == "low normal [high]"
-    change(kernel, GPU, Share(exec_quantum_ms=40, sched_priority="low"))
-    set_vfs(kernel, 3, Share(memory=GIB))
+    change(kernel, GPU, VfQuota(exec_quantum_ms=40, sched_priority="low"))
+    set_vfs(kernel, 3, VfQuota(memory=GIB))
     assert texts(kernel, "exec_quantum_ms", 1, 2) == ["7", "0"]
     assert texts(kernel, "vram_quota", 1, 2, 3) == [str(GIB)] * 3
     set_vfs(kernel, 0)
@@ -87,13 +89,13 @@ def test_what_somebody_else_had_set_comes_back(tmp_path: Path) -> None:
 
 def test_a_driver_that_shares_its_time_out_afresh_is_corrected(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path, shares_time=16)
-    set_vfs(kernel, 2, Share(exec_quantum_ms=20))
+    set_vfs(kernel, 2, VfQuota(exec_quantum_ms=20))
     assert texts(kernel, "exec_quantum_ms", 1, 2) == ["20", "20"]
 
 
 def test_memory_may_be_aligned_by_the_driver(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path)
-    share = Share(memory=(1 << 20) * 4097)
+    share = VfQuota(memory=(1 << 20) * 4097)
     set_vfs(kernel, 1, share)
     assert texts(kernel, "vram_quota", 1) == [str(4098 << 20)]
     assert not set_vfs(kernel, 1, share).is_changed
@@ -105,7 +107,7 @@ def test_a_quota_that_is_not_taken_is_no_success(tmp_path: Path) -> None:
     kernel.intel.known[GPUS[0]] = replace(gpu, ignores=frozenset({"exec_quantum_ms"}))
     before = kernel.state()
     with pytest.raises(RolledBack, match="exec_quantum_ms is 0 after 20 was written"):
-        set_vfs(kernel, 2, Share(memory=GIB, exec_quantum_ms=20))
+        set_vfs(kernel, 2, VfQuota(memory=GIB, exec_quantum_ms=20))
     assert kernel.state() == before
 
 
@@ -120,7 +122,7 @@ def test_the_hosts_own_priority_outlives_a_crash_while_all_have_one(tmp_path: Pa
 
     kernel.before_write = cut
     with pytest.raises(PowerCut):
-        change(kernel, GPU, Share(sched_priority="normal"))
+        change(kernel, GPU, VfQuota(sched_priority="normal"))
     kernel.before_write = None
     kernel.revive()
     assert kernel.read(ADMIN / "pf/profile/sched_priority") == "low [normal] high"
@@ -138,7 +140,7 @@ def test_what_tiles_have_otherwise_each_is_written_over(tmp_path: Path) -> None:
             kernel.intel.make_inconsistent(GPUS[0], "sriov_admin/vf2/profile/exec_quantum_ms")
 
     kernel.before_write = forget
-    set_vfs(kernel, 2, Share(exec_quantum_ms=20))
+    set_vfs(kernel, 2, VfQuota(exec_quantum_ms=20))
     assert texts(kernel, "exec_quantum_ms", 1, 2) == ["20", "20"], "EUCLEAN is written over"
     kernel.before_write = None
     set_vfs(kernel, 0)
@@ -148,7 +150,7 @@ def test_what_tiles_have_otherwise_each_is_written_over(tmp_path: Path) -> None:
 def test_i915_gives_each_tile_half_and_shares_out_again_afterwards(tmp_path: Path) -> None:
     kernel = i915_host(tmp_path, tiles=2)
     before = kernel.state()
-    set_vfs(kernel, 3, Share(memory=4 * GIB, exec_quantum_ms=20))
+    set_vfs(kernel, 3, VfQuota(memory=4 * GIB, exec_quantum_ms=20))
     for tile in ("gt0", "gt1"):
         place = IOV / f"vf3/{tile}"
         assert kernel.read(place / "lmem_quota") == str(2 * GIB)
@@ -169,7 +171,7 @@ def test_memory_that_can_only_be_read_hinders_nothing_else(tmp_path: Path) -> No
         path = ADMIN / f"vf{number}/profile/vram_quota"
         kernel.sysfs.put(path, kernel.read(path) or "", READ_ONLY)
     with pytest.raises(Refusal, match="--vf-memory can only be read"):
-        set_vfs(kernel, 3, Share(memory=GIB))
+        set_vfs(kernel, 3, VfQuota(memory=GIB))
     steps = api.plan(api.scan(kernel), SetVirtualFunctions(GPU, 0)).steps
     assert [step.shares for step in steps if isinstance(step, SetVfCount)] == [()]
 
@@ -178,18 +180,18 @@ def test_time_is_changed_while_guests_run_and_memory_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = xe_host(tmp_path)
-    set_vfs(kernel, 2, Share(memory=4 * GIB))
+    set_vfs(kernel, 2, VfQuota(memory=4 * GIB))
     api.apply(Bind((VF,)), tree=kernel)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     group = api.scan(kernel).device(VF).iommu_group
     assert group is not None
     kernel.guest_opens(group)
-    change(kernel, VF, Share(exec_quantum_ms=40))
+    change(kernel, VF, VfQuota(exec_quantum_ms=40))
     assert texts(kernel, "exec_quantum_ms", 1, 2) == ["40", "0"]
     with pytest.raises(Refusal, match="would lose all that it has in its memory") as caught:
-        change(kernel, VF, Share(memory=2 * GIB))
+        change(kernel, VF, VfQuota(memory=2 * GIB))
     assert "shut the guest down first" in caught.value.hint
-    change(kernel, PciAddress.parse("0000:21:00.2"), Share(memory=2 * GIB))
+    change(kernel, PciAddress.parse("0000:21:00.2"), VfQuota(memory=2 * GIB))
     assert texts(kernel, "vram_quota", 1, 2) == [str(4 * GIB), str(2 * GIB)]
 
 
@@ -197,7 +199,7 @@ def test_nobody_takes_memory_from_a_guest_that_came_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = xe_host(tmp_path)
-    set_vfs(kernel, 2, Share(memory=4 * GIB))
+    set_vfs(kernel, 2, VfQuota(memory=4 * GIB))
     api.apply(Bind((VF,)), tree=kernel)
     writes = iter(range(1, 3))
 
@@ -207,7 +209,7 @@ def test_nobody_takes_memory_from_a_guest_that_came_after_a_crash(
 
     kernel.before_write = cut
     with pytest.raises(PowerCut):
-        change(kernel, GPU, Share(memory=2 * GIB))
+        change(kernel, GPU, VfQuota(memory=2 * GIB))
     kernel.before_write = None
     kernel.revive()
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -239,7 +241,7 @@ def test_every_errno_is_explained(tmp_path: Path, number: int, words: str, remed
     before = kernel.state()
     kernel.fail_writes("exec_quantum_ms", number)
     with pytest.raises(RolledBack, match=words) as caught:
-        set_vfs(kernel, 2, Share(exec_quantum_ms=20))
+        set_vfs(kernel, 2, VfQuota(exec_quantum_ms=20))
     assert "exec_quantum_ms of 0000:21:00.0 (VF 1)" in caught.value.message
     assert remedy in caught.value.hint
     kernel.heal()
@@ -255,20 +257,20 @@ def test_firmware_that_refuses_leaves_all_as_it_was(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path, vram=8 * GIB)
     before = kernel.state()
     with pytest.raises(RolledBack, match="functions would have more than there is"):
-        set_vfs(kernel, 3, Share(memory=3 * GIB))
+        set_vfs(kernel, 3, VfQuota(memory=3 * GIB))
     assert kernel.state() == before
 
 
 MADE = SetVirtualFunctions(GPU, 2, share=SHARE)
-I915_MADE = SetVirtualFunctions(GPU, 2, share=Share(memory=4 * GIB, exec_quantum_ms=20))
+I915_MADE = SetVirtualFunctions(GPU, 2, share=VfQuota(memory=4 * GIB, exec_quantum_ms=20))
 ON_XE: Stories = {
     "make": ((), MADE),
-    "others": ((MADE,), SetVirtualFunctions(GPU, 3, share=Share(memory=GIB))),
+    "others": ((MADE,), SetVirtualFunctions(GPU, 3, share=VfQuota(memory=GIB))),
     "let the driver share out again": ((MADE,), SetVirtualFunctions(GPU, 3)),
     "none": ((MADE,), SetVirtualFunctions(GPU, 0)),
-    "change": ((MADE,), ChangeQuotas(GPU, Share(memory=GIB, exec_quantum_ms=5))),
-    "priority": ((MADE,), ChangeQuotas(GPU, Share(sched_priority="low"))),
-    "physical": ((), ChangeQuotas(GPU, Share(sched_priority="high"), is_physical=True)),
+    "change": ((MADE,), ChangeQuotas(GPU, VfQuota(memory=GIB, exec_quantum_ms=5))),
+    "priority": ((MADE,), ChangeQuotas(GPU, VfQuota(sched_priority="low"))),
+    "physical": ((), ChangeQuotas(GPU, VfQuota(sched_priority="high"), is_physical=True)),
 }
 ON_I915: Stories = {
     "i915": ((), I915_MADE),

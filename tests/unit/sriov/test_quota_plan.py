@@ -19,7 +19,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
 from vfiomgr.vgpu.quota.capacity import function_rooms, function_vgpus
-from vfiomgr.vgpu.quota.model import Share
+from vfiomgr.vgpu.quota.model import VfQuota
 from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ VF = PciAddress.parse("0000:21:00.1")
 GIB = 1 << 30
 
 
-def make(host: HostSnapshot, count: int, share: Share | None = None) -> Plan:
+def make(host: HostSnapshot, count: int, share: VfQuota | None = None) -> Plan:
     return plan(host, SetVirtualFunctions(GPU, count, share=share))
 
 
@@ -53,7 +53,7 @@ def test_without_a_share_the_driver_gives_what_it_wants_and_the_plan_says_so(
 
 
 def test_every_step_is_its_own_undoing_backwards(tmp_path: Path) -> None:
-    share = Share(memory=GIB, exec_quantum_ms=5, sched_priority="normal")
+    share = VfQuota(memory=GIB, exec_quantum_ms=5, sched_priority="normal")
     for step in make(api.scan(xe_host(tmp_path, vfs=2)), 3, share).steps:
         inverse = step.inverse()
         if isinstance(step, SetQuotas) and step.is_check:
@@ -80,7 +80,7 @@ def test_who_gives_back_comes_before_who_gets_more(tmp_path: Path) -> None:
     for number, size in ((1, 2), (2, 20), (3, 2)):
         profile = PCI_DEVICES / str(GPU) / f"sriov_admin/vf{number}/profile"
         kernel.write(profile / "vram_quota", str(size * GIB))
-    steps = make(api.scan(kernel), 3, Share(memory=8 * GIB)).steps
+    steps = make(api.scan(kernel), 3, VfQuota(memory=8 * GIB)).steps
     numbers = [s.function for s in steps if isinstance(s, SetQuotas) and not s.is_check]
     assert numbers == [2, 1, 3]
 
@@ -89,18 +89,18 @@ def test_who_gives_back_comes_before_who_gets_more(tmp_path: Path) -> None:
     ("share", "count", "reason", "remedy"),
     [
         (
-            Share(memory=9 * GIB),
+            VfQuota(memory=9 * GIB),
             3,
             r"3 times 9 GiB is 27 GiB, and 0000:21:00.0 \(.*\) has 24 GiB",
             "ask for 8 GiB each at most",
         ),
-        (Share(sched_priority="high"), 2, "have no priority high", "--physical --priority high"),
-        (Share(memory=GIB), 0, "nobody to have a quota", "leave the quotas out"),
-        (Share(memory=GIB), 9, "at most 7 virtual functions", "ask for fewer"),
+        (VfQuota(sched_priority="high"), 2, "have no priority high", "--physical --priority high"),
+        (VfQuota(memory=GIB), 0, "nobody to have a quota", "leave the quotas out"),
+        (VfQuota(memory=GIB), 9, "at most 7 virtual functions", "ask for fewer"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_numbers(
-    tmp_path: Path, share: Share, count: int, reason: str, remedy: str
+    tmp_path: Path, share: VfQuota, count: int, reason: str, remedy: str
 ) -> None:
     host = api.scan(xe_host(tmp_path, tells_vram=True))
     refusal = refused(host, SetVirtualFunctions(GPU, count, share=share))
@@ -110,31 +110,31 @@ def test_what_cannot_be_is_refused_with_its_numbers(
 
 def test_more_than_is_left_is_refused_where_others_have_theirs(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path, tells_vram=True)
-    api.apply(SetVirtualFunctions(GPU, 2, share=Share(memory=8 * GIB)), tree=kernel)
-    refusal = refused(api.scan(kernel), ChangeQuotas(VF, Share(memory=17 * GIB)))
+    api.apply(SetVirtualFunctions(GPU, 2, share=VfQuota(memory=8 * GIB)), tree=kernel)
+    refusal = refused(api.scan(kernel), ChangeQuotas(VF, VfQuota(memory=17 * GIB)))
     assert "has 24 GiB, of which others have 8 GiB" in refusal.message
     assert "16 GiB each at most" in refusal.hint
 
 
 def test_what_the_kernel_does_not_have_names_the_one_that_has(tmp_path: Path) -> None:
     old = api.scan(xe_host(tmp_path / "old", has_vram_quota=False))
-    refusal = refused(old, SetVirtualFunctions(GPU, 2, share=Share(memory=GIB)))
+    refusal = refused(old, SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)))
     assert "has no quota for --vf-memory" in refusal.message
     assert "as of Linux 7.0" in refusal.hint
-    assert make(old, 2, Share(exec_quantum_ms=20)).steps
+    assert make(old, 2, VfQuota(exec_quantum_ms=20)).steps
     debug = api.scan(xe_host(tmp_path / "debug", shows_in="debugfs"))
-    refusal = refused(debug, SetVirtualFunctions(GPU, 2, share=Share(exec_quantum_ms=20)))
+    refusal = refused(debug, SetVirtualFunctions(GPU, 2, share=VfQuota(exec_quantum_ms=20)))
     assert "quotas in debugfs alone" in refusal.message
     assert "as of Linux 6.19, memory as of 7.0" in refusal.hint
     assert make(debug, 2).steps, "without a share nothing stands against it"
     intel = api.scan(i915_host(tmp_path / "i915"))
-    refusal = refused(intel, SetVirtualFunctions(GPU, 2, share=Share(sched_priority="low")))
+    refusal = refused(intel, SetVirtualFunctions(GPU, 2, share=VfQuota(sched_priority="low")))
     assert "xe has priorities" in refusal.hint
 
 
 def test_other_drivers_have_no_quotas() -> None:
     host = host_of(NIC)
-    refusal = refused(host, SetVirtualFunctions(NIC.address, 2, share=Share(memory=GIB)))
+    refusal = refused(host, SetVirtualFunctions(NIC.address, 2, share=VfQuota(memory=GIB)))
     assert "is on igb, which has no quotas" in refusal.message
     assert "Intel's xe and i915 have" in refusal.hint
 
@@ -144,38 +144,38 @@ def test_i915_needs_to_know_what_else_there_is(tmp_path: Path) -> None:
     (known,) = host.quotas
     supplies = tuple(s for s in known.supplies if "contexts" not in s.name)
     blind = replace(host, quotas=(replace(known, supplies=supplies),))
-    refusal = refused(blind, SetVirtualFunctions(GPU, 2, share=Share(memory=GIB)))
+    refusal = refused(blind, SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)))
     assert "does not tell how many are left of: contexts" in refusal.message
-    assert make(blind, 2, Share(exec_quantum_ms=20)).steps
+    assert make(blind, 2, VfQuota(exec_quantum_ms=20)).steps
 
 
 def test_a_live_function_keeps_its_memory_with_i915_and_its_priority_alone(
     tmp_path: Path,
 ) -> None:
     intel = api.scan(i915_host(tmp_path / "i915", vfs=2))
-    refusal = refused(intel, ChangeQuotas(GPU, Share(memory=GIB)))
+    refusal = refused(intel, ChangeQuotas(GPU, VfQuota(memory=GIB)))
     assert "i915 does not change the memory of virtual functions that are there" in refusal.message
     assert f"vfiomgr sriov set {GPU} 2 --vf-memory 1024M" in refusal.hint
     host = api.scan(xe_host(tmp_path / "xe", vfs=2))
-    refusal = refused(host, ChangeQuotas(VF, Share(sched_priority="normal")))
+    refusal = refused(host, ChangeQuotas(VF, VfQuota(sched_priority="normal")))
     assert "cannot be changed alone" in refusal.message
     assert f"vfiomgr sriov quota {GPU} --priority normal" in refusal.hint
-    assert plan(host, ChangeQuotas(VF, Share(sched_priority="low"))).already
-    refusal = refused(host, ChangeQuotas(GPU, Share(memory=GIB), is_physical=True))
+    assert plan(host, ChangeQuotas(VF, VfQuota(sched_priority="low"))).already
+    refusal = refused(host, ChangeQuotas(GPU, VfQuota(memory=GIB), is_physical=True))
     assert "has no quota of memory" in refusal.message
-    refusal = refused(host, ChangeQuotas(VF, Share(exec_quantum_ms=1), is_physical=True))
+    refusal = refused(host, ChangeQuotas(VF, VfQuota(exec_quantum_ms=1), is_physical=True))
     assert f"name {GPU}" in refusal.hint
 
 
 def test_without_functions_there_is_nothing_to_change(tmp_path: Path) -> None:
-    refusal = refused(api.scan(xe_host(tmp_path)), ChangeQuotas(GPU, Share(memory=GIB)))
+    refusal = refused(api.scan(xe_host(tmp_path)), ChangeQuotas(GPU, VfQuota(memory=GIB)))
     assert f"vfiomgr sriov set {GPU} N --vf-memory 1024M" in refusal.hint
 
 
 def test_a_plan_for_as_many_functions_changes_their_quotas(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path)
-    api.apply(SetVirtualFunctions(GPU, 2, share=Share(memory=GIB)), tree=kernel)
-    made = make(api.scan(kernel), 2, Share(memory=GIB, exec_quantum_ms=9))
+    api.apply(SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)), tree=kernel)
+    made = make(api.scan(kernel), 2, VfQuota(memory=GIB, exec_quantum_ms=9))
     assert not any(isinstance(step, SetVfCount) for step in made.steps)
     assert [s.function for s in made.steps if isinstance(s, SetQuotas)] == [1, 2]
 
@@ -188,8 +188,8 @@ def test_gim_is_explained_and_never_written(tmp_path: Path) -> None:
     for intent in (
         SetVirtualFunctions(GPU, 2),
         SetVirtualFunctions(GPU, 0),
-        SetVirtualFunctions(GPU, 4, share=Share(memory=GIB)),
-        ChangeQuotas(GPU, Share(exec_quantum_ms=20)),
+        SetVirtualFunctions(GPU, 4, share=VfQuota(memory=GIB)),
+        ChangeQuotas(GPU, VfQuota(exec_quantum_ms=20)),
         CreateVgpu(("u",), parent=str(GPU)),
         RemoveVgpu((str(VF),)),
     ):
@@ -209,7 +209,7 @@ def test_functions_are_vgpus_and_their_gpu_says_what_is_left(tmp_path: Path) -> 
     ((gpu, room),) = function_rooms(api.scan(kernel))
     assert (gpu.family, room.more, room.is_certain, room.stranded) == ("sriov-vf", 7, False, 24576)
     assert f"vfiomgr sriov set {GPU} N" in (room.why_not or "")
-    api.apply(SetVirtualFunctions(GPU, 3, share=Share(memory=2 * GIB)), tree=kernel)
+    api.apply(SetVirtualFunctions(GPU, 3, share=VfQuota(memory=2 * GIB)), tree=kernel)
     host = api.scan(kernel)
     ((gpu, room),) = function_rooms(host)
     assert (room.more, room.type.framebuffer, room.stranded) == (0, 2048, 18432)

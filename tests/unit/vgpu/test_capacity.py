@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.devices import host_of
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
-from vfiomgr.vgpu.capacity import Room, gpus, room, rooms, totals
+from vfiomgr.vgpu.capacity import Capacity, gpus, room, rooms, totals
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MBOCHS = tuple(
 )
 
 
-def found(host: HostSnapshot, kind: VgpuType) -> Room:
+def found(host: HostSnapshot, kind: VgpuType) -> Capacity:
     (gpu,) = gpus(host)
     return room(gpu, kind)
 

@@ -14,7 +14,7 @@ from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.registry import perform
 from vfiomgr.errors import HostError, Refusal, RolledBack
-from vfiomgr.gpu.requests import DivideGpu, SetGpuMode, SwitchGpu
+from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.export import export
 from vfiomgr.layout.import_driverctl import import_layouts
@@ -92,9 +92,9 @@ def numbers(kernel: FakeKernel) -> dict[int, str]:
     return {one.id: str(one.place) for one in read_instances(kernel, GPU)}
 
 
-def divide(*instances: str) -> DivideGpu:
+def divide(*instances: str) -> SetMigInstances:
     counts = {name: instances.count(name) for name in instances}
-    return DivideGpu(GPU, tuple(counts.items()))
+    return SetMigInstances(GPU, tuple(counts.items()))
 
 
 def step(
@@ -215,10 +215,10 @@ def test_a_gpu_is_divided_anew_around_what_is_used(tmp_path: Path) -> None:
     assert used.items() <= numbers(kernel).items()
     assert sorted(place.split()[0] for place in there(kernel)) == ["1g.5gb", "2g.10gb", "2g.10gb"]
     with pytest.raises(Refusal, match=f"is in use: vGPU {FIRST}") as caught:
-        apply(kernel, DivideGpu(GPU))
+        apply(kernel, SetMigInstances(GPU))
     assert f"vfiomgr vgpu remove {FIRST}" in caught.value.hint
     apply(kernel, RemoveVgpu(every=True))
-    apply(kernel, DivideGpu(GPU))
+    apply(kernel, SetMigInstances(GPU))
     assert there(kernel) == []
 
 

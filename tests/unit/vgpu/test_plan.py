@@ -197,13 +197,13 @@ def test_a_virtual_function_becomes_a_vgpu_by_a_number() -> None:
     function = host.devices[1]
     assert made.steps[0] == SetVgpuType(function.identity, before=0, after=1148)
     assert made.steps[0].inverse() == SetVgpuType(function.identity, before=1148, after=0)
-    assert made.settles == (str(function.address),)
+    assert made.resolves == (str(function.address),)
     assert {"group-100", "group-101", "group-102"} < set(made.locks)
 
 
 def test_an_occupied_function_is_passed_over_and_named_it_is_refused() -> None:
     host = vendor_host(1148)
-    assert plan(host, create("1148", parent=None)).settles == ("0000:01:01.1",)
+    assert plan(host, create("1148", parent=None)).resolves == ("0000:01:01.1",)
     with pytest.raises(Refusal, match=r"0000:01:01\.0 is a vGPU already"):
         plan(host, create("1148", parent="0000:01:01.0"))
 

@@ -15,7 +15,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.sriov.requests import SetVirtualFunctions
 from vfiomgr.vgpu.quota.facts import DRM_DEBUG
-from vfiomgr.vgpu.quota.model import Share
+from vfiomgr.vgpu.quota.model import VfQuota
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,7 +131,7 @@ def test_only_those_drivers_are_asked(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_snapshot_holds_them_and_older_ones_are_read(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path, tells_vram=True)
-    share = Share(memory=GIB, exec_quantum_ms=20)
+    share = VfQuota(memory=GIB, exec_quantum_ms=20)
     api.apply(SetVirtualFunctions(GPU, 2, share=share), tree=kernel)
     host = api.scan(kernel)
     assert host.quotas[0].original("vf1/profile/vram_quota") == "0"

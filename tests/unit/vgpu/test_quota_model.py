@@ -8,7 +8,7 @@ from vfiomgr.vgpu.quota.model import (
     FunctionQuotas,
     GpuQuotas,
     QuotaAttribute,
-    Share,
+    VfQuota,
     in_bytes,
     is_met,
     parse_record,
@@ -96,7 +96,7 @@ def test_a_gpu_knows_what_is_taken() -> None:
 
 
 def test_a_share_names_its_quantities() -> None:
-    share = Share(memory=1536 << 20, exec_quantum_ms=0)
+    share = VfQuota(memory=1536 << 20, exec_quantum_ms=0)
     assert share.quantities == ("memory", "exec_quantum_ms")
     assert str(share) == "1536 MiB, 0 ms"
     assert in_bytes(4097) == "4097 bytes"

@@ -10,8 +10,8 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import SetGpuMode
-from vfiomgr.passthrough.steps import ChangeDriver, ForgetOrigin
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.sriov.requests import SetVirtualFunctions
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
@@ -90,13 +90,13 @@ def test_a_run_that_was_cut_off_remembers_heterogeneous_mode() -> None:
 def test_a_function_that_is_elsewhere_leaves_first() -> None:
     """sriov-manage would put it on NVIDIA's driver; a roll-back puts it back on its own."""
     bound = replace(VFS[0], driver="vfio-pci", driver_override="vfio-pci")
-    origin = Origin(bound.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
+    origin = OriginalState(bound.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
     there = replace(host(DIVIDED, bound, VFS[1]), origins=(origin,))
     steps = plan(there, SetVirtualFunctions(GPU.address, 0)).steps
     before, after = DriverState("vfio-pci", "vfio-pci", "on"), DriverState(None, "vfio-pci")
     assert steps == (
         ChangeDriver(bound.identity, before, after),
-        ForgetOrigin(origin),
+        DropOriginalState(origin),
         run(2, 0),
     )
 

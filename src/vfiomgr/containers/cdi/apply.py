@@ -12,11 +12,11 @@ from vfiomgr.engine.transaction import apply
 from vfiomgr.errors import VfiomgrError
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.transaction import ApplyContext
 
 
 @after_change
-def follow_devices(work: Work) -> None:
+def follow_devices(work: ApplyContext) -> None:
     """Take out what no guest could have any more; a change that was made stays, come what may."""
     if not any(file.is_own for file in read_cdi_files(work.tree)):
         return

@@ -30,7 +30,7 @@ from vfiomgr.containers.cdi.model import (
     Lifetime,
     Naming,
     NodeForm,
-    OfferWish,
+    OfferRequest,
 )
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.errors import UsageError
@@ -284,7 +284,7 @@ def generate(
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
         raise UsageError(message, "pass --write too: it knows where runtimes look")
-    wish = OfferWish(
+    wish = OfferRequest(
         kind=kind,
         addresses=session.addresses(addresses),
         node=node,
@@ -318,7 +318,7 @@ def _write(session: Session, intent: WriteCdi) -> None:
         print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
 
 
-def _print(session: Session, wish: OfferWish, output: str | None) -> None:
+def _print(session: Session, wish: OfferRequest, output: str | None) -> None:
     from vfiomgr.containers.cdi.document import document_of, render_specification  # noqa: PLC0415
     from vfiomgr.containers.cdi.generate import nothing_ready, specification_of  # noqa: PLC0415
 
@@ -345,7 +345,7 @@ def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
     note(f"written to {output}")
 
 
-def _tell_of_mediated(host: HostSnapshot, wish: OfferWish) -> None:
+def _tell_of_mediated(host: HostSnapshot, wish: OfferRequest) -> None:
     if not wish.is_plain and any(vgpu.uuid is not None for vgpu in host.vgpus):
         note(
             "vGPUs that are mediated devices are left out, since Kata cannot attach them: "

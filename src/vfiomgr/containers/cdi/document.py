@@ -85,9 +85,9 @@ def read_quickly(file: CdiFile) -> CdiSpecification:
 
 
 def _unplaced(value: object) -> Located:
-    from vfiomgr.documents.located import Located, Place  # noqa: PLC0415 - slow
+    from vfiomgr.documents.located import Located, Position  # noqa: PLC0415 - slow
 
-    place = Place()
+    place = Position()
     match value:
         case dict():
             members = {str(key): _unplaced(member) for key, member in value.items()}

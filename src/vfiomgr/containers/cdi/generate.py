@@ -22,7 +22,7 @@ from vfiomgr.vgpu.model import Vgpu
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from vfiomgr.containers.cdi.model import OfferWish
+    from vfiomgr.containers.cdi.model import OfferRequest
     from vfiomgr.snapshot.model import HostSnapshot
 
 LOWEST = Version(0, 5)
@@ -35,7 +35,7 @@ _MOST_TRIED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class AssignableGroup:
     """An IOMMU group that a guest can take whole."""
 
     group: int
@@ -60,28 +60,28 @@ class Offer:
         return tuple(d.vfio_device for d in ordered if d.vfio_cdev and d.vfio_device)
 
 
-def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[Offer]:
+def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[AssignableGroup]:
     """The groups that a guest can take whole, in the order of what they are named by.
 
     One function that is no vGPU yet spoils a group: Kata opens all that is in it, and the vendor's
     driver answers ENODEV there.
     """
-    found: list[Offer] = []
+    found: list[AssignableGroup] = []
     for group in host.groups:
         members = host.group_members(group.number)
         functions = tuple(device for device in members if host.is_ready_for_guests(device))
         if any(d not in functions and host.is_vendor_function(d) for d in members):
             continue
         if functions and host.is_viable(group.number) and not group.is_noiommu:
-            found.append(Offer(group.number, functions))
+            found.append(AssignableGroup(group.number, functions))
     yield from sorted(found, key=lambda offer: min(d.address for d in offer.functions))
     if with_mediated:
         for vgpu in host.vgpus:
             if vgpu.uuid is not None and vgpu.iommu_group is not None:
-                yield Offer(vgpu.iommu_group, vgpu=vgpu)
+                yield AssignableGroup(vgpu.iommu_group, vgpu=vgpu)
 
 
-def specification_of(host: HostSnapshot, wish: OfferWish) -> CdiSpecification:
+def specification_of(host: HostSnapshot, wish: OfferRequest) -> CdiSpecification:
     """The specification of what is wished for; without devices where nothing is ready.
 
     Raises:
@@ -116,7 +116,7 @@ def _refuse_kind(kind: str) -> None:
         raise UsageError(message, f"take {_MOST_OF_CLASS} at most, as resources of Kubernetes have")
 
 
-def refuse_unread(made: CdiSpecification, wish: OfferWish) -> None:
+def refuse_unread(made: CdiSpecification, wish: OfferRequest) -> None:
     """Whoever was named as its reader must be able to read a specification.
 
     Raises:
@@ -159,11 +159,13 @@ def _bind_of_some(host: HostSnapshot) -> str:
     return "vfiomgr bind ADDRESS (vfiomgr list shows them)"
 
 
-def _chosen(host: HostSnapshot, every: list[Offer], wish: OfferWish) -> list[Offer]:
+def _chosen(
+    host: HostSnapshot, every: list[AssignableGroup], wish: OfferRequest
+) -> list[AssignableGroup]:
     if not wish.addresses:
         return every
     by_group = {offer.group: offer for offer in every}
-    found: dict[int, Offer] = {}
+    found: dict[int, AssignableGroup] = {}
     objections: list[Objection] = []
     for address in wish.addresses:
         device = host.device(address)
@@ -199,7 +201,9 @@ def _not_ready(host: HostSnapshot, device: PciDevice) -> Objection:
     return Objection(begin, f"vfiomgr bind {device.address}")
 
 
-def _form(host: HostSnapshot, offer: Offer, wish: OfferWish) -> Literal["group", "cdev"]:
+def _form(
+    host: HostSnapshot, offer: AssignableGroup, wish: OfferRequest
+) -> Literal["group", "cdev"]:
     """One form for each device: under both, the same GPU would be given away twice."""
     group = host.group(offer.group)
     has_group = group is None or group.has_node or not offer.cdevs
@@ -212,13 +216,13 @@ def _form(host: HostSnapshot, offer: Offer, wish: OfferWish) -> Literal["group",
     return wish.node
 
 
-def _nodes(offer: Offer, form: Literal["group", "cdev"]) -> tuple[CdiDeviceNode, ...]:
+def _nodes(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[CdiDeviceNode, ...]:
     if form == "cdev":
         return tuple(CdiDeviceNode(str(VFIO_CDEVS / name)) for name in offer.cdevs)
     return (CdiDeviceNode(f"/dev/vfio/{offer.group}"),)
 
 
-def _common(forms: Sequence[str], wish: OfferWish) -> CdiEdits:
+def _common(forms: Sequence[str], wish: OfferRequest) -> CdiEdits:
     """What all devices need besides, once for the kind and not in each device.
 
     Kata's runtime-rs takes every node of a device for one to plug, and fails for /dev/vfio/vfio
@@ -229,7 +233,7 @@ def _common(forms: Sequence[str], wish: OfferWish) -> CdiEdits:
     return CdiEdits(device_nodes=tuple(CdiDeviceNode(path) for path in paths))
 
 
-def _name(offer: Offer, numbers: Mapping[int, int], wish: OfferWish) -> str:
+def _name(offer: AssignableGroup, numbers: Mapping[int, int], wish: OfferRequest) -> str:
     match wish.name_by:
         case "group":
             return str(offer.group)

@@ -52,7 +52,7 @@ DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
 
 
 @dataclass(frozen=True, slots=True)
-class OfferWish:
+class OfferRequest:
     """How devices are to be offered."""
 
     kind: str = DEFAULT_KIND

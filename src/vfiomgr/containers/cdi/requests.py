@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from vfiomgr.containers.cdi.model import Lifetime, OfferWish
+from vfiomgr.containers.cdi.model import Lifetime, OfferRequest
 from vfiomgr.engine.request import Request
 
 
@@ -13,7 +13,7 @@ from vfiomgr.engine.request import Request
 class WriteCdi(Request):
     """Have a CDI specification of what is ready; devices of it that are not go."""
 
-    wish: OfferWish
+    wish: OfferRequest
     lifetime: Lifetime = "static"
     kind: Literal["write-cdi"] = "write-cdi"
 

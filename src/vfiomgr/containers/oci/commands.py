@@ -22,7 +22,7 @@ from vfiomgr.documents.json_text import read_document
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.guest_device import DeviceWish, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vfiomgr.documents.json_text import Document
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 _COMMANDS = {
@@ -278,13 +278,13 @@ def _of_names(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
         )
 
 
-def tell_who_comes_along(host: HostSnapshot, units: Sequence[Unit]) -> None:
+def tell_who_comes_along(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
     """Functions of other devices that share a group with those that are given."""
     for line in _companions(host, units):
         note(line)
 
 
-def _companions(host: HostSnapshot, units: Sequence[Unit]) -> list[str]:
+def _companions(host: HostSnapshot, units: Sequence[GuestDevice]) -> list[str]:
     return [
         f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}"
         for device in oci_plan.companions(host, units)
@@ -313,11 +313,11 @@ def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str |
 
 def _units(
     host: HostSnapshot, names: Sequence[tuple[str, str | None]], *, only: bool
-) -> list[tuple[Unit, tuple[str, ...]]]:
+) -> list[tuple[GuestDevice, tuple[str, ...]]]:
     """What is named, slots whole, each once, with its names in CDI."""
-    found: dict[str, tuple[Unit, tuple[str, ...]]] = {}
+    found: dict[str, tuple[GuestDevice, tuple[str, ...]]] = {}
     for device, cdi in names:
-        (unit,) = units_of(host, [DeviceWish(device, is_alone=only)])
+        (unit,) = units_of(host, [DeviceRequest(device, is_alone=only)])
         known = found.get(unit.name, (unit, ()))[1]
         more = () if cdi is None or cdi in known else (cdi,)
         found[unit.name] = (unit, (*known, *more))
@@ -325,7 +325,10 @@ def _units(
 
 
 def _refuse(
-    session: Session, host: HostSnapshot, units: Sequence[Unit], runtime: ContainerRuntime | None
+    session: Session,
+    host: HostSnapshot,
+    units: Sequence[GuestDevice],
+    runtime: ContainerRuntime | None,
 ) -> None:
     """What no container could open, and what Kata cannot attach.
 
@@ -344,7 +347,7 @@ def _refuse(
 
 def _injection(
     session: Session,
-    unit: Unit,
+    unit: GuestDevice,
     form: NodeForm,
     runtime: ContainerRuntime | None,
     cdi: tuple[str, ...],

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
     from vfiomgr.vgpu.model import Vgpu
 
 
-def device_nodes(unit: Unit, form: NodeForm) -> tuple[str, ...]:
+def device_nodes(unit: GuestDevice, form: NodeForm) -> tuple[str, ...]:
     """The nodes that are a unit's own: those of its groups, or the cdevs of its functions.
 
     Raises:
@@ -45,7 +45,7 @@ def _has_cdev(holder: PciDevice | Vgpu) -> bool:
 
 
 def container_device(
-    unit: Unit, form: NodeForm, runtime: ContainerRuntime | None
+    unit: GuestDevice, form: NodeForm, runtime: ContainerRuntime | None
 ) -> ContainerDevice:
     """A unit with the nodes that a container opens it by, those that all share first.
 
@@ -55,7 +55,7 @@ def container_device(
     return ContainerDevice(unit.name, unit.function_names, (*shared, *device_nodes(unit, form)))
 
 
-def waiting(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
+def waiting(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDevice, ...]:
     """The functions that no guest could open now, and those that keep a group from it."""
     found: dict[str, PciDevice] = {}
     for unit in units:
@@ -68,7 +68,7 @@ def waiting(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
     return tuple(found.values())
 
 
-def companions(host: HostSnapshot, units: Iterable[Unit]) -> tuple[PciDevice, ...]:
+def companions(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDevice, ...]:
     """The functions that come along unnamed: who opens a group has all that VFIO serves in it."""
     known = tuple(units)
     named = {function.address for unit in known for function in unit.functions}
@@ -81,7 +81,7 @@ def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
     return host.is_ready_for_guests(function) and function.iommu_group is not None
 
 
-def refuse_unready(host: HostSnapshot, units: Sequence[Unit]) -> None:
+def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
     """Say of devices that no container can open yet what makes them so; the host is a whole scan.
 
     Raises:
@@ -91,7 +91,7 @@ def refuse_unready(host: HostSnapshot, units: Sequence[Unit]) -> None:
     refuse_if_any((o for unit in units for o in _unready(host, unit)), frozenset())
 
 
-def _unready(host: HostSnapshot, unit: Unit) -> Iterator[Objection]:
+def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Objection]:
     from vfiomgr.passthrough.readiness_hints import how_to_bind  # noqa: PLC0415 - only then
 
     late = waiting(host, [unit])
@@ -111,7 +111,7 @@ def _unready(host: HostSnapshot, unit: Unit) -> Iterator[Objection]:
         yield Objection(f"the IOMMU group of {unit.name} also holds {shown}", remedy)
 
 
-def refuse_noiommu(host: HostSnapshot, units: Iterable[Unit]) -> None:
+def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:
     """No-IOMMU mode isolates nothing: no guest can be given such a group.
 
     Raises:

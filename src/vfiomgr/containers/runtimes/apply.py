@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.containers.runtimes.location import Place, read_facts
+from vfiomgr.containers.runtimes.location import RuntimeLocation, read_facts
 from vfiomgr.containers.runtimes.verify import dump
 from vfiomgr.engine.locks import hold
-from vfiomgr.engine.transaction import Work, carry_out, prepared
+from vfiomgr.engine.transaction import ApplyContext, carry_out, prepared
 from vfiomgr.errors import RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.requests import ChangeFiles
@@ -28,7 +28,7 @@ _READING = "runtimes-read"
 class Prepared:
     """A change that is ready to be carried out, and what a person should read before it."""
 
-    place: Place
+    place: RuntimeLocation
     intent: ChangeFiles
     unchecked: tuple[str, ...]
     """What nobody could look at, and why."""
@@ -39,7 +39,7 @@ class Prepared:
     """Those that were made for files that go, and go with them where nothing else is in them."""
 
 
-def change(make: Callable[[], Prepared], work: Work) -> tuple[Prepared, Outcome]:
+def change(make: Callable[[], Prepared], work: ApplyContext) -> tuple[Prepared, Outcome]:
     """Make a change ready and carry it out, while no other vfiomgr does so.
 
     Raises:
@@ -53,7 +53,7 @@ def change(make: Callable[[], Prepared], work: Work) -> tuple[Prepared, Outcome]
         return ready, apply_prepared(ready, work)
 
 
-def apply_prepared(prepared: Prepared, work: Work) -> Outcome:
+def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
     """Carry a change out, and have the runtime read what came of it.
 
     Raises:

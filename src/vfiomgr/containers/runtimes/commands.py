@@ -12,7 +12,7 @@ from vfiomgr import api
 from vfiomgr.cli.apply import options_of, plan_body, print_outcome
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.containers.runtimes.model import PROGRAMS, RECORD, Wish
+from vfiomgr.containers.runtimes.model import PROGRAMS, RECORD, RuntimeRequest
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.paths import HostPath
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfiomgr.containers.runtimes.apply import Prepared
-    from vfiomgr.containers.runtimes.location import Place
+    from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.containers.runtimes.model import ProgramName
     from vfiomgr.engine.plan import Plan
     from vfiomgr.version import Version
@@ -61,7 +61,7 @@ def place_of(
     program: ProgramName | None,
     runtime_config: str | None,
     containerd_version: str | None,
-) -> Place:
+) -> RuntimeLocation:
     """The runtime that the options mean.
 
     Raises:
@@ -79,7 +79,7 @@ def place_of_entry(
     program: ProgramName | None,
     runtime_config: str | None,
     containerd_version: str | None,
-) -> Place:
+) -> RuntimeLocation:
     """The runtime in which vfiomgr recorded the entry, else the one that the options select.
 
     Raises:
@@ -197,7 +197,7 @@ def _further(session: Session, prepared: Prepared, undo: str, *, is_changed: boo
         yield f"undo with: {undo}"
 
 
-def _restart(session: Session, place: Place) -> str:
+def _restart(session: Session, place: RuntimeLocation) -> str:
     """What has the runtime read its configuration; vfiomgr never does that by itself."""
     if place.program in _UNITS:
         return f"systemctl restart {_UNITS[place.program]}"
@@ -297,7 +297,7 @@ def configure(
         message = f"--path {path} is no absolute path"
         raise UsageError(message, "e.g. --path /usr/bin/crun")
     require_program(session, HostPath(path), "install it first, or name where it is with --path")
-    wish = Wish(place.program, name, path, set_default=set_default, enable_cdi=enable_cdi)
+    wish = RuntimeRequest(place.program, name, path, set_default=set_default, enable_cdi=enable_cdi)
     undo = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
     carry_out(session, lambda: api.prepare_entry(session.files, place, wish, undo), undo)
 

@@ -21,7 +21,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.runtimes.model import ConfigFile, Key, Wish
+    from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeRequest
 
 CRI_V2 = "io.containerd.grpc.v1.cri"
 CRI_V3 = "io.containerd.cri.v1.runtime"
@@ -40,7 +40,7 @@ _CONFIG_VERSION = ("version",)
 _IMPORTS = ("imports",)
 
 
-def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     """How an entry comes into containerd's configuration.
 
     Raises:
@@ -91,7 +91,7 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     )
 
 
-def _keys_of(wish: Wish, *, with_cdi: bool) -> Iterator[Key]:
+def _keys_of(wish: RuntimeRequest, *, with_cdi: bool) -> Iterator[Key]:
     yield ("containerd", "runtimes", wish.name)
     if wish.set_default:
         yield ("containerd", "default_runtime_name")
@@ -191,7 +191,7 @@ def _for_docker(facts: RuntimeFacts) -> str:
     return "; or, for containers of Docker's, pass --for docker" if facts.is_dockers else ""
 
 
-def _refuse_foreign(files: _Files, wish: Wish) -> None:
+def _refuse_foreign(files: _Files, wish: RuntimeRequest) -> None:
     """Make sure that no entry of somebody else has the name.
 
     Raises:
@@ -207,14 +207,14 @@ def _refuse_foreign(files: _Files, wish: Wish) -> None:
         raise foreign(wish, "containerd")
 
 
-def foreign(wish: Wish, place: str) -> Refusal:
+def foreign(wish: RuntimeRequest, place: str) -> Refusal:
     """The refusal of a name that is taken."""
     option = f"--handler {wish.name}-2" if wish.is_kata else f"{wish.name}-2"
     message = f"{place}: there is {wish.subject} already, and vfiomgr did not write it"
     return Refusal(message, f"take another name, e.g. {option}; or take that entry out by hand")
 
 
-def _table(files: _Files, wish: Wish) -> dict[str, Any]:
+def _table(files: _Files, wish: RuntimeRequest) -> dict[str, Any]:
     """The entry itself."""
     if wish.config_path is not None:
         return kata_table(wish)
@@ -227,7 +227,7 @@ def _table(files: _Files, wish: Wish) -> dict[str, Any]:
     return oci_table(wish, {})
 
 
-def kata_table(wish: Wish) -> dict[str, Any]:
+def kata_table(wish: RuntimeRequest) -> dict[str, Any]:
     """The entry of a handler of Kata's.
 
     Without privileged_without_host_devices a privileged pod would get every VFIO group of the host.
@@ -242,12 +242,14 @@ def kata_table(wish: Wish) -> dict[str, Any]:
     }
 
 
-def oci_table(wish: Wish, options: dict[str, Any]) -> dict[str, Any]:
+def oci_table(wish: RuntimeRequest, options: dict[str, Any]) -> dict[str, Any]:
     """The entry of an OCI runtime, with the options that runc has here."""
     return {"runtime_type": _RUNC, "options": {"BinaryName": wish.path, **options}}
 
 
-def _further(facts: RuntimeFacts, files: _Files, wish: Wish, plugin: str) -> Iterator[Setting]:
+def _further(
+    facts: RuntimeFacts, files: _Files, wish: RuntimeRequest, plugin: str
+) -> Iterator[Setting]:
     if wish.set_default:
         yield Setting(("plugins", plugin, "containerd", "default_runtime_name"), wish.name)
     if not wish.enable_cdi or files.seen("enable_cdi") is True:
@@ -312,7 +314,7 @@ def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit
 def _notes(  # noqa: PLR0913 - all that was decided
     facts: RuntimeFacts,
     files: _Files,
-    wish: Wish,
+    wish: RuntimeRequest,
     schema: int,
     target: ConfigFile,
     *,

@@ -14,14 +14,14 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, Wish
+    from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, RuntimeRequest
 
 _RUNTIMES: Key = ("crio", "runtime", "runtimes")
 _DEFAULT: Key = ("crio", "runtime", "default_runtime")
 _KNOWS_CDI = Version(1, 24)
 
 
-def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     """How an entry comes into CRI-O's configuration.
 
     Raises:
@@ -48,7 +48,7 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     )
 
 
-def _refuse_later_default(facts: RuntimeFacts, wish: Wish) -> None:
+def _refuse_later_default(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
     """Make sure that no file that is read after the drop-in names another default.
 
     Raises:
@@ -64,7 +64,7 @@ def _refuse_later_default(facts: RuntimeFacts, wish: Wish) -> None:
             raise Refusal(message, "take that out of it, or leave out --set-default")
 
 
-def _table(wish: Wish) -> dict[str, Any]:
+def _table(wish: RuntimeRequest) -> dict[str, Any]:
     """The entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
     if wish.config_path is None:
         return {"runtime_path": wish.path, "runtime_type": "oci"}
@@ -77,7 +77,7 @@ def _table(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _notes(facts: RuntimeFacts, wish: Wish) -> Iterator[str]:
+def _notes(facts: RuntimeFacts, wish: RuntimeRequest) -> Iterator[str]:
     if not wish.enable_cdi or wish.is_kata:
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:

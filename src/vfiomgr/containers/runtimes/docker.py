@@ -14,7 +14,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.runtimes.model import RuntimeFacts, Wish
+    from vfiomgr.containers.runtimes.model import RuntimeFacts, RuntimeRequest
 
 _TAKES_SHIMS = Version(23, 0)
 """runtimeType and options in daemon.json."""
@@ -23,7 +23,7 @@ _NEEDS_NEWER_KATA = Version(26, 0)
 _BUILT_IN = frozenset({"runc", "io.containerd.runc.v2"})
 
 
-def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     """How an entry comes into daemon.json.
 
     Raises:
@@ -54,13 +54,13 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     )
 
 
-def _table(wish: Wish) -> dict[str, Any]:
+def _table(wish: RuntimeRequest) -> dict[str, Any]:
     if wish.config_path is None:
         return {"path": wish.path}
     return {"runtimeType": wish.path, "options": {"ConfigPath": wish.config_path}}
 
 
-def _further(facts: RuntimeFacts, data: values.Data, wish: Wish) -> Iterator[Setting]:
+def _further(facts: RuntimeFacts, data: values.Data, wish: RuntimeRequest) -> Iterator[Setting]:
     if wish.set_default:
         yield Setting(("default-runtime",), wish.name)
     if wish.is_kata or not wish.enable_cdi:

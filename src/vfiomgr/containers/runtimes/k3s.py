@@ -20,7 +20,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.runtimes.model import OwnedFile, RuntimeFacts, Wish
+    from vfiomgr.containers.runtimes.model import OwnedFile, RuntimeFacts, RuntimeRequest
 
 BASE = '{{ template "base" . }}\n'
 """What brings in all that k3s would write without a template, since autumn 2023."""
@@ -29,7 +29,7 @@ _END = "# vfiomgr: end\n"
 _HAS_CDI_ON = Version(2, 0)
 
 
-def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
+def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     """How an entry comes into a template; `facts.main` is what was made of it last.
 
     Raises:
@@ -59,7 +59,9 @@ def decide(facts: RuntimeFacts, wish: Wish) -> Decision:
     )
 
 
-def _notes(facts: RuntimeFacts, wish: Wish, there: values.Data, plugin: str) -> Iterator[str]:
+def _notes(
+    facts: RuntimeFacts, wish: RuntimeRequest, there: values.Data, plugin: str
+) -> Iterator[str]:
     """What becomes of CDI, whose key belongs to a table that is not the template's own.
 
     Raises:

@@ -37,7 +37,7 @@ _NAMES: dict[ProgramName, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RuntimeLocation:
     """The runtime that is meant, and where it reads its configuration."""
 
     program: ProgramName
@@ -75,7 +75,7 @@ class Place:
 
 def locate(
     tree: HostTree, program: ProgramName, main: str | None, version: Version | None
-) -> Place:
+) -> RuntimeLocation:
     """The runtime, with what is not told read from the host."""
     path = runtimes_facts.main_file(program) if main is None else HostPath(main)
     place = runtimes_facts.read_config(tree, path).path
@@ -87,10 +87,12 @@ def locate(
         version = installed if is_same and version.micro == 0 else version
     named = None if place == path else path
     is_series = version is not None and version != installed and version.micro == 0
-    return Place(program, place, version or installed, other, is_series, named)
+    return RuntimeLocation(program, place, version or installed, other, is_series, named)
 
 
-def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) -> RuntimeFacts:
+def read_facts(
+    tree: HostTree, place: RuntimeLocation, texts: Texts, *, was_ours: bool
+) -> RuntimeFacts:
     """The files of a runtime, with texts that they are to have."""
     main = _with(runtimes_facts.read_config(tree, place.main), texts)
     own = runtimes_facts.read_config(tree, drop_in(tree, place))
@@ -110,7 +112,9 @@ def read_facts(tree: HostTree, place: Place, texts: Texts, *, was_ours: bool) ->
     return facts
 
 
-def _with_imports(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> RuntimeFacts:
+def _with_imports(
+    tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Texts
+) -> RuntimeFacts:
     """The facts with what containerd imports."""
 
     def imports(path: HostPath) -> tuple[str, ...]:
@@ -146,7 +150,7 @@ def _with(file: ConfigFile, texts: Texts) -> ConfigFile:
     return replace(file, text=texts[file.path]) if file.path in texts else file
 
 
-def drop_in(tree: HostTree, place: Place) -> HostPath:
+def drop_in(tree: HostTree, place: RuntimeLocation) -> HostPath:
     """The file that vfiomgr writes, beside the main one or instead of it."""
     directory = place.main.parent
     match place.program:
@@ -160,7 +164,7 @@ def drop_in(tree: HostTree, place: Place) -> HostPath:
             return _template(tree, place)
 
 
-def _template(tree: HostTree, place: Place) -> HostPath:
+def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
     """The template that k3s or rke2 takes, or would take.
 
     Raises:
@@ -182,7 +186,7 @@ def _template(tree: HostTree, place: Place) -> HostPath:
     return names[3 if place.version >= _V3_TEMPLATE_SINCE else 2]
 
 
-def beside(tree: HostTree, place: Place) -> tuple[HostPath, ...]:
+def beside(tree: HostTree, place: RuntimeLocation) -> tuple[HostPath, ...]:
     """Files of others where drop-ins are."""
     if place.program not in ("containerd", "crio"):
         return ()

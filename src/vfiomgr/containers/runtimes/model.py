@@ -35,7 +35,7 @@ _RANGE = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RuntimeRequest:
     """An entry for a runtime: a handler with a shim of its own, or an OCI runtime below runc's."""
 
     program: ProgramName

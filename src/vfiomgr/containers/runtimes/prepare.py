@@ -24,7 +24,7 @@ from vfiomgr.containers.runtimes import (
 from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes.apply import Prepared
 from vfiomgr.containers.runtimes.edit import Decision
-from vfiomgr.containers.runtimes.location import Place, beside, locate, read_facts
+from vfiomgr.containers.runtimes.location import RuntimeLocation, beside, locate, read_facts
 from vfiomgr.containers.runtimes.model import (
     PROGRAMS,
     RECORD,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.containers.runtimes.facts_dump import Texts
-    from vfiomgr.containers.runtimes.model import Key, ProgramName, Wish
+    from vfiomgr.containers.runtimes.model import Key, ProgramName, RuntimeRequest
     from vfiomgr.host.tree import HostTree
     from vfiomgr.version import Version
 
@@ -81,7 +81,7 @@ def places_of(
     program: ProgramName | None,
     main: str | None,
     version: Version | None,
-) -> tuple[Place, ...]:
+) -> tuple[RuntimeLocation, ...]:
     """Where vfiomgr gave an entry of a name: in each runtime and file that is not ruled out.
 
     Raises:
@@ -108,12 +108,14 @@ def _text_of_record(tree: HostTree) -> str | None:
     return told
 
 
-def _entry(record: Iterable[InstalledRuntime], place: Place, name: str) -> InstalledRuntime | None:
+def _entry(
+    record: Iterable[InstalledRuntime], place: RuntimeLocation, name: str
+) -> InstalledRuntime | None:
     wanted = (place.program, place.main, name)
     return next((one for one in record if (one.program, one.main, one.name) == wanted), None)
 
 
-def _elsewhere(record: Iterable[InstalledRuntime], place: Place, name: str) -> str:
+def _elsewhere(record: Iterable[InstalledRuntime], place: RuntimeLocation, name: str) -> str:
     """Where else an entry of the name is."""
     alike = (one for one in record if (one.program, one.name) == (place.program, name))
     return "".join(f"; there is one in {one.main}: --runtime-config {one.main}" for one in alike)
@@ -122,7 +124,9 @@ def _elsewhere(record: Iterable[InstalledRuntime], place: Place, name: str) -> s
 # ---- giving an entry
 
 
-def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Prepared:
+def prepare_entry(
+    tree: HostTree, place: RuntimeLocation, wish: RuntimeRequest, command: str
+) -> Prepared:
     """Make an entry ready; `command` is what takes it back.
 
     Raises:
@@ -169,7 +173,7 @@ def prepare_entry(tree: HostTree, place: Place, wish: Wish, command: str) -> Pre
     )
 
 
-def _lost_default(mine: InstalledRuntime | None, wish: Wish) -> Iterator[str]:
+def _lost_default(mine: InstalledRuntime | None, wish: RuntimeRequest) -> Iterator[str]:
     """That an entry was the default one, and is not asked to be so any more."""
     files = () if mine is None else mine.files
     if not wish.set_default and any(key.path in _DEFAULTS for file in files for key in file.keys):
@@ -208,7 +212,7 @@ def _means(path: str, one: str | None, other: str | None) -> bool:
 # ---- taking an entry back
 
 
-def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Prepared:
+def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: str) -> Prepared:
     """Make the removal of an entry ready.
 
     Raises:
@@ -244,7 +248,7 @@ def prepare_removal(tree: HostTree, place: Place, name: str, command: str) -> Pr
     return Prepared(place, intent, unchecked, foreseen=foreseen, directories=directories)
 
 
-def _refuse_unknown(tree: HostTree, place: Place, name: str) -> None:
+def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:
     """Make sure that vfiomgr wrote no entry of the name that it knows nothing of any more.
 
     Raises:
@@ -294,7 +298,9 @@ def _staying(
         )
 
 
-def _refuse_default(tree: HostTree, place: Place, texts: Texts, name: str, command: str) -> None:
+def _refuse_default(
+    tree: HostTree, place: RuntimeLocation, texts: Texts, name: str, command: str
+) -> None:
     """Make sure that no file names an entry that goes as the default one.
 
     Raises:
@@ -319,7 +325,7 @@ def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
 
 
 def _checked_removal(
-    tree: HostTree, place: Place, mine: InstalledRuntime, texts: Texts
+    tree: HostTree, place: RuntimeLocation, mine: InstalledRuntime, texts: Texts
 ) -> tuple[tuple[str, ...], dict[str, Any] | None]:
     """As for an entry; but that a runtime reads nothing at all now keeps no entry in its files."""
     keys = tuple(
@@ -403,10 +409,10 @@ def _backups(
             yield FileChange(file.backup, None, seen[file.path], _mode(tree, file.path))
 
 
-def _nothing(place: Place, name: str, why: str) -> ChangeFiles:
+def _nothing(place: RuntimeLocation, name: str, why: str) -> ChangeFiles:
     return ChangeFiles(why, (), _locks(place, name), already=(why,))
 
 
-def _locks(place: Place, name: str) -> tuple[str, ...]:
+def _locks(place: RuntimeLocation, name: str) -> tuple[str, ...]:
     """The second one tells entries apart: the run for one does not settle that for another."""
     return (_LOCK, f"{_LOCK}-{place.program}-{name}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.containers.runtimes.handlers import MixtureEffect
-    from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeFacts, Wish
+    from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeFacts, RuntimeRequest
 
 
 _V2, _V3 = 2, 3
@@ -127,7 +127,7 @@ def refuse_missing(facts: RuntimeFacts) -> None:
         raise Refusal(message, f"{hint}: containerd does not start without it")
 
 
-def refuse_old(facts: RuntimeFacts, wish: Wish) -> None:
+def refuse_old(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
     """Make sure that containerd takes the path of a shim (runtime_path, since 1.6).
 
     Raises:
@@ -156,7 +156,7 @@ def refuse_unsure(facts: RuntimeFacts) -> None:
 
 
 def refuse_dormant(
-    facts: RuntimeFacts, files: Iterable[tuple[str, values.Data]], key: Key, wish: Wish
+    facts: RuntimeFacts, files: Iterable[tuple[str, values.Data]], key: Key, wish: RuntimeRequest
 ) -> None:
     """Make sure that no setting of the image store takes effect because of an entry.
 
@@ -180,7 +180,9 @@ def refuse_dormant(
                 raise _dormant(setting, name, path, facts, wish)
 
 
-def _dormant(setting: str, name: str, path: str, facts: RuntimeFacts, wish: Wish) -> Refusal:
+def _dormant(
+    setting: str, name: str, path: str, facts: RuntimeFacts, wish: RuntimeRequest
+) -> Refusal:
     message = (
         f"cannot add {wish.subject}: containerd {facts.version} ignores {setting} in {path} while "
         "no runtime is configured there, and would apply it with this entry"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.runtimes.edit import Decision
     from vfiomgr.containers.runtimes.facts_dump import Dump, Texts
-    from vfiomgr.containers.runtimes.location import Place
+    from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
     from vfiomgr.host.tree import HostTree
 
@@ -74,7 +74,7 @@ def _holds(there: object, wanted: object) -> bool:
 
 def checked(  # noqa: PLR0913 - a check is of one text against another
     tree: HostTree,
-    place: Place,
+    place: RuntimeLocation,
     facts: RuntimeFacts,
     texts: Texts,
     *,
@@ -115,7 +115,7 @@ def _refusing() -> Iterator[None]:
         raise Refusal(error.message, error.hint) from error
 
 
-def dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dump | None:
+def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Texts) -> Dump | None:
     """What a runtime reads of files as they are, or as texts say; None where it cannot be asked.
 
     Raises:
@@ -134,7 +134,7 @@ def dump(tree: HostTree, place: Place, facts: RuntimeFacts, texts: Texts) -> Dum
             return None
 
 
-def _why_unchecked(tree: HostTree, place: Place) -> str:
+def _why_unchecked(tree: HostTree, place: RuntimeLocation) -> str:
     name = str(place)
     if place.program in ("k3s", "rke2"):
         return f"what {name} makes of the template: it does so when it starts"

@@ -11,7 +11,7 @@ from vfiomgr.cli.apply import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.gpu.requests import DivideGpu
+from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.model import by_start
 from vfiomgr.vgpu.mig.placement import more_of
@@ -136,7 +136,7 @@ def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None
       vfiomgr vgpu instances set 41:00.0 1g.24gb+gfx=4
     """
     (address,) = session.addresses((gpu,))
-    outcome = plan_or_apply(session, DivideGpu(address, _counts(profiles)))
+    outcome = plan_or_apply(session, SetMigInstances(address, _counts(profiles)))
     _print_instances(session, outcome)
 
 
@@ -153,7 +153,7 @@ def clear(session: Session, gpu: str) -> None:
       vfiomgr vgpu instances clear 41:00.0 --dry-run
     """
     (address,) = session.addresses((gpu,))
-    _print_instances(session, plan_or_apply(session, DivideGpu(address)))
+    _print_instances(session, plan_or_apply(session, SetMigInstances(address)))
 
 
 def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:

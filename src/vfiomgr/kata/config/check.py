@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.check.model import SEVERITIES, Finding
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check_values import check_values
-from vfiomgr.kata.keys import KeyTable
+from vfiomgr.kata.keys import KataSchema
 from vfiomgr.kata.model import KataRelease
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class CheckedFile:
 
     source: str
     release: KataRelease
-    table: KeyTable
+    table: KataSchema
     is_drop_in: bool
 
     def knows(self, section: str, key: str) -> bool:
@@ -103,7 +103,7 @@ class _Entry:
 def check_keys(
     document: Mapping[str, Any],
     release: KataRelease,
-    table: KeyTable,
+    table: KataSchema,
     *,
     source: str = "the configuration",
     is_drop_in: bool = False,
@@ -116,7 +116,7 @@ def check_keys(
 def check_one_by_one(
     document: Mapping[str, Any],
     release: KataRelease,
-    table: KeyTable,
+    table: KataSchema,
     *,
     source: str,
     is_drop_in: bool,
@@ -126,7 +126,7 @@ def check_one_by_one(
 
 
 def check_together(
-    document: Mapping[str, Any], release: KataRelease, table: KeyTable, *, source: str
+    document: Mapping[str, Any], release: KataRelease, table: KataSchema, *, source: str
 ) -> tuple[Finding, ...]:
     """What Kata refuses of the values that a file and all its drop-ins come to."""
     return _sorted(check_values(CheckedFile(source, release, table, is_drop_in=False), document))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Finding
     from vfiomgr.kata.config.check import CheckedFile
-    from vfiomgr.kata.keys import KeyTable
+    from vfiomgr.kata.keys import KataSchema
     from vfiomgr.kata.model import KataRelease, RuntimeName
     from vfiomgr.kata.settings import KataSettings
 
@@ -134,7 +134,7 @@ src/runtime/virtcontainers/kata_agent.go, default_request_timeout in
 src/libs/kata-types/src/config/agent.rs)."""
 
 
-def container_timeout_key(table: KeyTable, release: KataRelease) -> tuple[str, str]:
+def container_timeout_key(table: KataSchema, release: KataRelease) -> tuple[str, str]:
     """The section and the key of it."""
     if release.runtime == "go":
         return "runtime", _KEY
@@ -142,7 +142,7 @@ def container_timeout_key(table: KeyTable, release: KataRelease) -> tuple[str, s
 
 
 def container_timeout(
-    table: KeyTable, release: KataRelease, settings: KataSettings
+    table: KataSchema, release: KataRelease, settings: KataSettings
 ) -> tuple[str, float]:
     """The key, and the seconds that a release waits with these settings."""
     section, key = container_timeout_key(table, release)

@@ -17,7 +17,7 @@ DROP_IN = "50-vfiomgr.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class KataWish:
+class KataRequest:
     """What a configuration is to be for; None leaves it to the planner."""
 
     release: KataRelease

@@ -16,8 +16,8 @@ from vfiomgr.units import size
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.kata.config.model import KataWish, KeyValue, Plug
-    from vfiomgr.kata.keys import KeyTable
+    from vfiomgr.kata.config.model import KataRequest, KeyValue, Plug
+    from vfiomgr.kata.keys import KataSchema
     from vfiomgr.kata.model import KataRelease
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
@@ -34,8 +34,8 @@ _CLH_RENAMED = Version(3, 30)
 
 def plan_config(
     host: HostSnapshot,
-    wish: KataWish,
-    table: KeyTable,
+    wish: KataRequest,
+    table: KataSchema,
     base: KataSettings | None = None,
     setup: KataSetup | None = None,
 ) -> KataPlan:
@@ -55,8 +55,8 @@ class _Planner:
     def __init__(
         self,
         host: HostSnapshot,
-        wish: KataWish,
-        table: KeyTable,
+        wish: KataRequest,
+        table: KataSchema,
         base: KataSettings | None,
         setup: KataSetup,
     ) -> None:

@@ -20,7 +20,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.keys import KeyType
     from vfiomgr.kata.settings import KataSettings
 
@@ -31,7 +31,7 @@ _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
-def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
     """What Kata refuses or ignores of them; COLD_PLUG and HOT_PLUG have a rule of their own."""
     for name, value in _hypervisor_annotations(situation):
         yield from _hypervisor_breaks(situation, settings, name, value)
@@ -50,7 +50,7 @@ def annotation_breaks(situation: Situation, settings: KataSettings) -> Iterator[
         )
 
 
-def with_annotations(situation: Situation) -> Situation:
+def with_annotations(situation: PodContext) -> PodContext:
     """The same with the settings that the pod's own annotations come to.
 
     Ports that are annotated stay out: devices are looked for before annotations are read.
@@ -70,7 +70,7 @@ def with_annotations(situation: Situation) -> Situation:
     return replace(situation, configuration=replace(situation.configuration, settings=effective))
 
 
-def _hypervisor_annotations(situation: Situation) -> Iterator[tuple[str, str]]:
+def _hypervisor_annotations(situation: PodContext) -> Iterator[tuple[str, str]]:
     for key, value in situation.pod.annotations:
         name = key.removeprefix(HYPERVISOR_ANNOTATION)
         if name != key and name not in (COLD_PLUG, HOT_PLUG):
@@ -78,7 +78,7 @@ def _hypervisor_annotations(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _hypervisor_breaks(
-    situation: Situation, settings: KataSettings, name: str, value: str
+    situation: PodContext, settings: KataSettings, name: str, value: str
 ) -> Iterator[ChainBreak]:
     full, out = f"{HYPERVISOR_ANNOTATION}{name}", "take the annotation out"
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
@@ -110,27 +110,27 @@ def _wanted(name: str, value: str) -> str:
     return f"write a value of {name} instead of {value!r}, or take the annotation out"
 
 
-def _is_refused(situation: Situation, name: str, text: str) -> bool:
+def _is_refused(situation: PodContext, name: str, text: str) -> bool:
     kind = _type(situation, name)
     if kind == "integer":
         return not text.isdecimal() or _is_out_of_range(situation, name, int(text))
     return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
 
 
-def _is_out_of_range(situation: Situation, name: str, number: int) -> bool:
+def _is_out_of_range(situation: PodContext, name: str, number: int) -> bool:
     if situation.is_rs:
         has_limit = name in _PORTS and situation.release.version >= _PORT_LIMIT
         return has_limit and number > MAX_PORTS
     return name == _MEMORY and number < LEAST_GUEST_MIB
 
 
-def _type(situation: Situation, name: str) -> KeyType | None:
+def _type(situation: PodContext, name: str) -> KeyType | None:
     form = situation.keys.form(situation.release, "hypervisor", name)
     return None if form is None else form.type
 
 
 def _value(
-    situation: Situation, settings: KataSettings, name: str, text: str
+    situation: PodContext, settings: KataSettings, name: str, text: str
 ) -> str | int | bool | None:
     """What it sets its key to; None where it sets none."""
     kind = _type(situation, name)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC
 from vfiomgr.containers.cdi.names import is_kind, is_qualified
-from vfiomgr.kata.explain.model import LIST, ChainBreak, ChainStep
+from vfiomgr.kata.explain.model import LIST, ChainBreak, TraceStep
 from vfiomgr.kata.explain.resources import channel, requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.kata.explain.context import Published, Situation
+    from vfiomgr.kata.explain.context import PodContext, Published
     from vfiomgr.kata.explain.model import StepState
     from vfiomgr.kata.explain.resources import Request
 
@@ -26,7 +26,7 @@ _NAMED = 8
 """How many names a remedy lists."""
 
 
-def cdi(situation: Situation) -> ChainStep:
+def cdi(situation: PodContext) -> TraceStep:
     """Which specification has the devices."""
     breaks = tuple(_breaks(situation))
     looked = tuple(f.path for f in situation.host.cdi_files) or (str(STATIC), str(DYNAMIC))
@@ -40,11 +40,11 @@ def cdi(situation: Situation) -> ChainStep:
     if not found:
         what = "no specification has a device of what is asked for"
         is_needed = channel(situation) in ("kubelet", "annotations")
-        return ChainStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
-    return ChainStep("CDI", state, LIST.join(found), looked, breaks)
+        return TraceStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
+    return TraceStep("CDI", state, LIST.join(found), looked, breaks)
 
 
-def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
     yield from _annotated(situation)
     if channel(situation) in ("kubelet", "annotations", "unknown"):
         yield from _judged(situation)
@@ -54,7 +54,7 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
             yield from _published_twice(situation, item)
 
 
-def _judged(situation: Situation) -> Iterator[ChainBreak]:
+def _judged(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 4: one file that the runtime cannot read fails all pods that are cold-plugged."""
     if not situation.is_cold:
         return
@@ -74,12 +74,12 @@ def _judged(situation: Situation) -> Iterator[ChainBreak]:
             yield ChainBreak(where, found.remedy, is_certain=False)
 
 
-def _all_of(situation: Situation, item: Request) -> tuple[Published, ...]:
+def _all_of(situation: PodContext, item: Request) -> tuple[Published, ...]:
     """All that is published of a kind, by whatever file."""
     return tuple(each for each in situation.published if each.kind == item.kind)
 
 
-def _annotated(situation: Situation) -> Iterator[ChainBreak]:
+def _annotated(situation: PodContext) -> Iterator[ChainBreak]:
     """Names in annotations that nothing has, or that are none: whoever reads them fails.
 
     Names are taken as they stand between commas (ParseAnnotations in pkg/cdi/annotations.go).
@@ -99,7 +99,7 @@ def _annotated(situation: Situation) -> Iterator[ChainBreak]:
             )
 
 
-def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+def _missing(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
     """More devices than there are; of a resource that is another plugin's `requested` tells."""
     devices = situation.devices_of(item.kind)
     if item.names or len(devices) >= item.count:
@@ -118,7 +118,7 @@ def _missing(situation: Situation, item: Request) -> Iterator[ChainBreak]:
     )
 
 
-def _instead(situation: Situation, item: Request, count: int, kinds: tuple[str, ...]) -> str:
+def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str, ...]) -> str:
     """What helps: another resource, fewer devices, or a specification of what has none."""
     generate = f"vfiomgr cdi generate --kind {item.kind} --write"
     if kinds:
@@ -141,7 +141,7 @@ def _instead(situation: Situation, item: Request, count: int, kinds: tuple[str, 
     return f"{fewer}: no other device is ready for guests (vfiomgr list; vfiomgr bind)"
 
 
-def _named_instead(situation: Situation, kind: str) -> str:
+def _named_instead(situation: PodContext, kind: str) -> str:
     """The names that an annotation may have."""
     if not situation.published:
         return f"vfiomgr cdi generate --kind {kind} --write, once the devices are ready for guests"
@@ -153,13 +153,13 @@ def _named_instead(situation: Situation, kind: str) -> str:
     return f"name one that there is: {', '.join(names[:_NAMED])}{others}"
 
 
-def _kinds_of_vfio(situation: Situation) -> dict[str, int]:
+def _kinds_of_vfio(situation: PodContext) -> dict[str, int]:
     """The kinds whose devices have nodes of VFIO, and how many devices each has."""
     kinds = sorted({each.kind for each in situation.published if each.nodes})
     return {kind: len(situation.devices_of(kind)) for kind in kinds}
 
 
-def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+def _precedence(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
     """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
     by_name: dict[str, dict[str, Published]] = {}
     for each in _all_of(situation, item):
@@ -182,7 +182,7 @@ def _precedence(situation: Situation, item: Request) -> Iterator[ChainBreak]:
         )
 
 
-def _published_twice(situation: Situation, item: Request) -> Iterator[ChainBreak]:
+def _published_twice(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
     """One node under two names: two pods may be given the same device."""
     names: dict[str, dict[str, Published]] = {}
     for each in situation.published:

@@ -8,13 +8,13 @@ from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.check_values import container_timeout
 from vfiomgr.kata.explain.annotations import annotation_breaks
 from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
-from vfiomgr.kata.explain.model import ChainBreak, ChainStep
+from vfiomgr.kata.explain.model import ChainBreak, TraceStep
 from vfiomgr.kata.settings import NO_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.explain.model import StepState
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.paths import HostPath
@@ -24,7 +24,7 @@ _KUBELET_TIMEOUT = 120.0
 """runtimeRequestTimeout where the kubelet's configuration does not set it."""
 
 
-def configuration(situation: Situation) -> ChainStep:
+def configuration(situation: PodContext) -> TraceStep:
     """The configuration, and how it plugs devices."""
     facts, settings = situation.configuration, situation.settings
     breaks = tuple(_breaks(situation))
@@ -33,7 +33,7 @@ def configuration(situation: Situation) -> ChainStep:
         why = facts.problem or "there is none to be read"
         what = f"what Kata's configuration says cannot be told: {why}"
         state: StepState = "broken" if broken else "unknown"
-        return ChainStep("configuration", state, what, facts.looked_for, breaks)
+        return TraceStep("configuration", state, what, facts.looked_for, breaks)
     read = (str(settings.path), *map(str, settings.drop_ins))
     port = settings.cold_plug
     plugged = f"devices are there when the guest starts ({COLD_PLUG} = {port})"
@@ -47,10 +47,10 @@ def configuration(situation: Situation) -> ChainStep:
     if kubelet is not None and is_open:
         what += f"; how long the kubelet waits is not known: {kubelet.problem}"
     state = "broken" if broken else "unknown" if is_open else "ok"
-    return ChainStep("configuration", state, what, read, breaks)
+    return TraceStep("configuration", state, what, read, breaks)
 
 
-def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
     settings = situation.settings
     if settings is None:
         yield from _unusable(situation)
@@ -65,7 +65,7 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     yield from _timeouts(situation, settings)
 
 
-def _unusable(situation: Situation) -> Iterator[ChainBreak]:
+def _unusable(situation: PodContext) -> Iterator[ChainBreak]:
     """A configuration that the handler names and that is not there, or that nobody can read."""
     facts, entry = situation.configuration, situation.entry
     if facts.file is not None:
@@ -79,19 +79,19 @@ def _unusable(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
-def _asked(situation: Situation) -> list[str]:
+def _asked(situation: PodContext) -> list[str]:
     """Keys of the hypervisor that the pod's annotations set, of those about plugging."""
     return [key for key in _annotated_keys(situation) if key in (COLD_PLUG, HOT_PLUG)]
 
 
-def _annotated_keys(situation: Situation) -> list[str]:
+def _annotated_keys(situation: PodContext) -> list[str]:
     """All keys of the hypervisor that the pod's annotations set."""
     names = (name for name, _ in situation.pod.annotations)
     own = (name for name in names if name.startswith(HYPERVISOR_ANNOTATION))
     return [name.removeprefix(HYPERVISOR_ANNOTATION) for name in own]
 
 
-def _mismatched(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
     """A shim with a configuration that is for the other runtime."""
     shim, own = situation.shim_runtime, settings.runtime
     if shim is None or shim == own or "runtime" not in settings.document:
@@ -108,7 +108,7 @@ def _mismatched(situation: Situation, settings: KataSettings) -> Iterator[ChainB
     )
 
 
-def _annotated_blindly(situation: Situation) -> Iterator[ChainBreak]:
+def _annotated_blindly(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 1, where the configuration is not there to tell whether the annotation matters."""
     for key in _asked(situation):
         yield ChainBreak(
@@ -121,7 +121,7 @@ def _annotated_blindly(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
-def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
     """Number 1: CDI names are resolved by what the file says, before annotations are read."""
     for key in _asked(situation):
         annotation = HYPERVISOR_ANNOTATION + key
@@ -143,7 +143,7 @@ def _annotated(situation: Situation, settings: KataSettings) -> Iterator[ChainBr
             yield ChainBreak(what, remedy, number=1, is_silent=True)
 
 
-def _plugging(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+def _plugging(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
     cold, release = settings.cold_plug, situation.release
     if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
         first = situation.keys.first(release.runtime, "hypervisor", COLD_PLUG)
@@ -153,7 +153,7 @@ def _plugging(situation: Situation, settings: KataSettings) -> Iterator[ChainBre
         yield _unplugged(situation, settings)
 
 
-def _refused(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+def _refused(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
     """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
     release, keys, name = situation.release, situation.keys, settings.path
     (_, own), *_ = situation.configuration.documents
@@ -168,7 +168,7 @@ def _refused(situation: Situation, settings: KataSettings) -> Iterator[ChainBrea
             )
 
 
-def _unplugged(situation: Situation, settings: KataSettings) -> ChainBreak:
+def _unplugged(situation: PodContext, settings: KataSettings) -> ChainBreak:
     hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != NO_PORT else ""
     return ChainBreak(
         f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest",
@@ -178,7 +178,7 @@ def _unplugged(situation: Situation, settings: KataSettings) -> ChainBreak:
     )
 
 
-def _drop_ins(situation: Situation) -> Iterator[ChainBreak]:
+def _drop_ins(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 6: all files of config.d count, for all configurations beside it."""
     documents = situation.configuration.documents
     for number, (path, document) in enumerate(documents[1:], 1):
@@ -229,7 +229,7 @@ def _leaves(
 
 
 def _unknown_keys(
-    situation: Situation, path: HostPath, document: Mapping[str, Any]
+    situation: PodContext, path: HostPath, document: Mapping[str, Any]
 ) -> Iterator[ChainBreak]:
     """Number 6: what one drop-in has."""
     for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
@@ -263,7 +263,7 @@ def _kernel_params(
             )
 
 
-def _timeouts(situation: Situation, settings: KataSettings) -> Iterator[ChainBreak]:
+def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
     """Number 10."""
     key, timeout = container_timeout(situation.keys, situation.release, settings)
     kubelet = situation.kubelet

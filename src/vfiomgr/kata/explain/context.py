@@ -15,7 +15,7 @@ from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
 from vfiomgr.kata.explain.image import GuestImage
 from vfiomgr.kata.explain.pod import PodSpec, RuntimeClassSpec
-from vfiomgr.kata.keys import KeyTable
+from vfiomgr.kata.keys import KataSchema
 from vfiomgr.kata.model import KataConfigurationFile, KataRelease, RuntimeName
 from vfiomgr.kata.settings import NO_PORT, KataSettings
 from vfiomgr.paths import HostPath
@@ -93,7 +93,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Situation:
+class PodContext:
     """A pod, and what a host shows of the way to its devices; None where nobody could look."""
 
     host: HostSnapshot
@@ -105,7 +105,7 @@ class Situation:
     cri: CriName
     handlers: HandlerFacts | None
     configuration: ConfigurationFacts
-    keys: KeyTable
+    keys: KataSchema
     conf_file: tuple[str, str] | None = None
     """What KATA_CONF_FILE is for the shim, and where that is said."""
     kubelet: KubeletFacts | None = None

@@ -17,7 +17,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.model import KataHypervisor, RuntimeName
 
 
@@ -25,7 +25,7 @@ _CDEV_SINCE: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class KubeletDevice:
     """A device that the kubelet could give: its name in CDI and what is behind it."""
 
     kind: str
@@ -42,7 +42,7 @@ class Candidate:
         return tuple(dict.fromkeys(found))
 
 
-def candidates(situation: Situation) -> tuple[Candidate, ...]:
+def candidates(situation: PodContext) -> tuple[KubeletDevice, ...]:
     """All devices that could be given, by kind; those that were asked about where some were."""
     found = []
     for item in requests(situation):
@@ -58,7 +58,7 @@ def candidates(situation: Situation) -> tuple[Candidate, ...]:
     return tuple(found) or tuple(_unpublished(situation))
 
 
-def _unpublished(situation: Situation) -> Iterator[Candidate]:
+def _unpublished(situation: PodContext) -> Iterator[KubeletDevice]:
     """The groups of functions that were asked about and that no specification has."""
     host = situation.host
     groups = {host.device(address).iommu_group for address in situation.only}
@@ -73,8 +73,8 @@ def _unpublished(situation: Situation) -> Iterator[Candidate]:
 
 
 def _candidate(
-    situation: Situation, kind: str, name: str, source: str, nodes: tuple[str, ...]
-) -> Candidate:
+    situation: PodContext, kind: str, name: str, source: str, nodes: tuple[str, ...]
+) -> KubeletDevice:
     functions: list[PciDevice] = []
     breaks: list[tuple[StepName, ChainBreak]] = []
     if not nodes:
@@ -88,11 +88,11 @@ def _candidate(
         breaks += [("node", _absent(node, functions)) for node in _lost(situation, nodes)]
     for device in functions:
         breaks += [("functions", problem) for problem in _unready(situation, device)]
-    return Candidate(kind, name, source, nodes, tuple(functions), tuple(breaks))
+    return KubeletDevice(kind, name, source, nodes, tuple(functions), tuple(breaks))
 
 
 def _behind(
-    situation: Situation, node: str
+    situation: PodContext, node: str
 ) -> tuple[tuple[PciDevice, ...], list[tuple[StepName, ChainBreak]]]:
     """The functions that a guest gets by a node, and what is wrong with it."""
     host = situation.host
@@ -118,7 +118,7 @@ def _behind(
     return found, [("node", problem) for problem in problems]
 
 
-def _lost(situation: Situation, nodes: tuple[str, ...]) -> list[str]:
+def _lost(situation: PodContext, nodes: tuple[str, ...]) -> list[str]:
     """Nodes that are not there though VFIO has the functions behind them."""
     known = {n for d in situation.host.devices for n in situation.host.guest_nodes(d)}
     return [node for node in nodes if node in situation.absent_nodes and node in known]
@@ -132,7 +132,7 @@ def _absent(node: str, functions: Sequence[PciDevice]) -> ChainBreak:
     )
 
 
-def _of_cdev(situation: Situation, node: str) -> Iterator[ChainBreak]:
+def _of_cdev(situation: PodContext, node: str) -> Iterator[ChainBreak]:
     release = situation.release
     since = _CDEV_SINCE[release.runtime]
     if release.version < since:
@@ -140,7 +140,7 @@ def _of_cdev(situation: Situation, node: str) -> Iterator[ChainBreak]:
         yield ChainBreak(f"{node} is a cdev of iommufd, which {release} does not know", remedy)
 
 
-def _of_group(situation: Situation, node: str) -> Iterator[ChainBreak]:
+def _of_group(situation: PodContext, node: str) -> Iterator[ChainBreak]:
     settings = situation.settings
     if settings is not None and settings.is_confidential and not situation.is_rs:
         yield ChainBreak(
@@ -149,7 +149,7 @@ def _of_group(situation: Situation, node: str) -> Iterator[ChainBreak]:
         )
 
 
-def _unready(situation: Situation, device: PciDevice) -> Iterator[ChainBreak]:
+def _unready(situation: PodContext, device: PciDevice) -> Iterator[ChainBreak]:
     """A function that no guest can open now."""
     host = situation.host
     if host.is_ready_for_guests(device):
@@ -183,7 +183,7 @@ _OF_ROOM = frozenset({"kata-host-memory", "kata-window", "kata-maxmemory"})
 _MIB = 1 << 20
 
 
-def room_breaks(situation: Situation, functions: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
+def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
     """What has no room, as far as the configuration and the host show it."""
     settings = situation.settings
     if settings is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.kata.explain.device_chains import candidates, room_breaks
 from vfiomgr.kata.explain.image import check_guest_image
-from vfiomgr.kata.explain.model import LIST, ChainBreak, ChainStep, DeviceChain, PassedFunction
+from vfiomgr.kata.explain.model import LIST, ChainBreak, DeviceChain, PassedFunction, TraceStep
 from vfiomgr.kata.explain.resources import requests
 from vfiomgr.kata.model import MAX_PORTS
 from vfiomgr.kata.settings import GUEST_KERNEL
@@ -16,8 +16,8 @@ from vfiomgr.pci.model import CLASS_DISPLAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.kata.explain.context import Situation
-    from vfiomgr.kata.explain.device_chains import Candidate
+    from vfiomgr.kata.explain.context import PodContext
+    from vfiomgr.kata.explain.device_chains import KubeletDevice
     from vfiomgr.kata.explain.model import StepName, StepState
     from vfiomgr.pci.model import PciDevice
 
@@ -26,15 +26,15 @@ _SORTED_WELL = 10
 """Root ports whose names sort as texts as they do by number: rp0 to rp9."""
 
 
-def chosen(situation: Situation, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def chosen(situation: PodContext, found: Sequence[KubeletDevice]) -> tuple[KubeletDevice, ...]:
     """The first devices of each kind, as many as the pod asks for."""
-    picked: list[Candidate] = []
+    picked: list[KubeletDevice] = []
     for item in requests(situation):
         picked += [c for c in found if c.kind == item.kind][: item.count]
     return tuple(picked)
 
 
-def chains(situation: Situation) -> tuple[DeviceChain, ...]:
+def chains(situation: PodContext) -> tuple[DeviceChain, ...]:
     """What becomes of each candidate, if it is one of those that are given."""
     found = candidates(situation)
     picked = chosen(situation, found)
@@ -42,7 +42,7 @@ def chains(situation: Situation) -> tuple[DeviceChain, ...]:
 
 
 def _chain(
-    situation: Situation, candidate: Candidate, picked: tuple[Candidate, ...]
+    situation: PodContext, candidate: KubeletDevice, picked: tuple[KubeletDevice, ...]
 ) -> DeviceChain:
     given = picked
     if candidate not in picked:
@@ -74,13 +74,13 @@ def _chain(
     )
 
 
-def _ports(given: Iterable[Candidate]) -> dict[PciDevice, str]:
+def _ports(given: Iterable[KubeletDevice]) -> dict[PciDevice, str]:
     """A root port for each function, in the order in which they come."""
     functions = dict.fromkeys(device for candidate in given for device in candidate.functions)
     return {device: f"rp{number}" for number, device in enumerate(functions)}
 
 
-def guest_indexes(situation: Situation, given: Iterable[Candidate]) -> dict[PciDevice, int]:
+def guest_indexes(situation: PodContext, given: Iterable[KubeletDevice]) -> dict[PciDevice, int]:
     """What Kata takes for the index of each NVIDIA GPU in the guest.
 
     The Go runtime sorts the names of ports as texts (annotateContainerWithVFIOMetadata in
@@ -101,7 +101,7 @@ def is_told(device: PciDevice) -> bool:
 
 
 def _annotations(
-    situation: Situation, candidate: Candidate, functions: Sequence[PassedFunction]
+    situation: PodContext, candidate: KubeletDevice, functions: Sequence[PassedFunction]
 ) -> Iterator[tuple[str, str]]:
     """The key is made of the node's name, with the function's number in runtime-rs."""
     told = [function for function in functions if function.guest_index is not None]
@@ -112,13 +112,13 @@ def _annotations(
             yield key, f"nvidia.com/gpu={function.guest_index}"
 
 
-def steps(situation: Situation) -> tuple[ChainStep, ...]:
+def steps(situation: PodContext) -> tuple[TraceStep, ...]:
     """Nodes, functions, ports and the guest, of all that could be given."""
     found = candidates(situation)
     if not found:
         why = "no device is known that could be given"
         names: tuple[StepName, ...] = ("node", "functions", "root ports", "guest")
-        return tuple(ChainStep(name, "unknown", why) for name in names)
+        return tuple(TraceStep(name, "unknown", why) for name in names)
     picked = chosen(situation, found)
     return (
         _of(situation, found, "node", _nodes_told(situation, found)),
@@ -128,7 +128,9 @@ def steps(situation: Situation) -> tuple[ChainStep, ...]:
     )
 
 
-def _of(situation: Situation, found: Sequence[Candidate], name: StepName, what: str) -> ChainStep:
+def _of(
+    situation: PodContext, found: Sequence[KubeletDevice], name: StepName, what: str
+) -> TraceStep:
     """A step about each candidate; what the kubelet may pass over only may break the chain."""
     breaks = []
     for item in requests(situation):
@@ -139,10 +141,10 @@ def _of(situation: Situation, found: Sequence[Candidate], name: StepName, what: 
     state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
     if state == "ok" and name == "node" and _lacks_nodes(situation, found):
         state = "unknown"
-    return ChainStep(name, state, what, (), tuple(dict.fromkeys(breaks)))
+    return TraceStep(name, state, what, (), tuple(dict.fromkeys(breaks)))
 
 
-def _lacks_nodes(situation: Situation, found: Sequence[Candidate]) -> bool:
+def _lacks_nodes(situation: PodContext, found: Sequence[KubeletDevice]) -> bool:
     """Whether fewer are ready than are asked for: VFIO makes nodes of functions that it has."""
     return any(
         sum(not _is_pending(situation, c) for c in found if c.kind == item.kind) < item.count
@@ -150,12 +152,12 @@ def _lacks_nodes(situation: Situation, found: Sequence[Candidate]) -> bool:
     )
 
 
-def _is_pending(situation: Situation, candidate: Candidate) -> bool:
+def _is_pending(situation: PodContext, candidate: KubeletDevice) -> bool:
     """Whether its node comes, or comes back, only once its functions are ready for guests."""
     return any(not situation.host.is_ready_for_guests(d) for d in candidate.functions)
 
 
-def _nodes_told(situation: Situation, found: Sequence[Candidate]) -> str:
+def _nodes_told(situation: PodContext, found: Sequence[KubeletDevice]) -> str:
     return LIST.join(
         f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
         + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
@@ -164,7 +166,7 @@ def _nodes_told(situation: Situation, found: Sequence[Candidate]) -> str:
     )
 
 
-def _functions_told(situation: Situation, found: Sequence[Candidate]) -> str:
+def _functions_told(situation: PodContext, found: Sequence[KubeletDevice]) -> str:
     told = []
     for device in dict.fromkeys(d for c in found for d in c.functions):
         ready = "ready" if situation.host.is_ready_for_guests(device) else "not ready"
@@ -172,15 +174,15 @@ def _functions_told(situation: Situation, found: Sequence[Candidate]) -> str:
     return LIST.join(told) or "no function"
 
 
-def _root_ports(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
+def _root_ports(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceStep:
     ports = _ports(picked)
     breaks = tuple(_port_breaks(situation, ports))
     what = ", ".join(f"{device.address} at {port}" for device, port in ports.items())
     state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
-    return ChainStep("root ports", state, what or "none are needed", (), breaks)
+    return TraceStep("root ports", state, what or "none are needed", (), breaks)
 
 
-def _port_breaks(situation: Situation, ports: dict[PciDevice, str]) -> Iterator[ChainBreak]:
+def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator[ChainBreak]:
     settings = situation.settings
     if len(ports) > MAX_PORTS:
         what = f"{len(ports)} functions need a root port each, Kata has {MAX_PORTS}"
@@ -222,7 +224,7 @@ def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool
     return names != sorted(names)
 
 
-def _guest(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
+def _guest(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceStep:
     given = tuple(dict.fromkeys(d for c in picked for d in c.functions))
     breaks = (*room_breaks(situation, given), *_image_breaks(situation, given))
     broken = any(found.is_certain for found in breaks)
@@ -230,16 +232,16 @@ def _guest(situation: Situation, picked: tuple[Candidate, ...]) -> ChainStep:
     what = _arrival(situation, picked, given)
     if not broken and given:
         what += f"; what is inside the guest's image is not looked at: {_check_image(situation)}"
-    return ChainStep("guest", state, what, (), breaks)
+    return TraceStep("guest", state, what, (), breaks)
 
 
-def _check_image(situation: Situation) -> str:
+def _check_image(situation: PodContext) -> str:
     settings = situation.settings
     named = f" --config {settings.path}" if settings is not None else ""
     return f"vfiomgr kata check-image{named}"
 
 
-def _image_breaks(situation: Situation, given: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
+def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
     """What `kata check-image` is certain of: files that no guest starts without."""
     image = situation.guest_image
     if image is None:
@@ -253,7 +255,7 @@ def _image_breaks(situation: Situation, given: tuple[PciDevice, ...]) -> Iterato
 
 
 def _arrival(
-    situation: Situation, picked: tuple[Candidate, ...], given: tuple[PciDevice, ...]
+    situation: PodContext, picked: tuple[KubeletDevice, ...], given: tuple[PciDevice, ...]
 ) -> str:
     """What the guest makes of its devices."""
     settings = situation.settings

@@ -42,7 +42,7 @@ class ChainBreak:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainStep:
+class TraceStep:
     """A link of the chain."""
 
     name: StepName
@@ -86,7 +86,7 @@ class DeviceChain:
 
 
 @dataclass(frozen=True, slots=True)
-class KataExplanation:
+class KataTrace:
     """The whole chain of a pod."""
 
     pod: str
@@ -96,7 +96,7 @@ class KataExplanation:
     handler: str | None
     release: str
     release_source: str
-    steps: tuple[ChainStep, ...]
+    steps: tuple[TraceStep, ...]
     devices: tuple[DeviceChain, ...]
     """Each that could be given; which ones are is for the kubelet to choose."""
     differences: tuple[str, ...]

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.kata.explain import cdi_names, configuration, functions, pod_to_shim, resources
 from vfiomgr.kata.explain.annotations import with_annotations
-from vfiomgr.kata.explain.model import LIST, KataExplanation
+from vfiomgr.kata.explain.model import LIST, KataTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.kata.explain.context import Situation
-    from vfiomgr.kata.explain.model import ChainStep, DeviceChain
+    from vfiomgr.kata.explain.context import PodContext
+    from vfiomgr.kata.explain.model import DeviceChain, TraceStep
 
 
-def explain(situation: Situation) -> KataExplanation:
+def explain(situation: PodContext) -> KataTrace:
     """Every link, also behind one that is broken: all breaks that apply are told at once."""
     spec = situation.pod
     effective = with_annotations(situation)
     chains = functions.chains(effective)
-    return KataExplanation(
+    return KataTrace(
         pod=spec.name,
         kind=spec.kind,
         source=spec.source,
@@ -41,7 +41,7 @@ def explain(situation: Situation) -> KataExplanation:
     )
 
 
-def _later(situation: Situation) -> Iterator[ChainStep]:
+def _later(situation: PodContext) -> Iterator[TraceStep]:
     """What comes behind the configuration: not known of a pod that nothing of Kata's runs."""
     for step in (
         resources.request(situation),
@@ -52,7 +52,7 @@ def _later(situation: Situation) -> Iterator[ChainStep]:
         yield replace(step, state="unknown") if is_open else step
 
 
-def _differences(situation: Situation, chains: Sequence[DeviceChain]) -> Iterator[str]:
+def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterator[str]:
     """Where the devices that could be given differ."""
     host = situation.host
 

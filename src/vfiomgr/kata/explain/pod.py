@@ -14,7 +14,7 @@ from vfiomgr.units import parse_quantity, whole
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.documents.located import Located, Place
+    from vfiomgr.documents.located import Located, Position
 
 
 CDI_ANNOTATION = "cdi.k8s.io/"
@@ -369,5 +369,5 @@ class _Reader:
             here = None if here is None else here.child(step)
         return here
 
-    def _add(self, place: Place, path: Path, what: str, remedy: str) -> None:
+    def _add(self, place: Position, path: Path, what: str, remedy: str) -> None:
         self.flaws.append(Flaw(place, _where(path), what, remedy))

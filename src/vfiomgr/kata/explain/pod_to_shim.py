@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from vfiomgr.kata.config.sizing import TIGHT_MIB, recommended_overhead_mib
-from vfiomgr.kata.explain.model import ChainBreak, ChainStep
+from vfiomgr.kata.explain.model import ChainBreak, TraceStep
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.paths import HostPath
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
-    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.explain.model import StepState
 
 _MIB = 1 << 20
@@ -33,7 +33,7 @@ _MERGES_TABLES = 3
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 
 
-def pod(situation: Situation) -> ChainStep:
+def pod(situation: PodContext) -> TraceStep:
     """What the pod asks for."""
     spec = situation.pod
     asked = [f"{name} ({count})" for name, count in spec.resources]
@@ -41,16 +41,16 @@ def pod(situation: Situation) -> ChainStep:
     asked += [f"the claim {name}" for name in spec.claims]
     place = (f"{spec.source}:{spec.line}",) if spec.line else ()
     if asked:
-        return ChainStep("pod", "ok", f"{spec} asks for {', '.join(asked)}", place)
+        return TraceStep("pod", "ok", f"{spec} asks for {', '.join(asked)}", place)
     lack = ChainBreak(
         "no container asks for a device",
         "write the plugin's resource below resources.limits: vfiomgr kata pod prints such a pod",
         is_silent=True,
     )
-    return ChainStep("pod", "broken", f"{spec} asks for no device", place, (lack,))
+    return TraceStep("pod", "broken", f"{spec} asks for no device", place, (lack,))
 
 
-def runtime_class(situation: Situation) -> ChainStep:
+def runtime_class(situation: PodContext) -> TraceStep:
     """Which handler runs the pod."""
     spec, found = situation.pod, situation.runtime_class
     line = spec.runtime_class_line
@@ -63,20 +63,20 @@ def runtime_class(situation: Situation) -> ChainStep:
             is_silent=True,
         )
         what = "no RuntimeClass is named"
-        return ChainStep("runtime class", "broken", what, place, (lack,))
+        return TraceStep("runtime class", "broken", what, place, (lack,))
     if found is None:
         what = (
             f"{spec.runtime_class}: its RuntimeClass is not in the file; the handler is taken to "
             f"be {situation.handler_name}"
         )
-        return ChainStep("runtime class", "unknown", what, place)
+        return TraceStep("runtime class", "unknown", what, place)
     breaks = tuple(_overhead(situation))
     what = f"{found.name} names the handler {found.handler}"
     state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
-    return ChainStep("runtime class", state, what, (*place, f"{found.source}:{found.line}"), breaks)
+    return TraceStep("runtime class", state, what, (*place, f"{found.source}:{found.line}"), breaks)
 
 
-def _overhead(situation: Situation) -> Iterator[ChainBreak]:
+def _overhead(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 9: all of default_memory is in the pod's cgroup, and none of it in its limits."""
     found, settings = situation.runtime_class, situation.settings
     if found is None or settings is None:
@@ -100,7 +100,7 @@ def _overhead(situation: Situation) -> Iterator[ChainBreak]:
     )
 
 
-def handler(situation: Situation) -> ChainStep:
+def handler(situation: PodContext) -> TraceStep:
     """What the container runtime starts for the handler."""
     name, facts, entry = situation.handler_name, situation.handlers, situation.entry
     program = _CRI_NAMES[situation.cri]
@@ -113,10 +113,10 @@ def handler(situation: Situation) -> ChainStep:
         return _judged("unknown", what, looked, breaks)
     if facts.disabling:
         what = f"{name}: containerd runs no pods, since its CRI plugin is disabled"
-        return ChainStep("handler", "broken", what, looked, (_disabled(facts), *breaks))
+        return TraceStep("handler", "broken", what, looked, (_disabled(facts), *breaks))
     if entry is None:
         what = f"{name} is not in the configuration of {program}"
-        return ChainStep("handler", "broken", what, looked, (_lacking(facts, name), *breaks))
+        return TraceStep("handler", "broken", what, looked, (_lacking(facts, name), *breaks))
     runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
@@ -136,7 +136,7 @@ def _why_unknown(facts: HandlerFacts | None) -> str:
     return "its configuration cannot be read"
 
 
-def _unreadable(situation: Situation) -> Iterator[ChainBreak]:
+def _unreadable(situation: PodContext) -> Iterator[ChainBreak]:
     """Files with which no container runtime starts; a drop-in counts for those that read it."""
     facts = situation.handlers
     if facts is None:
@@ -191,12 +191,12 @@ def _instead(facts: HandlerFacts, name: str, program: str) -> str:
 
 def _judged(
     state: StepState, what: str, looked: tuple[str, ...], breaks: tuple[ChainBreak, ...]
-) -> ChainStep:
+) -> TraceStep:
     broken = any(found.is_certain for found in breaks)
-    return ChainStep("handler", "broken" if broken else state, what, looked, breaks)
+    return TraceStep("handler", "broken" if broken else state, what, looked, breaks)
 
 
-def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
+def _of_pod_and_shim(situation: PodContext) -> Iterator[ChainBreak]:
     yield from _unreadable(situation)
     yield from _no_kata(situation)
     yield from _no_shim(situation)
@@ -208,7 +208,7 @@ def _of_pod_and_shim(situation: Situation) -> Iterator[ChainBreak]:
     yield from _merged_badly(situation)
 
 
-def _no_shim(situation: Situation) -> Iterator[ChainBreak]:
+def _no_shim(situation: PodContext) -> Iterator[ChainBreak]:
     """A shim that is not where the handler says, or nowhere that it is looked for."""
     entry = situation.entry
     if entry is None or situation.shim not in ("missing", "not found") or not entry.is_kata:
@@ -225,7 +225,7 @@ def _no_shim(situation: Situation) -> Iterator[ChainBreak]:
     )
 
 
-def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
+def _no_kata(situation: PodContext) -> Iterator[ChainBreak]:
     entry = situation.entry
     if entry is None or entry.is_kata:
         return
@@ -239,7 +239,7 @@ def _no_kata(situation: Situation) -> Iterator[ChainBreak]:
     )
 
 
-def _conf_file(situation: Situation) -> Iterator[ChainBreak]:
+def _conf_file(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 7; a ConfigPath of the container runtime counts more than the variable."""
     entry, said = situation.entry, situation.conf_file
     if said is None or (entry is not None and entry.config_path):
@@ -257,7 +257,7 @@ def _conf_file(situation: Situation) -> Iterator[ChainBreak]:
     )
 
 
-def _sizing(situation: Situation) -> Iterator[ChainBreak]:
+def _sizing(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 11: CRI-O does not tell the sandbox how large its containers will be."""
     settings = situation.settings
     if situation.cri != "crio" or settings is None or not settings.has_static_resources:
@@ -281,7 +281,7 @@ def _sizing(situation: Situation) -> Iterator[ChainBreak]:
     )
 
 
-def _privileged(situation: Situation) -> Iterator[ChainBreak]:
+def _privileged(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 12."""
     names = [container.name for container in situation.pod.containers if container.is_privileged]
     entry = situation.entry
@@ -299,7 +299,7 @@ def _privileged(situation: Situation) -> Iterator[ChainBreak]:
     )
 
 
-def _untold(situation: Situation) -> Iterator[ChainBreak]:
+def _untold(situation: PodContext) -> Iterator[ChainBreak]:
     """Annotations that containerd keeps to itself."""
     entry = situation.entry
     if entry is None or situation.cri != "containerd":
@@ -332,7 +332,7 @@ def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
         )
 
 
-def _mixed(situation: Situation) -> Iterator[ChainBreak]:
+def _mixed(situation: PodContext) -> Iterator[ChainBreak]:
     """Imports of another version than the main file, as far as they touch the handler."""
     facts, entry = situation.handlers, situation.entry
     if facts is None:
@@ -357,7 +357,7 @@ def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
     return one in facts.files and facts.files.index(one) < facts.files.index(other)
 
 
-def _merged_badly(situation: Situation) -> Iterator[ChainBreak]:
+def _merged_badly(situation: PodContext) -> Iterator[ChainBreak]:
     """Drop-ins that releases of containerd read otherwise than by merging tables."""
     facts, entry = situation.handlers, situation.entry
     if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:

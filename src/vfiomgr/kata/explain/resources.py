@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.names import is_qualified
-from vfiomgr.kata.explain.model import ChainBreak, ChainStep
+from vfiomgr.kata.explain.model import ChainBreak, TraceStep
 from vfiomgr.kata.settings import NO_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.kata.explain.context import Situation
+    from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.explain.model import StepState
 
 _SOCKET = "pod_resource_api_sock"
@@ -31,7 +31,7 @@ class Request:
     """Where annotations name them; the kubelet chooses the others."""
 
 
-def channel(situation: Situation) -> Channel:
+def channel(situation: PodContext) -> Channel:
     """Where Kata looks."""
     settings = situation.settings
     if settings is None:
@@ -44,13 +44,13 @@ def channel(situation: Situation) -> Channel:
     return "container" if situation.is_hot else "none"
 
 
-def _asks_kubelet(situation: Situation) -> bool:
+def _asks_kubelet(situation: PodContext) -> bool:
     settings = situation.settings
     has_socket = settings is not None and bool(settings.pod_resource_api_sock)
     return has_socket and situation.knows("runtime", _SOCKET)
 
 
-def requests(situation: Situation) -> tuple[Request, ...]:
+def requests(situation: PodContext) -> tuple[Request, ...]:
     """What is asked for, by kind, in the order of the pod."""
     found = {name: Request(name, count) for name, count in situation.pod.resources}
     if channel(situation) != "kubelet":
@@ -62,7 +62,7 @@ def requests(situation: Situation) -> tuple[Request, ...]:
     return tuple(found.values())
 
 
-def request(situation: Situation) -> ChainStep:
+def request(situation: PodContext) -> TraceStep:
     """The step in which a resource becomes a name of CDI."""
     how = channel(situation)
     breaks = tuple(_breaks(situation))
@@ -70,10 +70,10 @@ def request(situation: Situation) -> ChainStep:
     state: StepState = "broken" if broken else "unknown" if how in ("unknown", "none") else "ok"
     pod = situation.pod
     what = _told(situation) if pod.resources or pod.cdi_names else _NOTHING
-    return ChainStep("request", state, what, _looked_at(situation), breaks)
+    return TraceStep("request", state, what, _looked_at(situation), breaks)
 
 
-def _told(situation: Situation) -> str:
+def _told(situation: PodContext) -> str:
     asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(situation))
     asked = asked or "what is annotated"
     match channel(situation):
@@ -95,14 +95,14 @@ def _told(situation: Situation) -> str:
     return f"nothing tells Kata which devices of {asked} the pod has"
 
 
-def _looked_at(situation: Situation) -> tuple[str, ...]:
+def _looked_at(situation: PodContext) -> tuple[str, ...]:
     settings = situation.settings
     if settings is None:
         return ()
     return (f"{settings.path}: {_SOCKET} = {settings.pod_resource_api_sock!r}",)
 
 
-def _breaks(situation: Situation) -> Iterator[ChainBreak]:
+def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
     yield from _claims(situation)
     yield from _no_socket(situation)
     yield from _nobody_tells(situation)
@@ -110,7 +110,7 @@ def _breaks(situation: Situation) -> Iterator[ChainBreak]:
     yield from _twice(situation)
 
 
-def _claims(situation: Situation) -> Iterator[ChainBreak]:
+def _claims(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 2."""
     spec = situation.pod
     used = [name for container in spec.containers for name in container.claims]
@@ -126,7 +126,7 @@ def _claims(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
-def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
+def _nobody_tells(situation: PodContext) -> Iterator[ChainBreak]:
     settings = situation.settings
     if settings is None or settings.cold_plug == "no-port":
         return
@@ -157,7 +157,7 @@ def _nobody_tells(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
-def _no_socket(situation: Situation) -> Iterator[ChainBreak]:
+def _no_socket(situation: PodContext) -> Iterator[ChainBreak]:
     settings = situation.settings
     if settings is None or channel(situation) != "kubelet":
         return
@@ -170,7 +170,7 @@ def _no_socket(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
-def _overruled(situation: Situation, socket: str) -> ChainBreak:
+def _overruled(situation: PodContext, socket: str) -> ChainBreak:
     """Annotations are for pods without a kubelet (coldPlugDevices, create.go of the Go shim)."""
     names = filter(is_qualified, situation.pod.cdi_names)
     kinds = dict.fromkeys(name.partition("=")[0] for name in names)
@@ -187,7 +187,7 @@ def _overruled(situation: Situation, socket: str) -> ChainBreak:
     )
 
 
-def _unresolvable(situation: Situation) -> Iterator[ChainBreak]:
+def _unresolvable(situation: PodContext) -> Iterator[ChainBreak]:
     """Number 3: one resource that no specification has fails the pod."""
     if channel(situation) != "kubelet":
         return
@@ -204,7 +204,7 @@ def _unresolvable(situation: Situation) -> Iterator[ChainBreak]:
         )
 
 
-def _twice(situation: Situation) -> Iterator[ChainBreak]:
+def _twice(situation: PodContext) -> Iterator[ChainBreak]:
     if channel(situation) == "kubelet" and situation.pod.cdi_names:
         yield ChainBreak(
             "annotations name devices, and the kubelet tells of some too: a device that both name "

@@ -19,7 +19,7 @@ from vfiomgr.containers.runtimes.commands import (
     require_file,
     require_program,
 )
-from vfiomgr.containers.runtimes.model import Wish
+from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, handler_configuration, search_path
@@ -211,7 +211,7 @@ def install(
     _require_handler(handler)
     place = place_of(session, program, runtime_config, containerd_version)
     configuration = configuration_of(session, handler, config)
-    wish = Wish(
+    wish = RuntimeRequest(
         place.program,
         handler,
         shim_of(session, configuration, runtime_path),

@@ -21,7 +21,7 @@ from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.manifests.model import (
-    RuntimeClassWish,
+    RuntimeClassRequest,
     parse_selector,
     require_image,
     require_label,
@@ -31,8 +31,8 @@ from vfiomgr.kata.manifests.model import (
 from vfiomgr.kata.manifests.plan import (
     NAMINGS,
     Naming,
+    PodDevice,
     PodOptions,
-    Unit,
     offers,
     pods_for,
     resource_of_none,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vfiomgr.cli.session import Format
-    from vfiomgr.kata.manifests.model import PodWish
+    from vfiomgr.kata.manifests.model import PodRequest
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -159,7 +159,7 @@ def pod(
     _tell(host, offered, wishes)
 
 
-def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[Unit, ...]:
+def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
     """The IOMMU groups of what was named, or all that a guest can take now.
 
     Raises:
@@ -167,7 +167,7 @@ def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[Unit, ...]:
 
     """
     if not addresses:
-        return tuple(Unit(offer.functions) for offer in ready_groups(host))
+        return tuple(PodDevice(offer.functions) for offer in ready_groups(host))
     for text in addresses:
         refuse_mediated(host, text)
     named = [host.device(host.parse_address(text)) for text in addresses]
@@ -176,7 +176,7 @@ def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[Unit, ...]:
 
 
 def _tell(
-    host: HostSnapshot, offered: dict[str, tuple[Unit, ...]], wishes: tuple[PodWish, ...]
+    host: HostSnapshot, offered: dict[str, tuple[PodDevice, ...]], wishes: tuple[PodRequest, ...]
 ) -> None:
     """What is still missing for the pods to start."""
     units = [unit for found in offered.values() for unit in found]
@@ -273,7 +273,7 @@ def runtimeclass(
     chosen = tuple(parse_selector("--node-selector", text) for text in selectors)
     require_label("--handler", handler)
     memory = _default_memory(session, handler, default_memory, config)
-    wish = RuntimeClassWish(
+    wish = RuntimeClassRequest(
         name=require_subdomain("--name", name or handler),
         handler=handler,
         overhead_mib=recommended_overhead_mib(memory),

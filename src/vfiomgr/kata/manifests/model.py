@@ -119,7 +119,7 @@ def mebibytes(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceWish:
+class ResourceRequest:
     """How many devices of a resource a container asks for."""
 
     name: str
@@ -127,7 +127,7 @@ class ResourceWish:
 
 
 @dataclass(frozen=True, slots=True)
-class PodWish:
+class PodRequest:
     """A pod, alone or as the template of a Deployment, whose VM receives devices."""
 
     kind: Workload
@@ -137,13 +137,13 @@ class PodWish:
     image: str
     command: tuple[str, ...]
     """Empty for what the image itself says."""
-    resources: tuple[ResourceWish, ...]
+    resources: tuple[ResourceRequest, ...]
     memory_mib: int
     cpus: int
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeClassWish:
+class RuntimeClassRequest:
     """What names a handler of the container runtime for pods, and what its VMs take besides."""
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.kata.manifests.model import PodWish, ResourceWish, Workload
+from vfiomgr.kata.manifests.model import PodRequest, ResourceRequest, Workload
 from vfiomgr.kata.model import MAX_PORTS
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 
@@ -37,7 +37,7 @@ _LOOK = ("lspci", "-k")
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class PodDevice:
     """What a device plugin offers as one device: an IOMMU group, whole."""
 
     functions: tuple[PciDevice, ...]
@@ -65,7 +65,7 @@ def model_name(device: PciDevice) -> str:
     return re.sub(r"[^A-Z0-9_]+", "", re.sub(r"\s+", "_", text))[:_MOST].strip("_")
 
 
-def resource_of(unit: Unit, naming: Naming, kind: str) -> str:
+def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
     """The resource that a unit is one of.
 
     Raises:
@@ -94,25 +94,27 @@ def resource_of_none(naming: Naming, kind: str) -> str:
     return kind if naming == "kind" else _PGPU
 
 
-def offers(units: Iterable[Unit], naming: Naming, kind: str) -> dict[str, tuple[Unit, ...]]:
+def offers(
+    units: Iterable[PodDevice], naming: Naming, kind: str
+) -> dict[str, tuple[PodDevice, ...]]:
     """The units of each resource, in the order of their addresses."""
-    found: dict[str, tuple[Unit, ...]] = {}
+    found: dict[str, tuple[PodDevice, ...]] = {}
     for unit in units:
         name = resource_of(unit, naming, kind)
         found[name] = (*found.get(name, ()), unit)
     return found
 
 
-def units_of(host: HostSnapshot, named: Iterable[PciDevice]) -> tuple[Unit, ...]:
+def units_of(host: HostSnapshot, named: Iterable[PciDevice]) -> tuple[PodDevice, ...]:
     """What goes to a guest with the named functions: their groups, or slots where there are none.
 
     Bridges of a group stay on the host; the rest of a group that several were named of is one.
     """
-    found: dict[tuple[object, ...], Unit] = {}
+    found: dict[tuple[object, ...], PodDevice] = {}
     for device in named:
         members = host.group_members(device.iommu_group) or host.slot(device)
         functions = tuple(member for member in members if not member.is_bridge)
-        found.setdefault(tuple(member.address for member in functions), Unit(functions))
+        found.setdefault(tuple(member.address for member in functions), PodDevice(functions))
     return tuple(found.values())
 
 
@@ -133,8 +135,8 @@ class PodOptions:
 
 
 def pods_for(
-    offered: dict[str, tuple[Unit, ...]], options: PodOptions, *, together: bool
-) -> tuple[PodWish, ...]:
+    offered: dict[str, tuple[PodDevice, ...]], options: PodOptions, *, together: bool
+) -> tuple[PodRequest, ...]:
     """One pod that asks for all units of all resources, or one for each resource.
 
     Raises:
@@ -146,11 +148,11 @@ def pods_for(
         if options.count is not None and len(offered) > 1:
             message = f"--count {options.count} of which? The devices make {', '.join(offered)}"
             raise UsageError(message, "leave it out: each resource is asked for as often as named")
-        items = (ResourceWish(n, options.count or len(units)) for n, units in offered.items())
+        items = (ResourceRequest(n, options.count or len(units)) for n, units in offered.items())
         return (_pod(tuple(items), offered, options, options.name),)
     return tuple(
         _pod(
-            (ResourceWish(resource, options.count or 1),),
+            (ResourceRequest(resource, options.count or 1),),
             offered,
             options,
             options.name if len(offered) == 1 else _numbered(options.name, number),
@@ -166,15 +168,15 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _pod(
-    items: tuple[ResourceWish, ...],
-    offered: dict[str, tuple[Unit, ...]],
+    items: tuple[ResourceRequest, ...],
+    offered: dict[str, tuple[PodDevice, ...]],
     options: PodOptions,
     name: str,
-) -> PodWish:
+) -> PodRequest:
     _refuse_too_many(items, offered)
     units = [unit for item in items for unit in offered[item.name]]
     image, command = _image(options, is_cuda=any(unit.is_nvidia_gpu for unit in units))
-    return PodWish(
+    return PodRequest(
         kind=options.kind,
         name=name,
         namespace=options.namespace,
@@ -196,7 +198,9 @@ def _image(options: PodOptions, *, is_cuda: bool) -> tuple[str, tuple[str, ...]]
     return (_CUDA_SAMPLE, ()) if is_cuda else (_BUSYBOX, _LOOK)
 
 
-def _refuse_too_many(items: tuple[ResourceWish, ...], offered: dict[str, tuple[Unit, ...]]) -> None:
+def _refuse_too_many(
+    items: tuple[ResourceRequest, ...], offered: dict[str, tuple[PodDevice, ...]]
+) -> None:
     """Make sure that Kata has root ports for what one pod asks for."""
     ports = sum(item.count * _ports(offered[item.name]) for item in items)
     if ports > MAX_PORTS:
@@ -204,6 +208,6 @@ def _refuse_too_many(items: tuple[ResourceWish, ...], offered: dict[str, tuple[U
         raise Refusal(message, "ask for fewer devices in one pod, and for more pods")
 
 
-def _ports(units: tuple[Unit, ...]) -> int:
+def _ports(units: tuple[PodDevice, ...]) -> int:
     """How many functions one unit has; the largest counts, since the kubelet chooses."""
     return max((len(unit.functions) for unit in units), default=1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ruamel.yaml import YAML
 
-    from vfiomgr.kata.manifests.model import PodWish, RuntimeClassWish
+    from vfiomgr.kata.manifests.model import PodRequest, RuntimeClassRequest
 
 Object = Any
 """A mapping of ruamel's, which knows its comments; dumped as JSON it is a plain one."""
@@ -26,7 +26,7 @@ _WIDTH = 4096
 """No line is folded."""
 
 
-def runtime_class(wish: RuntimeClassWish) -> Object:
+def runtime_class(wish: RuntimeClassRequest) -> Object:
     """A RuntimeClass (node.k8s.io/v1)."""
     document = _template("runtimeclass")
     document["metadata"]["name"] = _text(wish.name)
@@ -44,7 +44,7 @@ def runtime_class(wish: RuntimeClassWish) -> Object:
     return document
 
 
-def workload(wish: PodWish) -> Object:
+def workload(wish: PodRequest) -> Object:
     """A Pod, or a Deployment of it."""
     document = _template(wish.kind.lower())
     document["metadata"]["name"] = _text(wish.name)
@@ -61,7 +61,7 @@ def workload(wish: PodWish) -> Object:
     return document
 
 
-def _fill(container: Object, wish: PodWish) -> None:
+def _fill(container: Object, wish: PodRequest) -> None:
     container["image"] = _text(wish.image)
     if wish.command:
         from ruamel.yaml.comments import CommentedSeq  # noqa: PLC0415 - slow

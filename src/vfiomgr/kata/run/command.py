@@ -32,7 +32,7 @@ _SINCE_DOCKER_26 = Version(3, 29)
 
 
 @dataclass(frozen=True, slots=True)
-class RunWish:
+class RunRequest:
     """A container with devices."""
 
     tool: Tool
@@ -64,7 +64,7 @@ class RunCommand:
         return shlex.join(self.words)
 
 
-def run_command(wish: RunWish) -> RunCommand:
+def run_command(wish: RunRequest) -> RunCommand:
     """The command for a tool.
 
     Raises:
@@ -83,7 +83,7 @@ def run_command(wish: RunWish) -> RunCommand:
             raise _no_podman(wish)
 
 
-def _ctr(wish: RunWish) -> RunCommand:
+def _ctr(wish: RunRequest) -> RunCommand:
     config = ("--runtime-config-path", wish.config) if wish.config else ()
     return RunCommand(
         (
@@ -98,7 +98,7 @@ def _ctr(wish: RunWish) -> RunCommand:
     )
 
 
-def _nerdctl(wish: RunWish) -> RunCommand:
+def _nerdctl(wish: RunRequest) -> RunCommand:
     config = ("--annotation", f"{CONFIG_ANNOTATION}={wish.config}") if wish.config else ()
     needs = ("the annotation needs nerdctl 2.0 or later",) if wish.config else ()
     return RunCommand(
@@ -110,12 +110,12 @@ def _nerdctl(wish: RunWish) -> RunCommand:
     )
 
 
-def _shim(wish: RunWish) -> str:
+def _shim(wish: RunRequest) -> str:
     """By name where containerd finds it in its PATH, or where nothing is known of it."""
     return wish.shim if wish.shim is not None and wish.shim.startswith(_OPT) else SHIM
 
 
-def _shim_notes(wish: RunWish) -> Iterator[str]:
+def _shim_notes(wish: RunRequest) -> Iterator[str]:
     """https://github.com/containerd/containerd/pull/6206."""
     if _shim(wish) != SHIM:
         yield (
@@ -124,7 +124,7 @@ def _shim_notes(wish: RunWish) -> Iterator[str]:
         )
 
 
-def _docker(wish: RunWish) -> RunCommand:
+def _docker(wish: RunRequest) -> RunCommand:
     return RunCommand(
         (
             *("docker", "run", "--rm", "--interactive", "--tty", "--name", wish.name),
@@ -135,7 +135,7 @@ def _docker(wish: RunWish) -> RunCommand:
     )
 
 
-def _docker_notes(wish: RunWish) -> Iterator[str]:
+def _docker_notes(wish: RunRequest) -> Iterator[str]:
     if wish.docker_runtime is None:
         options = {"options": {"ConfigPath": wish.config}} if wish.config else {}
         entry = {"runtimes": {"kata": {"runtimeType": wish.shim or SHIM_PATH, **options}}}
@@ -152,12 +152,12 @@ def _docker_notes(wish: RunWish) -> Iterator[str]:
         )
 
 
-def _devices(wish: RunWish) -> Iterator[str]:
+def _devices(wish: RunRequest) -> Iterator[str]:
     for node in wish.nodes:
         yield from ("--device", node)
 
 
-def _check_cdevs(wish: RunWish) -> None:
+def _check_cdevs(wish: RunRequest) -> None:
     """Whether this Kata takes `/dev/vfio/devices/vfioN`.
 
     Raises:
@@ -172,7 +172,7 @@ def _check_cdevs(wish: RunWish) -> None:
         raise Refusal(message, "take the group: --node group")
 
 
-def _no_podman(wish: RunWish) -> Refusal:
+def _no_podman(wish: RunRequest) -> Refusal:
     """Podman runs OCI runtimes by their command line, which Kata has not had since 2.0."""
     devices = shlex.join(_devices(wish))
     return Refusal(

@@ -19,11 +19,11 @@ from vfiomgr.kata.explain.facts import installed_handler
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration, search_path
-from vfiomgr.kata.run.command import DOCKER_FILE, RunWish, Tool, run_command
+from vfiomgr.kata.run.command import DOCKER_FILE, RunRequest, Tool, run_command
 from vfiomgr.kata.settings import NO_PORT, read_settings
 from vfiomgr.passthrough.commands import tell_how_to_bind
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.guest_device import DeviceWish, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.model import KataInstallation
     from vfiomgr.kata.run.command import RunCommand
     from vfiomgr.kata.settings import KataSettings
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 _CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
 _PLAIN = "docker.io/library/ubuntu:24.04"
@@ -106,7 +106,7 @@ def command(
     wanted = release.runtime if release is not None else runtime
     settings = _configuration(session, wanted, config)
     host = session.devices()
-    units = units_of(host, [DeviceWish(name, is_alone=only) for name in devices])
+    units = units_of(host, [DeviceRequest(name, is_alone=only) for name in devices])
     for unit in units:
         refuse_mediated(host, unit.name)
     oci_plan.refuse_noiommu(host, units)
@@ -115,7 +115,7 @@ def command(
         oci_plan.refuse_unready(session.host(), units)
     own = [path for unit in units for path in oci_plan.device_nodes(unit, node)]
     found = run_command(
-        RunWish(
+        RunRequest(
             tool=tool,
             name=_container_name(units[0]),
             nodes=tuple(dict.fromkeys(own)),
@@ -212,12 +212,12 @@ def _words(program: str | None) -> tuple[str, ...]:
         ) from None
 
 
-def _container_name(unit: Unit) -> str:
+def _container_name(unit: GuestDevice) -> str:
     """As containerd takes it: letters, digits, and single dots or hyphens between them."""
     return f"kata-{re.sub('[^A-Za-z0-9.]+', '-', unit.name)}"
 
 
-def _usual_image(units: Sequence[Unit]) -> str:
+def _usual_image(units: Sequence[GuestDevice]) -> str:
     """What shows that it works."""
     functions = [function for unit in units for function in unit.functions]
     kinds = {(function.vendor_id, function.class_code[:2]) for function in functions}

@@ -192,14 +192,14 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
 
 def _validated(path: str) -> dict[str, Any]:
     """What there is to say about one file."""
-    from vfiomgr.documents.located import Flaw, Place  # noqa: PLC0415
+    from vfiomgr.documents.located import Flaw, Position  # noqa: PLC0415
     from vfiomgr.layout.document import find_flaws  # noqa: PLC0415 - brings pydantic
 
     source = source_of(path)
     try:
         file, flaws = find_flaws(text_of(path, "the layout file"))
     except InvalidDocument as error:
-        file, flaws = None, (Flaw(Place(), "", error.message, error.hint),)
+        file, flaws = None, (Flaw(Position(), "", error.message, error.hint),)
     return {
         "file": source,
         "valid": file is not None,

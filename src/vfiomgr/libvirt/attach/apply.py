@@ -36,7 +36,7 @@ _LIVE = Scope(live=True, config=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class DeviceChange:
     """One element of one function or vGPU, and where it goes or comes from."""
 
     device: str
@@ -48,9 +48,9 @@ class Exchange:
 def attach_all(
     connection: Connection,
     domain: str,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[DeviceChange],
     deadline: float,
-    on_done: Callable[[Exchange], None],
+    on_done: Callable[[DeviceChange], None],
 ) -> None:
     """Give devices to a domain.
 
@@ -60,21 +60,21 @@ def attach_all(
 
     """
 
-    def give(one: Exchange) -> None:
+    def give(one: DeviceChange) -> None:
         connection.attach(domain, one.element, one.scope)
 
-    def take_back(one: Exchange) -> None:
+    def take_back(one: DeviceChange) -> None:
         connection.detach(domain, one.element, _LIVE, Removal(one.device, deadline))
 
-    _carry_out(connection, domain, exchanges, _Deed(give, take_back, gives=True), on_done)
+    _carry_out(connection, domain, exchanges, _Operation(give, take_back, gives=True), on_done)
 
 
 def detach_all(
     connection: Connection,
     domain: str,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[DeviceChange],
     deadline: float,
-    on_done: Callable[[Exchange], None],
+    on_done: Callable[[DeviceChange], None],
 ) -> None:
     """Take devices from a domain; a device that the guest keeps ends it, with the request standing.
 
@@ -86,21 +86,21 @@ def detach_all(
     """
     elements = _running_elements(connection, domain, exchanges)
 
-    def take(one: Exchange) -> None:
+    def take(one: DeviceChange) -> None:
         connection.detach(domain, one.element, one.scope, Removal(one.device, deadline))
 
-    def give_back(one: Exchange) -> None:
+    def give_back(one: DeviceChange) -> None:
         connection.attach(domain, elements[one.device], _LIVE)
 
-    _carry_out(connection, domain, exchanges, _Deed(take, give_back, gives=False), on_done)
+    _carry_out(connection, domain, exchanges, _Operation(take, give_back, gives=False), on_done)
 
 
 @dataclass(frozen=True, slots=True)
-class _Deed:
+class _Operation:
     """What is done with each, and what undoes it for a running guest."""
 
-    act: Callable[[Exchange], None]
-    undo: Callable[[Exchange], None]
+    act: Callable[[DeviceChange], None]
+    undo: Callable[[DeviceChange], None]
     gives: bool
     """Whether a running guest has the device afterwards."""
 
@@ -108,13 +108,13 @@ class _Deed:
 def _carry_out(
     connection: Connection,
     domain: str,
-    exchanges: Sequence[Exchange],
-    deed: _Deed,
-    on_done: Callable[[Exchange], None],
+    exchanges: Sequence[DeviceChange],
+    deed: _Operation,
+    on_done: Callable[[DeviceChange], None],
 ) -> None:
     """Do it with all of them, or take back what was done; not what a guest only keeps."""
     before = _definition(connection, domain, exchanges)
-    done: list[Exchange] = []
+    done: list[DeviceChange] = []
     try:
         for exchange in exchanges:
             deed.act(exchange)
@@ -136,7 +136,11 @@ def _carry_out(
 
 
 def _is_settled(
-    connection: Connection, domain: str, one: Exchange, deed: _Deed, done: list[Exchange]
+    connection: Connection,
+    domain: str,
+    one: DeviceChange,
+    deed: _Operation,
+    done: list[DeviceChange],
 ) -> bool:
     """Wait out the call that an interrupt has left, and add to what is done where it did its work.
 
@@ -162,7 +166,7 @@ def _is_settled(
     return deed.gives or not has_it
 
 
-def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[Exchange]) -> VfiomgrError:
+def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[DeviceChange]) -> VfiomgrError:
     """No request to a guest can be withdrawn."""
     if not asked:
         return outcome
@@ -175,7 +179,9 @@ def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[Exchange]) 
     )
 
 
-def _definition(connection: Connection, domain: str, exchanges: Sequence[Exchange]) -> bytes | None:
+def _definition(
+    connection: Connection, domain: str, exchanges: Sequence[DeviceChange]
+) -> bytes | None:
     """What is defined now, where that is going to change."""
     if not any(exchange.scope.config for exchange in exchanges):
         return None
@@ -183,7 +189,7 @@ def _definition(connection: Connection, domain: str, exchanges: Sequence[Exchang
 
 
 def _running_elements(
-    connection: Connection, domain: str, exchanges: Sequence[Exchange]
+    connection: Connection, domain: str, exchanges: Sequence[DeviceChange]
 ) -> dict[str, str]:
     """The elements of a running guest's devices by their names, whole."""
     if not any(exchange.scope.live for exchange in exchanges):
@@ -218,7 +224,7 @@ def _rolled_back(
     return RolledBack(f"{told}; {domain} is as it was before", hint)
 
 
-def _unknown(error: BaseException, domain: str, exchange: Exchange) -> BaseException:
+def _unknown(error: BaseException, domain: str, exchange: DeviceChange) -> BaseException:
     """A call that was given up libvirt may carry out all the same."""
     if not isinstance(error, LibvirtSilent):
         return error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class DeviceOwner:
     """A device of the host, and a domain that has it or will."""
 
     device: str
@@ -43,7 +43,7 @@ class Claim:
 
 def claims_of(
     host: HostSnapshot, hypervisor: Hypervisor, domain: str | None = None
-) -> tuple[Claim, ...]:
+) -> tuple[DeviceOwner, ...]:
     """By device: functions by their numbers, then mediated devices; by domain where several do."""
     known = [d for d in hypervisor.domains if domain is None or domain in (d.name, d.uuid)]
     found = [(hostdev, claim) for one in known for hostdev, claim in _of_domain(host, one)]
@@ -83,12 +83,14 @@ def disk_objection(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Obje
     )
 
 
-def _order(hostdev: DomainHostdev, claim: Claim) -> tuple[bool, object, str]:
+def _order(hostdev: DomainHostdev, claim: DeviceOwner) -> tuple[bool, object, str]:
     key: object = hostdev.address if hostdev.address is not None else claim.device
     return (hostdev.address is None, key, claim.domain)
 
 
-def _of_domain(host: HostSnapshot, domain: KnownDomain) -> Iterator[tuple[DomainHostdev, Claim]]:
+def _of_domain(
+    host: HostSnapshot, domain: KnownDomain
+) -> Iterator[tuple[DomainHostdev, DeviceOwner]]:
     running, defined = (
         {} if version is None else {h.name: h for h in version.hostdevs if h.name}
         for version in (domain.running, domain.defined)
@@ -100,7 +102,7 @@ def _of_domain(host: HostSnapshot, domain: KnownDomain) -> Iterator[tuple[Domain
 
 def _claim(
     host: HostSnapshot, domain: KnownDomain, hostdev: DomainHostdev, where: tuple[bool, bool]
-) -> Claim:
+) -> DeviceOwner:
     device = host.device_named(hostdev.name)
     vgpu = host.vgpu(hostdev.name)
     title, driver = None, None
@@ -111,7 +113,7 @@ def _claim(
     kind: Literal["pci", "vf", "mdev"] = "mdev" if hostdev.kind == "mdev" else "pci"
     if device is not None and device.physical_function is not None:
         kind = "vf"
-    return Claim(
+    return DeviceOwner(
         device=hostdev.name,
         kind=kind,
         title=title,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import HandOver
+    from vfiomgr.vgpu.guest_device import HostdevOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def plan_additions(
     return Additions(tuple(placed), tuple(ports), tuple(already))
 
 
-def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HandOver]]) -> None:
+def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOptions]]) -> None:
     """Make sure that libvirt takes the domain with devices that come, as they are handed over.
 
     It rejects an order of booting beside `<boot dev>`, the same order twice, and a second ramfb.

@@ -16,7 +16,13 @@ from vfiomgr.passthrough.guards import taking
 from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.vgpu.guest_device import DeviceWish, GuestAddress, HandOver, Unit, units_of
+from vfiomgr.vgpu.guest_device import (
+    DeviceRequest,
+    GuestAddress,
+    GuestDevice,
+    HostdevOptions,
+    units_of,
+)
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ _NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
 
 
 @dataclass(frozen=True, slots=True)
-class AttachWish:
+class AttachRequest:
     """What a user asks for."""
 
     devices: tuple[str, ...]
@@ -50,7 +56,7 @@ class Attachment:
     """What becomes one device of the guest."""
 
     scope: Scope
-    unit: Unit
+    unit: GuestDevice
     is_active: bool = True
     """Of a vGPU: whether it is there, and not defined alone."""
     bus: int | None = None
@@ -102,7 +108,7 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
 
 
 def plan_attach(
-    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachWish
+    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachRequest
 ) -> AttachPlan:
     """What libvirt is to be asked for, one guest device after the other.
 
@@ -129,10 +135,10 @@ def plan_attach(
 # ---- what is meant
 
 
-def _units(host: HostSnapshot, wish: AttachWish) -> Iterator[Attachment]:
+def _units(host: HostSnapshot, wish: AttachRequest) -> Iterator[Attachment]:
     """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
-    hand_over = HandOver(is_managed=wish.managed)
-    wishes = [DeviceWish(name, hand_over, is_alone=wish.only) for name in wish.devices]
+    hand_over = HostdevOptions(is_managed=wish.managed)
+    wishes = [DeviceRequest(name, hand_over, is_alone=wish.only) for name in wish.devices]
     defined = tuple(
         Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
         for known in host.vgpu_definitions
@@ -188,7 +194,7 @@ def _objections(
     host: HostSnapshot,
     hypervisor: Hypervisor,
     domain: KnownDomain,
-    wish: AttachWish,
+    wish: AttachRequest,
     items: Sequence[Attachment],
 ) -> Iterator[Objection]:
     is_hooked = _is_hooked(host, domain)
@@ -264,7 +270,7 @@ def _readiness(
     host: HostSnapshot,
     hypervisor: Hypervisor,
     device: PciDevice,
-    wish: AttachWish,
+    wish: AttachRequest,
     coming: set[PciAddress],
 ) -> Iterator[Objection]:
     """Whether a guest could open a function: it, and all of its group.
@@ -301,7 +307,7 @@ def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
 
 
 def _vendor_objections(
-    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachWish
+    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachRequest
 ) -> Iterator[Objection]:
     """Of a virtual function that stays on its vendor's driver, as a vGPU."""
     if not host.is_ready_for_guests(device):
@@ -327,7 +333,7 @@ def _held_elsewhere(
     hypervisor: Hypervisor,
     domain: KnownDomain,
     item: Attachment,
-    wish: AttachWish,
+    wish: AttachRequest,
 ) -> Iterator[Objection]:
     """Other domains of this libvirt that have the device, or another one of its group."""
     groups = {device.iommu_group for device in item.functions} - {None}
@@ -361,7 +367,7 @@ def _names(domain: Domain | None) -> set[str]:
 
 
 def _live_objections(
-    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachWish
+    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachRequest
 ) -> Iterator[Objection]:
     """What a running guest cannot take."""
     running = domain.running

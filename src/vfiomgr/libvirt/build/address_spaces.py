@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Objection
 from vfiomgr.libvirt.model.domain import TO_PCI
-from vfiomgr.vgpu.guest_device import Unit
+from vfiomgr.vgpu.guest_device import GuestDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RootPortSlot:
     """Units behind one root port: one, or several that share an address space."""
 
-    units: tuple[Unit, ...]
+    units: tuple[GuestDevice, ...]
     is_shared: bool = False
     """Whether they sit behind a bridge to conventional PCI."""
 
     @property
-    def first(self) -> Unit:
+    def first(self) -> GuestDevice:
         """The unit that tells where the seat is near."""
         return self.units[0]
 
@@ -42,12 +42,12 @@ class Seat:
         return ", ".join(unit.names for unit in self.units)
 
 
-def seats_of(units: Sequence[Unit], *, has_viommu: bool) -> tuple[Seat, ...]:
+def seats_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPortSlot, ...]:
     """A seat for each unit; one for all that share a group, where the guest has an IOMMU."""
     if not has_viommu:
-        return tuple(Seat((unit,)) for unit in units)
+        return tuple(RootPortSlot((unit,)) for unit in units)
     shared = set(_several(function for unit in units for function in unit.functions))
-    seats: list[tuple[list[Unit], set[int]]] = []
+    seats: list[tuple[list[GuestDevice], set[int]]] = []
     for unit in units:
         own = {f.iommu_group for f in unit.functions if f.iommu_group is not None} & shared
         with_it = [seat for seat in seats if own & seat[1]]
@@ -59,7 +59,7 @@ def seats_of(units: Sequence[Unit], *, has_viommu: bool) -> tuple[Seat, ...]:
             seats.remove(seat)
         first[0].extend([*(u for seat in others for u in seat[0]), unit])
         first[1].update(own, *(seat[1] for seat in others))
-    return tuple(Seat(tuple(inside), bool(groups)) for inside, groups in seats)
+    return tuple(RootPortSlot(tuple(inside), bool(groups)) for inside, groups in seats)
 
 
 def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
@@ -71,7 +71,7 @@ def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
     return {number: members for number, members in groups.items() if len(members) > 1}
 
 
-def space_notes(seats: Iterable[Seat]) -> Iterator[str]:
+def space_notes(seats: Iterable[RootPortSlot]) -> Iterator[str]:
     """What functions behind a bridge lack."""
     for seat in seats:
         if seat.is_shared:
@@ -84,7 +84,7 @@ def space_notes(seats: Iterable[Seat]) -> Iterator[str]:
 
 
 def space_objections(
-    host: HostSnapshot, domain: Domain, units: Iterable[Unit]
+    host: HostSnapshot, domain: Domain, units: Iterable[GuestDevice]
 ) -> Iterator[Objection]:
     """Functions that cannot come into a domain that has an IOMMU, each behind a port of pcie.0."""
     if domain.iommu is None or domain.iommu.bus is not None:

@@ -12,7 +12,7 @@ from vfiomgr.vgpu.guest_device import (
     DomainHostdev,
     GuestAddress,
     GuestHostdev,
-    HandOver,
+    HostdevOptions,
     QemuProperty,
 )
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.model.features import Feature
     from vfiomgr.version import Version
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 LAST_BUS = 0xFF
 _SUBSYSTEM = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
@@ -32,7 +32,7 @@ _VGA = "0300"
 """The class of VGA controllers."""
 
 
-def hostdevs_of(unit: Unit, place: GuestAddress | None) -> Iterator[GuestHostdev]:
+def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[GuestHostdev]:
     """One hostdev a function, all in the slot of a place; None leaves it to libvirt.
 
     A driver that is named is for functions like the first: no variant has a GPU and its audio.
@@ -59,7 +59,7 @@ def hostdevs_of(unit: Unit, place: GuestAddress | None) -> Iterator[GuestHostdev
         yield GuestHostdev(planned, function.name, properties)
 
 
-def _properties(hand_over: HandOver) -> Iterator[QemuProperty]:
+def _properties(hand_over: HostdevOptions) -> Iterator[QemuProperty]:
     """What hw/vfio/pci.c knows and libvirt has no word for."""
     if hand_over.has_vga:
         yield QemuProperty("x-vga", "bool", "true")
@@ -75,7 +75,7 @@ def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> Guest
     return replace(place, function=number, multifunction=several and number == 0)
 
 
-def _mediated(unit: Unit, place: GuestAddress | None) -> GuestHostdev:
+def _mediated(unit: GuestDevice, place: GuestAddress | None) -> GuestHostdev:
     vgpu = unit.vgpu
     assert vgpu is not None  # noqa: S101 - by the caller
     device = DomainHostdev(
@@ -95,7 +95,7 @@ def _alias(name: str) -> str:
     return f"ua-vfio-{re.sub('[:.]', '-', name)}"
 
 
-def _with_options(device: DomainHostdev, hand_over: HandOver, number: int) -> DomainHostdev:
+def _with_options(device: DomainHostdev, hand_over: HostdevOptions, number: int) -> DomainHostdev:
     """The options of a device; what there is once concerns its first function."""
     has_rom = hand_over.rom != NO_ROM
     device = replace(
@@ -116,7 +116,7 @@ def _with_options(device: DomainHostdev, hand_over: HandOver, number: int) -> Do
 
 
 def check(
-    units: Iterable[Unit], libvirt: Callable[[], Version], qemu: Callable[[], Version | None]
+    units: Iterable[GuestDevice], libvirt: Callable[[], Version], qemu: Callable[[], Version | None]
 ) -> None:
     """Make sure that libvirt and QEMU can do what is asked of them; ask which they are only then.
 
@@ -138,7 +138,7 @@ def check(
             _check_iommufd(unit, qemu())
 
 
-def _check_options(unit: Unit) -> None:
+def _check_options(unit: GuestDevice) -> None:
     hand_over = unit.hand_over
     if unit.is_vendor_function and hand_over.is_managed:
         first = unit.functions[0]
@@ -171,7 +171,7 @@ def _check_options(unit: Unit) -> None:
         raise UsageError(message, "leave it out")
 
 
-def _check_form(hand_over: HandOver) -> None:
+def _check_form(hand_over: HostdevOptions) -> None:
     if hand_over.subsystem is not None and not _SUBSYSTEM.fullmatch(hand_over.subsystem):
         message = f"{hand_over.subsystem} is no subsystem of a PCI device"
         raise UsageError(message, "write vendor and device in hexadecimal: 17aa:3aff")
@@ -180,7 +180,7 @@ def _check_form(hand_over: HandOver) -> None:
         raise UsageError(message, "write numbers and ranges: 1-8, or 1,3")
 
 
-def _check_model(unit: Unit) -> None:
+def _check_model(unit: GuestDevice) -> None:
     model = unit.hand_over.driver_model
     if model is None:
         return
@@ -193,24 +193,24 @@ def _check_model(unit: Unit) -> None:
         raise UsageError(message, f"ask for managed too, or leave it out and bind it: {bind}")
 
 
-def _check_unassigned(unit: Unit) -> None:
+def _check_unassigned(unit: GuestDevice) -> None:
     """What a guest does not get, it has no options of."""
     hand_over = unit.hand_over
-    own = HandOver(is_managed=hand_over.is_managed, driver_model=hand_over.driver_model)
+    own = HostdevOptions(is_managed=hand_over.is_managed, driver_model=hand_over.driver_model)
     if hand_over.is_unassigned and replace(hand_over, is_unassigned=False) != own:
         message = f"{unit.name} is not to be in the guest, and has options of a device there"
         raise UsageError(message, "leave out all but managed and the driver model")
 
 
-def _check_vga(unit: Unit) -> None:
+def _check_vga(unit: GuestDevice) -> None:
     if unit.hand_over.has_vga and not unit.functions[0].class_code.startswith(_VGA):
         message = f"{unit.functions[0]} is no VGA controller"
         raise UsageError(message, "leave out vga: only graphics cards have those addresses")
 
 
-def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
+def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
     hand_over = unit.hand_over
-    if hand_over == HandOver() and not unit.is_vendor_function:
+    if hand_over == HostdevOptions() and not unit.is_vendor_function:
         return
     from vfiomgr.libvirt.model import features  # noqa: PLC0415 - few devices need any
 
@@ -231,7 +231,7 @@ def _features(unit: Unit) -> Iterator[tuple[Feature, str]]:
         yield features.IOMMUFD, f"/dev/iommu for {unit.name}"
 
 
-def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
+def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
     from vfiomgr.libvirt.model import features  # noqa: PLC0415 - few devices need any
 
     if features.lacks_iommufd(qemu):
@@ -240,7 +240,7 @@ def _check_iommufd(unit: Unit, qemu: Version | None) -> None:
         raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
 
 
-def places(units: Iterable[Unit], first_bus: int) -> Iterator[GuestHostdev]:
+def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:
     """Hostdevs for a domain that is there: devices of several functions from a bus on.
 
     A function that goes alone gets no guest address: libvirt finds a free port for it.

@@ -11,7 +11,7 @@ from vfiomgr.libvirt.model.features import LOCKS_PER_DEVICE
 from vfiomgr.units import GIB, size
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.version import Version
 
 RESERVE = GIB
@@ -37,7 +37,7 @@ class Lock:
     reasons: tuple[Reason, ...] = ()
 
 
-def plan_lock(wish: DomainWish, devices: int, libvirt: Version) -> Lock:
+def plan_lock(wish: DomainRequest, devices: int, libvirt: Version) -> Lock:
     """What will be locked, and the limit where libvirt's own is none.
 
     Raises:

@@ -26,10 +26,10 @@ from vfiomgr.units import MIB, size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.version import Version
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 _OVMF_BITS = 46
@@ -42,7 +42,7 @@ _TRUSTED = {"GenuineIntel": (36, 39), "AuthenticAMD": (40,)}
 
 
 @dataclass(frozen=True, slots=True)
-class Aperture:
+class MmioWindow:
     """What of it has to be written."""
 
     address_width: Literal["passthrough", "emulate"] | None
@@ -55,11 +55,11 @@ class Aperture:
 
 def plan_aperture(
     host: HostSnapshot,
-    wish: DomainWish,
-    units: Sequence[Unit],
+    wish: DomainRequest,
+    units: Sequence[GuestDevice],
     libvirt: Version,
     emulated: int = 0,
-) -> Aperture:
+) -> MmioWindow:
     """How the guest gets a window for its devices' BARs.
 
     Raises:
@@ -87,7 +87,7 @@ def plan_aperture(
         reasons.append(Reason("fw_cfg" if is_efi else "hole", text))
     elif window:
         reasons.append(Reason("firmware", f"{told}; {whose}'s own, of {size(own)}, has room"))
-    return Aperture(
+    return MmioWindow(
         address_width=width,
         address_bits=bits if wish.address_bits is not None else None,
         hole64_kib=written >> 10 if written is not None and not is_efi else None,
@@ -97,7 +97,7 @@ def plan_aperture(
     )
 
 
-def guest_bits(host: HostSnapshot, wish: DomainWish) -> int | None:
+def guest_bits(host: HostSnapshot, wish: DomainRequest) -> int | None:
     """How wide its addresses are; None where the host's CPU does not tell its width."""
     own = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
     known = [bits for bits in (own, wish.address_bits) if bits is not None]
@@ -105,7 +105,7 @@ def guest_bits(host: HostSnapshot, wish: DomainWish) -> int | None:
 
 
 def _width(
-    host: HostSnapshot, wish: DomainWish, libvirt: Version, *, has_devices: bool
+    host: HostSnapshot, wish: DomainRequest, libvirt: Version, *, has_devices: bool
 ) -> Literal["passthrough", "emulate"] | None:
     """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3.
 
@@ -138,14 +138,14 @@ def ovmf_window(bits: int | None, vendor: str | None) -> int:
     return max(DEFAULT_WINDOW, 1 << (min(bits, _OVMF_BITS) - _OVMF_SHARE))
 
 
-def _end_of_memory(host: HostSnapshot, wish: DomainWish, window: int) -> int:
+def _end_of_memory(host: HostSnapshot, wish: DomainRequest, window: int) -> int:
     """Of a guest with such a window, which with OVMF is none of QEMU's."""
     is_amd = wish.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
     hole = window if wish.firmware == "bios" else DEFAULT_WINDOW
     return memory_end(wish.memory_bytes, hole, is_amd=is_amd)
 
 
-def _check_space(host: HostSnapshot, wish: DomainWish, bits: int | None) -> None:
+def _check_space(host: HostSnapshot, wish: DomainRequest, bits: int | None) -> None:
     """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init).
 
     Raises:
@@ -162,7 +162,9 @@ def _check_space(host: HostSnapshot, wish: DomainWish, bits: int | None) -> None
         raise Refusal(message, f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy)
 
 
-def _fitting(host: HostSnapshot, wish: DomainWish, window: int, bits: int | None, told: str) -> int:
+def _fitting(
+    host: HostSnapshot, wish: DomainRequest, window: int, bits: int | None, told: str
+) -> int:
     """The window to write.
 
     Raises:
@@ -181,7 +183,7 @@ def _fitting(host: HostSnapshot, wish: DomainWish, window: int, bits: int | None
         raise Refusal(message, hint) from None
 
 
-def _why_window(units: Sequence[Unit], window: int) -> str:
+def _why_window(units: Sequence[GuestDevice], window: int) -> str:
     shares = ((unit.name, large_bytes(unit.functions)) for unit in units)
     bars = ", ".join(f"{name} {size(share)}" for name, share in shares if share)
     if not window:
@@ -190,7 +192,7 @@ def _why_window(units: Sequence[Unit], window: int) -> str:
 
 
 def _why_bits(
-    host: HostSnapshot, wish: DomainWish, *, width: str | None, is_asked: bool, libvirt: Version
+    host: HostSnapshot, wish: DomainRequest, *, width: str | None, is_asked: bool, libvirt: Version
 ) -> Iterable[Reason]:
     bits = host.cpu_address_bits
     shown = f"{bits} bits (/proc/cpuinfo)" if bits else "as wide as it is"

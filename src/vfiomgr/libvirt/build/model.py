@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.libvirt.model.domain import DomainIommu, NumaCell, PciController
-from vfiomgr.vgpu.guest_device import DeviceWish, GuestHostdev
+from vfiomgr.vgpu.guest_device import DeviceRequest, GuestHostdev
 
 Firmware = Literal["bios", "efi"]
 NumaMode = Literal["strict", "preferred", "off"]
@@ -54,13 +54,13 @@ class DirectBoot:
 
 
 @dataclass(frozen=True, slots=True)
-class DomainWish:
+class DomainRequest:
     """What a user says of a domain; all else follows from the host."""
 
     name: str
     memory_bytes: int
     vcpus: int
-    devices: tuple[DeviceWish, ...] = ()
+    devices: tuple[DeviceRequest, ...] = ()
     disks: tuple[GuestDisk, ...] = ()
     cdroms: tuple[str, ...] = ()
     """Images or device nodes, in the order of booting: an installer, and drivers beside it."""
@@ -160,7 +160,7 @@ class GuestCpus:
 class GuestPlan:
     """A whole domain, ready to be written."""
 
-    wish: DomainWish
+    wish: DomainRequest
     controllers: tuple[PciController, ...]
     hostdevs: tuple[GuestHostdev, ...]
     memory: GuestMemory

@@ -10,16 +10,16 @@ from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model.domain import NumaCell
 from vfiomgr.pci.numa import NumaNode
-from vfiomgr.units import MIB, size, write_numbers
+from vfiomgr.units import MIB, format_cpulist, size
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.pci.numa import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 Pins = tuple[tuple[int, tuple[int, ...]], ...]
@@ -28,7 +28,7 @@ _CHOICE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NumaShare:
     """What of the guest lies on a node of the host."""
 
     node: NumaNode
@@ -40,7 +40,7 @@ class Share:
 class Nodes:
     """The shares of nodes, in the order of their numbers; none where the guest lies anywhere."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[NumaShare, ...]
     pins: Pins
     emulator: tuple[int, ...]
     reasons: tuple[Reason, ...]
@@ -64,7 +64,7 @@ class Nodes:
         return tuple(share.node.number for share in self.shares if share.memory_bytes)
 
 
-def lay_nodes(host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]) -> Nodes:
+def lay_nodes(host: HostSnapshot, wish: DomainRequest, units: Sequence[GuestDevice]) -> Nodes:
     """Memory and CPUs on the nodes of the devices, where the host has several nodes.
 
     Raises:
@@ -87,7 +87,7 @@ def lay_nodes(host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]) -> No
 
 
 def _why_not(
-    topology: HostTopology | None, wish: DomainWish, units: Sequence[Unit]
+    topology: HostTopology | None, wish: DomainRequest, units: Sequence[GuestDevice]
 ) -> tuple[str, ...]:
     if topology is None:
         return ("NUMA nodes were not read: memory and CPUs lie anywhere",)
@@ -123,14 +123,14 @@ def _nearest(
     return tuple(ranked[:1])
 
 
-def _shares(wish: DomainWish, nodes: Sequence[NumaNode]) -> tuple[Share, ...]:
+def _shares(wish: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
     """Memory and CPUs in equal parts for the nodes that have any; what is left, for the first."""
     grain = wish.hugepage_bytes or MIB
     memory = _parts(wish.memory_bytes, [_has_memory(node) for node in nodes], grain)
     counts = _parts(wish.vcpus, [_has_cpus(node) for node in nodes], 1)
     shares, first = [], 0
     for node, share, count in zip(nodes, memory, counts, strict=True):
-        shares.append(Share(node, share, tuple(range(first, first + count))))
+        shares.append(NumaShare(node, share, tuple(range(first, first + count))))
         first += count
     return tuple(shares)
 
@@ -149,7 +149,7 @@ def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
 
 
 def _too_little(
-    shares: Sequence[Share], wish: DomainWish, topology: HostTopology
+    shares: Sequence[NumaShare], wish: DomainRequest, topology: HostTopology
 ) -> Iterator[Objection]:
     """Nodes that have not what is to lie on them."""
     if wish.hugepage_bytes is not None:
@@ -170,7 +170,7 @@ def _too_little(
             )
 
 
-def _missing_pages(topology: HostTopology | None, wish: DomainWish) -> Iterator[Objection]:
+def _missing_pages(topology: HostTopology | None, wish: DomainRequest) -> Iterator[Objection]:
     """Huge pages that the host has not, wherever they lie."""
     if wish.hugepage_bytes is None:
         return
@@ -186,7 +186,7 @@ def _missing_pages(topology: HostTopology | None, wish: DomainWish) -> Iterator[
         )
 
 
-def _uneven(wish: DomainWish, page: int) -> Iterator[Objection]:
+def _uneven(wish: DomainRequest, page: int) -> Iterator[Objection]:
     if wish.memory_bytes % page:
         yield Objection(
             f"{size(wish.memory_bytes)} are no whole number of huge pages of {size(page)}",
@@ -201,7 +201,7 @@ def _free(node: NumaNode, page_bytes: int | None) -> int:
     return pool.free * page_bytes if pool else 0
 
 
-def _pages_remedy(node: NumaNode, wanted: int, wish: DomainWish) -> str:
+def _pages_remedy(node: NumaNode, wanted: int, wish: DomainRequest) -> str:
     """What gives a node more huge pages of a size."""
     page = wish.hugepage_bytes
     if page is None:
@@ -212,7 +212,7 @@ def _pages_remedy(node: NumaNode, wanted: int, wish: DomainWish) -> str:
     return f"echo {count} > {place}/nr_hugepages, or "
 
 
-def _pins(shares: Sequence[Share], topology: HostTopology) -> tuple[Pins, tuple[int, ...]]:
+def _pins(shares: Sequence[NumaShare], topology: HostTopology) -> tuple[Pins, tuple[int, ...]]:
     """Each virtual CPU on all CPUs of its node: which of them, the scheduler knows best."""
     of_cpus = {share.node.number: _cpus_for_guests(share.node, topology) for share in shares}
     pins = tuple(
@@ -232,7 +232,7 @@ def _cpus_for_guests(node: NumaNode, topology: HostTopology) -> tuple[int, ...]:
 
 
 def _why_nodes(
-    shares: Sequence[Share], wish: DomainWish, units: Sequence[Unit]
+    shares: Sequence[NumaShare], wish: DomainRequest, units: Sequence[GuestDevice]
 ) -> Iterator[Reason]:
     for number, share in enumerate(shares):
         node = share.node
@@ -240,36 +240,38 @@ def _why_nodes(
         told = f"{', '.join(at)} at" if at else "the nearest with CPUs or memory is"
         free = size(_free(node, wish.hugepage_bytes))
         text = f"{told} NUMA node {node.number}: {free} free of {size(node.memory_bytes)}"
-        yield Reason(f"cell {number}", f"{text}, CPUs {write_numbers(node.cpus) or 'none'}")
+        yield Reason(f"cell {number}", f"{text}, CPUs {format_cpulist(node.cpus) or 'none'}")
         yield Reason("numatune", text)
 
 
-def _why_pins(shares: Sequence[Share], topology: HostTopology, pins: Pins) -> Iterator[Reason]:
+def _why_pins(shares: Sequence[NumaShare], topology: HostTopology, pins: Pins) -> Iterator[Reason]:
     if not pins:
         return
     nodes = ", ".join(
-        f"node {share.node.number} has {write_numbers(share.node.cpus)}"
+        f"node {share.node.number} has {format_cpulist(share.node.cpus)}"
         for share in shares
         if share.vcpus
     )
     left = [*topology.boot_cpu_threads, *topology.isolated_cpus]
     free = {cpu for _, cpus in pins for cpu in cpus}
-    kept = write_numbers(cpu for cpu in left if cpu not in free)
+    kept = format_cpulist(cpu for cpu in left if cpu not in free)
     yield Reason("cputune", nodes + (f"; {kept} stay with the host" if kept else ""))
 
 
-def _notes(shares: Sequence[Share], topology: HostTopology, units: Sequence[Unit]) -> Iterator[str]:
+def _notes(
+    shares: Sequence[NumaShare], topology: HostTopology, units: Sequence[GuestDevice]
+) -> Iterator[str]:
     for share in shares:
         usable = _cpus_for_guests(share.node, topology)
         if len(share.vcpus) > len(usable) > 0:
             yield (
                 f"{len(share.vcpus)} virtual CPUs share {len(usable)} CPUs of NUMA node "
-                f"{share.node.number} ({write_numbers(usable)})"
+                f"{share.node.number} ({format_cpulist(usable)})"
             )
         isolated = [cpu for cpu in share.node.cpus if cpu in topology.isolated_cpus]
         if isolated and share.vcpus:
             yield (
-                f"CPUs {write_numbers(isolated)} of NUMA node {share.node.number} are isolated "
+                f"CPUs {format_cpulist(isolated)} of NUMA node {share.node.number} are isolated "
                 "(isolcpus=): no guest is put on them, for the scheduler would leave all of it on "
                 "one; pin single CPUs to them by hand: virsh vcpupin"
             )
@@ -289,7 +291,7 @@ def most_vcpus(machine: Version) -> int:
     return next(count for since, count in _LIMITS if machine >= since)
 
 
-def check_vcpus(wish: DomainWish, qemu: Version | None) -> None:
+def check_vcpus(wish: DomainRequest, qemu: Version | None) -> None:
     """Make sure that libvirt takes so many CPUs; an unknown QEMU may have any limit.
 
     Raises:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 _NVIDIA = "10de"
 
 
 @dataclass(frozen=True, slots=True)
-class FabricShare:
+class NvlinkShare:
     """The switches and GPUs of a host, and those of them that a guest gets."""
 
     switches: tuple[PciDevice, ...]
@@ -44,13 +44,13 @@ class FabricShare:
         return not self.own_switches and len(self.own_gpus) > 1
 
 
-def fabric_share(host: HostSnapshot, inside: Container[PciAddress]) -> FabricShare | None:
+def fabric_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkShare | None:
     """What of the fabric is among some functions; None on a host without NVSwitches."""
     switches = tuple(filter(_is_switch, host.devices))
     gpus = tuple(filter(_is_gpu, host.devices))
     if not switches:
         return None
-    return FabricShare(
+    return NvlinkShare(
         switches,
         gpus,
         tuple(device for device in switches if device.address in inside),
@@ -58,7 +58,7 @@ def fabric_share(host: HostSnapshot, inside: Container[PciAddress]) -> FabricSha
     )
 
 
-def fabric_notes(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[str]:
+def fabric_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
     """What is to be done before the start, so that CUDA finds a fabric (else error 802).
 
     NVIDIA's Fabric Manager knows three ways: all GPUs and all switches in one guest; GPUs in
@@ -87,7 +87,7 @@ def fabric_notes(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[str]:
         )
 
 
-def _refuse_division(share: FabricShare) -> NoReturn:
+def _refuse_division(share: NvlinkShare) -> NoReturn:
     """Say what would stay outside.
 
     Raises:
@@ -120,7 +120,7 @@ def _is_gpu(device: PciDevice) -> bool:
     )
 
 
-def _is_nvidia_vgpu(host: HostSnapshot, unit: Unit) -> bool:
+def _is_nvidia_vgpu(host: HostSnapshot, unit: GuestDevice) -> bool:
     if unit.vgpu is None:
         return False
     parent = host.device_named(unit.vgpu.parent)

@@ -12,8 +12,8 @@ from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT, TO_PCI, GuestAddre
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.libvirt.build.address_spaces import Seat
-    from vfiomgr.vgpu.guest_device import Unit
+    from vfiomgr.libvirt.build.address_spaces import RootPortSlot
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 ROOT = "pcie-root"
 _PORTS_OF_EXPANDER = 32
@@ -36,7 +36,7 @@ class Buses:
 
 
 def lay_buses(
-    seats: Sequence[Seat], others: int, spare: int, cells: Sequence[int], *, is_local: bool
+    seats: Sequence[RootPortSlot], others: int, spare: int, cells: Sequence[int], *, is_local: bool
 ) -> Buses:
     """A root port for each seat; behind expanders where they come from several places.
 
@@ -82,7 +82,7 @@ def _port(buses: Buses, bus: int) -> int:
     return controller.guest.bus if controller.model == TO_PCI and controller.guest else bus
 
 
-def _bus_numbers(places: Sequence[Place], seats: Sequence[Seat]) -> list[int]:
+def _bus_numbers(places: Sequence[Place], seats: Sequence[RootPortSlot]) -> list[int]:
     """Of expanders, up to the last bus: each leaves as many as it has ports and bridges."""
     numbers, end = [], _BUSES
     for place in reversed(places):
@@ -91,11 +91,11 @@ def _bus_numbers(places: Sequence[Place], seats: Sequence[Seat]) -> list[int]:
     return numbers[::-1]
 
 
-def _place(seat: Seat) -> Place:
+def _place(seat: RootPortSlot) -> Place:
     return (seat.first.root_complex, seat.first.numa_node)
 
 
-def _places(seats: Sequence[Seat]) -> tuple[Place, ...]:
+def _places(seats: Sequence[RootPortSlot]) -> tuple[Place, ...]:
     """The root complexes with their nodes, in the order of the devices."""
     known = (seat for seat in seats if seat.first.root_complex is not None)
     return tuple(dict.fromkeys(_place(seat) for seat in known))
@@ -119,7 +119,7 @@ class _Laying:
         """A root port, on the guest's own root or behind an expander."""
         return self._add(why, PciController(0, len(self.controllers), ROOT_PORT, guest))
 
-    def add_seat(self, seat: Seat, guest: GuestAddress | None = None) -> None:
+    def add_seat(self, seat: RootPortSlot, guest: GuestAddress | None = None) -> None:
         """A port for a unit; for several that share an address space, a bridge behind it."""
         if not seat.is_shared:
             port = self.add_port(_why_port(seat.first), guest)
@@ -139,7 +139,7 @@ class _Laying:
         for slot, unit in zip(_SLOTS_OF_BRIDGE, seat.units, strict=False):
             self.places[unit.name] = GuestAddress(bridge, slot, 0)
 
-    def add_expander(self, place: Place, bus_nr: int, seats: Sequence[Seat]) -> None:
+    def add_expander(self, place: Place, bus_nr: int, seats: Sequence[RootPortSlot]) -> None:
         """A root complex of the guest for one of the host, with a port for each of its seats."""
         complex_name, node = place
         if len(seats) > _PORTS_OF_EXPANDER:
@@ -159,6 +159,6 @@ class _Laying:
             self.add_seat(seat, GuestAddress(index, slot, 0))
 
 
-def _why_port(unit: Unit) -> str:
+def _why_port(unit: GuestDevice) -> str:
     group = f" (IOMMU group {unit.iommu_group})" if unit.iommu_group is not None else ""
     return f"for {unit.names}{group}"

@@ -23,16 +23,16 @@ from vfiomgr.vgpu.guest_device import is_uuid, units_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.build.address_spaces import Seat
+    from vfiomgr.libvirt.build.address_spaces import RootPortSlot
     from vfiomgr.libvirt.build.memlock import Lock
-    from vfiomgr.libvirt.build.mmio_window import Aperture
-    from vfiomgr.libvirt.build.model import DomainWish
+    from vfiomgr.libvirt.build.mmio_window import MmioWindow
+    from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.build.numa import Nodes
     from vfiomgr.libvirt.build.pci_topology import Buses
     from vfiomgr.libvirt.model.domain import PciController
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.version import Version
-    from vfiomgr.vgpu.guest_device import GuestHostdev, Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice, GuestHostdev
 
 _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
 _ARCHITECTURE = "x86_64"
@@ -44,7 +44,7 @@ _EMULATED = 1
 
 
 def plan_guest(
-    host: HostSnapshot, wish: DomainWish, libvirt: Version, qemu: Version | None = None
+    host: HostSnapshot, wish: DomainRequest, libvirt: Version, qemu: Version | None = None
 ) -> GuestPlan:
     """All parts of a domain, each with its reason.
 
@@ -108,7 +108,7 @@ def _check_architecture(host: HostSnapshot) -> None:
         raise Refusal(message, remedy)
 
 
-def _check_wish(wish: DomainWish) -> None:
+def _check_wish(wish: DomainRequest) -> None:
     if not _NAME.fullmatch(wish.name):
         message = f"{wish.name!r} is no name of a domain"
         raise UsageError(message, "a name has no slash, no line break and no space in front")
@@ -125,8 +125,8 @@ def _check_wish(wish: DomainWish) -> None:
 
 
 def _with_boot_orders(
-    host: HostSnapshot, wish: DomainWish, units: Sequence[Unit]
-) -> tuple[tuple[Unit, ...], tuple[tuple[str, int], ...]]:
+    host: HostSnapshot, wish: DomainRequest, units: Sequence[GuestDevice]
+) -> tuple[tuple[GuestDevice, ...], tuple[tuple[str, int], ...]]:
     """Units and emulated devices with their numbers in the order of booting."""
     known = {unit.name: unit for unit in units}
     orders: list[tuple[str, int]] = []
@@ -145,7 +145,7 @@ def _with_boot_orders(
     return numbered, tuple((part, number) for part, number in orders if part not in known)
 
 
-def _usual_boot(wish: DomainWish) -> tuple[str, ...]:
+def _usual_boot(wish: DomainRequest) -> tuple[str, ...]:
     """Disks, and what installs one that is empty yet."""
     return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdroms)
 
@@ -166,7 +166,7 @@ def _boot_address(host: HostSnapshot, name: str) -> str:
 
 
 def _boot_parts(
-    host: HostSnapshot, wish: DomainWish, name: str, units: dict[str, Unit]
+    host: HostSnapshot, wish: DomainRequest, name: str, units: dict[str, GuestDevice]
 ) -> list[str]:
     """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device.
 
@@ -203,7 +203,7 @@ def _iommufd(
 
 
 def _iommu(
-    host: HostSnapshot, wish: DomainWish, libvirt: Version
+    host: HostSnapshot, wish: DomainRequest, libvirt: Version
 ) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
     """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map.
 
@@ -227,19 +227,21 @@ def _iommu(
     return iommu, (Reason("iommu", text),)
 
 
-def _buses(wish: DomainWish, seats: Sequence[Seat], nodes: Nodes, emulated: int) -> Buses:
+def _buses(
+    wish: DomainRequest, seats: Sequence[RootPortSlot], nodes: Nodes, emulated: int
+) -> Buses:
     cells = [cell.host_node for cell in nodes.cells]
     laid = lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
     return laid if wish.has_hotplug else without_hotplug(laid)
 
 
-def _controllers(buses: Buses, aperture: Aperture) -> tuple[PciController, ...]:
+def _controllers(buses: Buses, aperture: MmioWindow) -> tuple[PciController, ...]:
     """The root with its window, and all others."""
     root, *others = buses.controllers
     return (replace(root, hole64_kib=aperture.hole64_kib), *others)
 
 
-def _memory(wish: DomainWish, nodes: Nodes, lock: Lock) -> GuestMemory:
+def _memory(wish: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
     return GuestMemory(
         cells=nodes.cells,
         mode="preferred" if wish.numa == "preferred" else "strict",
@@ -249,7 +251,7 @@ def _memory(wish: DomainWish, nodes: Nodes, lock: Lock) -> GuestMemory:
     )
 
 
-def _check_mapping(wish: DomainWish) -> None:
+def _check_mapping(wish: DomainRequest) -> None:
     """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2).
 
     Raises:
@@ -264,7 +266,7 @@ def _check_mapping(wish: DomainWish) -> None:
         raise Refusal(message, "pass --viommu intel, which hosts of AMD have too, or virtio")
 
 
-def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
+def _cpus(wish: DomainRequest, nodes: Nodes, aperture: MmioWindow) -> GuestCpus:
     """A socket for each cell that has CPUs, where they have equally many."""
     counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
     sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
@@ -279,7 +281,7 @@ def _cpus(wish: DomainWish, nodes: Nodes, aperture: Aperture) -> GuestCpus:
     )
 
 
-def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]:
+def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[Reason]:
     for unit in units:
         if unit.is_vendor_function and unit.functions:
             text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
@@ -296,7 +298,7 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[Reason]
         yield Reason(f"hostdev {unit.name}", text)
 
 
-def _group_notes(host: HostSnapshot, units: Sequence[Unit]) -> Iterator[str]:
+def _group_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
     """Functions that nobody else can have while the guest has others of their group."""
     inside = {function.address for unit in units for function in unit.functions}
     groups = {unit.iommu_group for unit in units if unit.functions} - {None}

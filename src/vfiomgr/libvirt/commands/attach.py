@@ -16,8 +16,8 @@ from vfiomgr.libvirt.commands.edit import read_xml
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.libvirt.attach.apply import Exchange
-    from vfiomgr.libvirt.attach.claims import Claim
+    from vfiomgr.libvirt.attach.apply import DeviceChange
+    from vfiomgr.libvirt.attach.claims import DeviceOwner
     from vfiomgr.libvirt.attach.detach import DetachPlan
     from vfiomgr.libvirt.attach.plan import Attachment, AttachPlan
     from vfiomgr.libvirt.client.connection import Connection
@@ -80,13 +80,13 @@ def attach(
       vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
       vfiomgr libvirt attach win 41:00.4 --dry-run       # the XML and the calls
     """
-    from vfiomgr.libvirt.attach.plan import AttachWish, plan_attach, usual_scope  # noqa: PLC0415
+    from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, usual_scope  # noqa: PLC0415
 
     _require_live(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
         known = connection.domain(domain)
         scope = usual_scope(known, live=live, config=config)
-        wish = AttachWish(devices, scope, managed, only, allow_claimed="claimed" in allow)
+        wish = AttachRequest(devices, scope, managed, only, allow_claimed="claimed" in allow)
         host = session.host(with_users=scope.live)
         plan = plan_attach(host, connection.hypervisor(), known, wish)
         exchanges = [e for item in plan.items for e in _to_attach(item)]
@@ -127,7 +127,7 @@ def detach(
       vfiomgr libvirt detach win 0000:41:00.4 --connect qemu:///session
       vfiomgr libvirt detach win 0000:41:00.4 --live --deadline 300
     """
-    from vfiomgr.libvirt.attach.apply import Exchange  # noqa: PLC0415 - not for help
+    from vfiomgr.libvirt.attach.apply import DeviceChange  # noqa: PLC0415 - not for help
     from vfiomgr.libvirt.attach.detach import plan_detach  # noqa: PLC0415
     from vfiomgr.libvirt.attach.plan import usual_scope  # noqa: PLC0415
     from vfiomgr.libvirt.xml.render import hostdev_source  # noqa: PLC0415
@@ -138,7 +138,7 @@ def detach(
         scope = usual_scope(known, live=live, config=config)
         plan = plan_detach(known, devices, scope, only=only)
         exchanges = [
-            Exchange(item.hostdev.name, hostdev_source(item.hostdev), item.scope)
+            DeviceChange(item.hostdev.name, hostdev_source(item.hostdev), item.scope)
             for item in plan.items
         ]
         _carry_out(session, connection, known, plan, exchanges, "detach")
@@ -150,12 +150,12 @@ def _require_live(session: Session) -> None:
         session.require_live("a snapshot has no domains", "leave out --snapshot, or pass --dry-run")
 
 
-def _to_attach(item: Attachment) -> Iterator[Exchange]:
-    from vfiomgr.libvirt.attach.apply import Exchange  # noqa: PLC0415
+def _to_attach(item: Attachment) -> Iterator[DeviceChange]:
+    from vfiomgr.libvirt.attach.apply import DeviceChange  # noqa: PLC0415
     from vfiomgr.libvirt.xml import render  # noqa: PLC0415 - not for help
 
     for planned in item.hostdevs():
-        yield Exchange(planned.device.name, render.hostdev(planned), item.scope)
+        yield DeviceChange(planned.device.name, render.hostdev(planned), item.scope)
 
 
 def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
@@ -163,7 +163,7 @@ def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
     connection: Connection,
     domain: KnownDomain,
     plan: AttachPlan | DetachPlan,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[DeviceChange],
     verb: str,
 ) -> None:
     if session.dry_run:
@@ -174,7 +174,7 @@ def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
     act: Callable[..., None] = (
         attach_apply.attach_all if verb == "attach" else attach_apply.detach_all
     )
-    done: list[Exchange] = []
+    done: list[DeviceChange] = []
     try:
         act(connection, domain.name, exchanges, session.deadline or _DEADLINE, done.append)
     except GuestKeepsDevice:
@@ -184,8 +184,8 @@ def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
 
 
 def _with_states(
-    exchanges: Sequence[Exchange], done: Sequence[Exchange]
-) -> list[tuple[Exchange, str]]:
+    exchanges: Sequence[DeviceChange], done: Sequence[DeviceChange]
+) -> list[tuple[DeviceChange, str]]:
     """What became of each: the first that is not done the guest has kept."""
     left = len(exchanges) - len(done)
     states = ["done"] * len(done) + ["kept"] * min(left, 1) + ["not tried"] * max(left - 1, 0)
@@ -196,7 +196,7 @@ def _print_outcome(
     session: Session,
     domain: KnownDomain,
     plan: AttachPlan | DetachPlan,
-    states: Sequence[tuple[Exchange, str]],
+    states: Sequence[tuple[DeviceChange, str]],
     verb: str,
 ) -> None:
     if session.format != "table":
@@ -219,7 +219,7 @@ def _print_outcome(
 
 
 def _body(
-    domain: KnownDomain, plan: AttachPlan | DetachPlan, exchanges: Sequence[Exchange]
+    domain: KnownDomain, plan: AttachPlan | DetachPlan, exchanges: Sequence[DeviceChange]
 ) -> dict[str, Any]:
     return {
         "domain": domain.name,
@@ -241,7 +241,7 @@ def _print_plan(
     session: Session,
     domain: KnownDomain,
     plan: AttachPlan | DetachPlan,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[DeviceChange],
     verb: str,
 ) -> None:
     if session.format != "table":
@@ -357,7 +357,7 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
         note(f"no domain has a device of the host ({uri})")
 
 
-def _item(claim: Claim) -> dict[str, Any]:
+def _item(claim: DeviceOwner) -> dict[str, Any]:
     return {
         "device": claim.device,
         "kind": claim.kind,
@@ -373,7 +373,7 @@ def _item(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _row(claim: Claim) -> tuple[str, ...]:
+def _row(claim: DeviceOwner) -> tuple[str, ...]:
     name = claim.title if claim.is_on_host else "missing on this host"
     managed = "-" if claim.kind == "mdev" else "yes" if claim.is_managed else "no"
     return (claim.device, claim.domain, claim.state, managed, or_dash(claim.driver), or_dash(name))

@@ -18,7 +18,7 @@ from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
     DomainKind,
-    DomainWish,
+    DomainRequest,
     Firmware,
     Graphics,
     GuestDisk,
@@ -35,7 +35,7 @@ from vfiomgr.libvirt.commands.connection import version_option
 from vfiomgr.libvirt.commands.hostdev import refuse_to_hurt, tell_what_waits
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import MIB
-from vfiomgr.vgpu.guest_device import DeviceWish, HandOver
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -68,7 +68,7 @@ PAGES = {"2M": 2 << 20, "1G": 1 << 30}
 """The sizes of huge pages that an x86 CPU has."""
 
 
-def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceWish:
+def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
     """`0000:04:00.0,rom=/x.rom`: a name, and how it is given.
 
     Raises:
@@ -87,8 +87,8 @@ def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceWish:
             message = f"--device {text}: {word!r} says nothing about a device"
             raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
     has_iommufd = has_iommufd and "unassigned" not in words
-    hand_over = HandOver(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
-    return DeviceWish(name, hand_over, is_alone="only" in words)
+    hand_over = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
+    return DeviceRequest(name, hand_over, is_alone="only" in words)
 
 
 def parse_disk(text: str) -> GuestDisk:
@@ -356,7 +356,7 @@ class GuestOptions(TypedDict):
     locked: bool
 
 
-def wish_of(name: str, said: GuestOptions) -> DomainWish:
+def wish_of(name: str, said: GuestOptions) -> DomainRequest:
     """The guest that somebody wishes for.
 
     Raises:
@@ -364,7 +364,7 @@ def wish_of(name: str, said: GuestOptions) -> DomainWish:
 
     """
     pages, limit = said["hugepages"], said["hard_limit"]
-    return DomainWish(
+    return DomainRequest(
         name=name,
         memory_bytes=_bytes("--memory", said["memory"]),
         vcpus=said["vcpus"],

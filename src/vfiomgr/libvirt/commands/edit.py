@@ -47,14 +47,14 @@ from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import domain_of
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.guest_device import DeviceWish, is_uuid, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, is_uuid, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.model.domain import Domain
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestHostdev, Unit
+    from vfiomgr.vgpu.guest_device import GuestDevice, GuestHostdev
 
 
 _NO_NEWLINE = "\\ No newline at end of file"
@@ -385,7 +385,7 @@ def edit(
         message = "nothing is asked for"
         raise UsageError(message, "name a device: --add 0000:04:00.0, or --remove 0000:04:00.0")
     host = _host(session, required=bool(added))
-    wishes = [DeviceWish(name, hand_over(options), is_alone=only) for name in added]
+    wishes = [DeviceRequest(name, hand_over(options), is_alone=only) for name in added]
     units = units_of(host, wishes) if host is not None else ()
     check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
     place = place_of(target, output, uri, is_change=not session.dry_run)
@@ -415,7 +415,7 @@ def _host(session: Session, *, required: bool) -> HostSnapshot | None:
 def _edited(
     document: Document,
     host: HostSnapshot | None,
-    units: Sequence[Unit],
+    units: Sequence[GuestDevice],
     removed: Sequence[str],
     *,
     only: bool,

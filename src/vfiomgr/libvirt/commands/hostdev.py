@@ -13,7 +13,7 @@ from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.commands import connection
 from vfiomgr.libvirt.commands.connection import version_option
 from vfiomgr.libvirt.xml import render
-from vfiomgr.vgpu.guest_device import DeviceWish, HandOver, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,9 +72,9 @@ class DeviceOptions(TypedDict):
     acpi_nodes: str | None
 
 
-def hand_over(options: DeviceOptions) -> HandOver:
+def hand_over(options: DeviceOptions) -> HostdevOptions:
     """What they say of the device."""
-    return HandOver(
+    return HostdevOptions(
         is_managed=options["managed"],
         display=options["display"],
         ramfb=options["ramfb"],
@@ -129,7 +129,7 @@ def hostdev(
     """
     host = session.slots_of(devices)
     units = units_of(
-        host, [DeviceWish(name, hand_over(options), is_alone=only) for name in devices]
+        host, [DeviceRequest(name, hand_over(options), is_alone=only) for name in devices]
     )
     check(
         units,

@@ -18,7 +18,7 @@ from vfiomgr.libvirt.hook.plan import needs_of, returns_of, taken_by
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.request import Request
-    from vfiomgr.engine.transaction import Work
+    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.host.tree import HostTree
     from vfiomgr.libvirt.model.domain import Domain
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class GuestHook:
     """What is done for one guest."""
 
-    def __init__(self, domain: Domain, work: Work) -> None:
+    def __init__(self, domain: Domain, work: ApplyContext) -> None:
         """Of a domain as libvirt tells its hook of it.
 
         Raises:

@@ -30,7 +30,7 @@ MANAGED = "managed='yes'"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AssignedFunction:
     """A PCI function that a domain takes, as the domain writes it and as the host shows it."""
 
     hostdev: DomainHostdev
@@ -43,7 +43,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class DeviceOwner:
     """A domain of libvirt that has a device, or will."""
 
     domain: KnownDomain
@@ -60,14 +60,14 @@ class Claims:
     """Who has or will have which device: gathered once for all domains that are judged."""
 
     def __init__(self, hypervisor: Hypervisor | None) -> None:
-        self._by_device: dict[str, list[Claim]] = defaultdict(list)
+        self._by_device: dict[str, list[DeviceOwner]] = defaultdict(list)
         for domain in hypervisor.domains if hypervisor else ():
             running, defined = _by_name(domain.running), _by_name(domain.defined)
             for name in {**running, **defined}:
-                claim = Claim(domain, running.get(name), defined.get(name))
+                claim = DeviceOwner(domain, running.get(name), defined.get(name))
                 self._by_device[name].append(claim)
 
-    def of(self, device: str) -> tuple[Claim, ...]:
+    def of(self, device: str) -> tuple[DeviceOwner, ...]:
         """Of a device, by its address or UUID."""
         return tuple(self._by_device.get(device, ()))
 
@@ -78,7 +78,7 @@ def _by_name(domain: Domain | None) -> dict[str, DomainHostdev]:
 
 
 @dataclass(frozen=True)
-class Situation:
+class PreflightContext:
     """A domain before its start."""
 
     host: HostSnapshot
@@ -96,17 +96,17 @@ class Situation:
         return tuple(device for device in self.domain.hostdevs if device is found.get(device.name))
 
     @cached_property
-    def functions(self) -> tuple[Taken, ...]:
+    def functions(self) -> tuple[AssignedFunction, ...]:
         """The PCI functions that it takes and that this host has."""
         found = []
         for hostdev in self.hostdevs:
             device = self.host.device_named(hostdev.name) if hostdev.kind == "pci" else None
             if device is not None:
-                found.append(Taken(hostdev, device))
+                found.append(AssignedFunction(hostdev, device))
         return tuple(found)
 
     @cached_property
-    def waiting(self) -> tuple[Taken, ...]:
+    def waiting(self) -> tuple[AssignedFunction, ...]:
         """Those that somebody has to bind before a guest can have them; no vGPUs of a vendor."""
         return tuple(
             taken
@@ -160,7 +160,7 @@ class Situation:
         """The libvirt that will start it, where that is known."""
         return self.hypervisor.libvirt if self.hypervisor else None
 
-    def claims_of_others(self, device: str) -> tuple[Claim, ...]:
+    def claims_of_others(self, device: str) -> tuple[DeviceOwner, ...]:
         """The other domains that have a device, or will."""
         return tuple(c for c in self.claims.of(device) if not self._is_itself(c.domain))
 
@@ -185,7 +185,7 @@ class Situation:
         """How many devices name a place of the guest."""
         return Counter(map(place, self.domain.taken))
 
-    def is_vendor_function(self, taken: Taken) -> bool:
+    def is_vendor_function(self, taken: AssignedFunction) -> bool:
         """Whether a function goes to guests from its vendor's own driver."""
         return self.host.is_vendor_function(taken.device)
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.model.domain import DomainHostdev, KnownDomain
-    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 
-def by_running_domain(situation: Situation) -> Iterator[Finding]:
+def by_running_domain(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt: "PCI device … is in use by driver QEMU, domain …"."""
     for hostdev in situation.hostdevs:
         for claim in situation.claims_of_others(hostdev.name):
@@ -39,7 +39,7 @@ def by_running_domain(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def by_defined_domain(situation: Situation) -> Iterator[Finding]:
+def by_defined_domain(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt itself looks at running domains alone."""
     for hostdev in situation.hostdevs:
         claims = situation.claims_of_others(hostdev.name)
@@ -82,7 +82,7 @@ def _beyond(others: Sequence[KnownDomain]) -> tuple[str, ...]:
     return (f"and {more} more: vfiomgr libvirt list",) if more > 0 else ()
 
 
-def by_process(situation: Situation) -> Iterator[Finding]:
+def by_process(situation: PreflightContext) -> Iterator[Finding]:
     """VFIO: a group or a cdev has one owner (vfio_group_open, EBUSY)."""
     known = {d.name for d in _domains(situation) if d.is_active and d is not situation.itself}
     for hostdev, holder in _holders(situation):
@@ -106,17 +106,17 @@ def by_process(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def _domains(situation: Situation) -> tuple[KnownDomain, ...]:
+def _domains(situation: PreflightContext) -> tuple[KnownDomain, ...]:
     return situation.hypervisor.domains if situation.hypervisor else ()
 
 
-def _holders(situation: Situation) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:
+def _holders(situation: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:
     for taken in situation.functions:
         yield taken.hostdev, taken.device
     yield from situation.vgpus
 
 
-def _is_itself(situation: Situation, user: DeviceUser) -> bool:
+def _is_itself(situation: PreflightContext, user: DeviceUser) -> bool:
     """Whether it is this domain's own QEMU, by all that is known."""
     if user.guest != situation.domain.name:
         return False
@@ -129,7 +129,7 @@ _BEFORE_465 = re.compile(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
 
-def boot_order(situation: Situation) -> Iterator[Finding]:
+def boot_order(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "per-device boot elements cannot be used together with os/boot elements" (67)."""
     if not situation.domain.has_os_boot:
         return
@@ -150,7 +150,7 @@ def boot_order(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def rom_file(situation: Situation) -> Iterator[Finding]:
+def rom_file(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU reads it as it starts: "failed to find romfile"."""
     for hostdev in situation.domain.hostdevs:
         path = hostdev.rom_file
@@ -178,7 +178,7 @@ def rom_file(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def fabric(situation: Situation) -> Iterator[Finding]:
+def fabric(situation: PreflightContext) -> Iterator[Finding]:
     """GPUs behind NVSwitches: all with all switches, or a partition of the fabric manager."""
     share = fabric_share(situation.host, {taken.device.address for taken in seen(situation)})
     if share is None or not (share.own_gpus or share.own_switches):
@@ -215,7 +215,7 @@ def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
     return f"{sysfs(switch)}: NVSwitch{', of the domain' * is_own}"
 
 
-def code_43(situation: Situation) -> Iterator[Finding]:
+def code_43(situation: PreflightContext) -> Iterator[Finding]:
     """Drivers before 465 stop in a guest that shows itself as one of KVM."""
     if situation.domain.kind != "kvm" or situation.domain.cpu.hides_kvm:
         return

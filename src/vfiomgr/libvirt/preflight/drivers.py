@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Severity
     from vfiomgr.diagnostic import Objection
-    from vfiomgr.libvirt.preflight.context import Situation, Taken
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 
 _PLAIN = "vfio-pci"
@@ -68,9 +68,9 @@ _LOOKS = (
 )
 
 
-def on_host_driver(situation: Situation) -> Iterator[Finding]:
+def on_host_driver(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "Unmanaged PCI device … must be manually detached from the host"."""
-    slots: dict[object, list[Taken]] = defaultdict(list)
+    slots: dict[object, list[AssignedFunction]] = defaultdict(list)
     for taken in situation.waiting:
         device = taken.device
         is_hooked = device.address in situation.hook_needs.functions
@@ -99,7 +99,7 @@ def on_host_driver(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def managed_in_use(situation: Situation) -> Iterator[Finding]:
+def managed_in_use(situation: PreflightContext) -> Iterator[Finding]:
     """What libvirt does not look at before it unbinds (virPCIDeviceDetach)."""
     for taken in situation.waiting:
         if not taken.hostdev.managed or taken.device.stuck is not None:
@@ -123,7 +123,7 @@ def _by_kind(objections: Iterable[Objection]) -> tuple[Objection, ...]:
     return tuple({objection.reason: objection for objection in objections}.values())
 
 
-def _release(taken: Taken, objection: Objection) -> str:
+def _release(taken: AssignedFunction, objection: Objection) -> str:
     """What to do first: the words of a guard, without the flags of `vfiomgr bind`."""
     address = taken.device.address
     match objection.allowance:
@@ -151,7 +151,7 @@ def _release(taken: Taken, objection: Objection) -> str:
     return objection.remedy
 
 
-def managed_vendor_function(situation: Situation) -> Iterator[Finding]:
+def managed_vendor_function(situation: PreflightContext) -> Iterator[Finding]:
     """A vGPU in the vendor's own interface is one only while its vendor's driver has it."""
     for taken in situation.functions:
         if taken.hostdev.managed and situation.is_vendor_function(taken):
@@ -167,7 +167,7 @@ def managed_vendor_function(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def vendor_function(situation: Situation) -> Iterator[Finding]:
+def vendor_function(situation: PreflightContext) -> Iterator[Finding]:
     """Since 9.7 libvirt looks for `vfio-dev/` instead of a driver's name."""
     version = situation.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
@@ -185,7 +185,7 @@ def vendor_function(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def variant(situation: Situation) -> Iterator[Finding]:
+def variant(situation: PreflightContext) -> Iterator[Finding]:
     """Before 9.7 libvirt compares the driver's name with vfio-pci."""
     version = situation.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
@@ -207,13 +207,13 @@ def variant(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _version(situation: Situation) -> str:
+def _version(situation: PreflightContext) -> str:
     return (
         f"{situation.hypervisor.uri if situation.hypervisor else ''}: libvirt {situation.libvirt}"
     )
 
 
-def managed_and_bound(situation: Situation) -> Iterator[Finding]:
+def managed_and_bound(situation: PreflightContext) -> Iterator[Finding]:
     """Whoever binds, owns: libvirt leaves such a device as it found it, today."""
     for taken in situation.functions:
         if not (taken.hostdev.managed and taken.is_bound):
@@ -233,7 +233,7 @@ def managed_and_bound(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def not_kept(situation: Situation) -> Iterator[Finding]:
+def not_kept(situation: PreflightContext) -> Iterator[Finding]:
     """What vfiomgr bound without --persist is on its host driver after a reboot."""
     for taken in situation.functions:
         device = taken.device
@@ -253,7 +253,7 @@ def not_kept(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def not_installed(situation: Situation) -> Iterator[Finding]:
+def not_installed(situation: PreflightContext) -> Iterator[Finding]:
     """A domain that asks for the hook, and no script that libvirt would run."""
     needs = situation.hook_needs
     names = (*map(str, needs.functions), *needs.vgpus)
@@ -269,7 +269,7 @@ def not_installed(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def refused(situation: Situation) -> Iterator[Finding]:
+def refused(situation: PreflightContext) -> Iterator[Finding]:
     """The hook has the guards of `vfiomgr bind`: where one objects, the guest does not start."""
     functions = situation.hook_needs.functions
     stuck = {taken.device.address for taken in situation.functions if taken.device.stuck}
@@ -291,6 +291,6 @@ def refused(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _mark(situation: Situation) -> str:
+def _mark(situation: PreflightContext) -> str:
     line = situation.domain.line("metadata")
     return f"{situation.at(line)}: <metadata> with {OPT_IN} of {NAMESPACE}"

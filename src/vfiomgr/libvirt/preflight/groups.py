@@ -13,12 +13,12 @@ from vfiomgr.pci.iommu import blockers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.preflight.context import Claim, Situation, Taken
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, DeviceOwner, PreflightContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-def not_viable(situation: Situation) -> Iterator[Finding]:
+def not_viable(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU: "group N is not viable"; libvirt does not look (vfio_group_set_container)."""
     for number in sorted(situation.groups):
         members = situation.host.group_members(number)
@@ -42,7 +42,9 @@ def not_viable(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _clearance(host: HostSnapshot, own: Sequence[Taken], staying: Sequence[PciDevice]) -> str:
+def _clearance(
+    host: HostSnapshot, own: Sequence[AssignedFunction], staying: Sequence[PciDevice]
+) -> str:
     """What makes a group viable: a bind of whole slots, with the group, or another slot."""
     if any(device.is_bridge for device in staying):
         return (
@@ -61,7 +63,7 @@ def _clearance(host: HostSnapshot, own: Sequence[Taken], staying: Sequence[PciDe
     )
 
 
-def shared_with_running(situation: Situation) -> Iterator[Finding]:
+def shared_with_running(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt looks at the whole group (virHostdevIsPCINodeDeviceUsed)."""
     for number in sorted(situation.groups):
         for device, claim in _held_members(situation, number):
@@ -82,7 +84,9 @@ def shared_with_running(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def _held_members(situation: Situation, number: int) -> Iterator[tuple[PciDevice, Claim]]:
+def _held_members(
+    situation: PreflightContext, number: int
+) -> Iterator[tuple[PciDevice, DeviceOwner]]:
     """Members of a group that other domains have, and this one does not ask for."""
     for device in situation.host.group_members(number):
         if device.address not in situation.addresses:
@@ -91,7 +95,7 @@ def _held_members(situation: Situation, number: int) -> Iterator[tuple[PciDevice
                     yield device, claim
 
 
-def no_reset(situation: Situation) -> Iterator[Finding]:
+def no_reset(situation: PreflightContext) -> Iterator[Finding]:
     """VFIO resets all below a port at once where the guest owns all (VFIO_DEVICE_PCI_HOT_RESET)."""
     if not any(device.reset_method for device in situation.host.devices):
         return  # a kernel before 5.15, or a recording without the attribute
@@ -117,7 +121,7 @@ def no_reset(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _on_its_bus(situation: Situation, device: PciDevice) -> list[PciDevice]:
+def _on_its_bus(situation: PreflightContext, device: PciDevice) -> list[PciDevice]:
     """The other functions below the same port, which its reset takes along."""
     return [
         other
@@ -129,5 +133,5 @@ def _on_its_bus(situation: Situation, device: PciDevice) -> list[PciDevice]:
     ]
 
 
-def _is_owned(situation: Situation, device: PciDevice) -> bool:
+def _is_owned(situation: PreflightContext, device: PciDevice) -> bool:
     return device.address in situation.addresses or device.iommu_group in situation.groups

@@ -12,7 +12,7 @@ from vfiomgr.passthrough.readiness_hints import how_to_bind, objections_to_bind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.numa import NumaNode
 
 _SESSION = "/session"
@@ -27,7 +27,7 @@ _LIMITED = (
 _NODES = "/sys/devices/system/node"
 
 
-def hard_limit(situation: Situation) -> Iterator[Finding]:
+def hard_limit(situation: PreflightContext) -> Iterator[Finding]:
     """What libvirt lets QEMU lock (qemuDomainGetMemLockLimitBytes), unless the domain says less."""
     domain = situation.domain
     limit, memory = domain.memory.hard_limit_bytes, domain.memory.total_bytes
@@ -57,7 +57,7 @@ def hard_limit(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def session(situation: Situation) -> Iterator[Finding]:
+def session(situation: PreflightContext) -> Iterator[Finding]:
     """Without CAP_SYS_RESOURCE libvirt raises no limit: "cannot limit locked memory"."""
     hypervisor = situation.hypervisor
     if hypervisor is None or _SESSION not in hypervisor.uri or not situation.takes_functions:
@@ -81,7 +81,7 @@ def session(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def session_managed(situation: Situation) -> Iterator[Finding]:
+def session_managed(situation: PreflightContext) -> Iterator[Finding]:
     """A session's daemon has no right to write to a driver's bind and unbind."""
     hypervisor = situation.hypervisor
     if hypervisor is None or _SESSION not in hypervisor.uri:
@@ -104,7 +104,7 @@ def session_managed(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def hugepages(situation: Situation) -> Iterator[Finding]:
+def hugepages(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU reserves them as it starts: "unable to map backing store for guest RAM"."""
     memory = situation.domain.memory
     nodes = _nodes(situation)
@@ -140,7 +140,7 @@ def _free(node: NumaNode, size: int) -> int:
     return pool.free * size if pool else 0
 
 
-def _more_pages(situation: Situation, sizes: set[int]) -> str:
+def _more_pages(situation: PreflightContext, sizes: set[int]) -> str:
     """What reserves those that are lacking, on the first of the nodes, in its largest pages."""
     total = situation.domain.memory.total_bytes
     pools = [(n, p) for n in _nodes(situation) for p in n.hugepages if p.page_bytes in sizes]
@@ -157,7 +157,7 @@ def _more_pages(situation: Situation, sizes: set[int]) -> str:
     )
 
 
-def too_little(situation: Situation) -> Iterator[Finding]:
+def too_little(situation: PreflightContext) -> Iterator[Finding]:
     """VFIO locks all memory at the start: none of it can be swapped or come later."""
     memory, nodes = situation.domain.memory, _nodes(situation)
     if memory.has_hugepages or not nodes or not situation.takes_functions:
@@ -184,13 +184,13 @@ def too_little(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def _nodes(situation: Situation) -> tuple[NumaNode, ...]:
+def _nodes(situation: PreflightContext) -> tuple[NumaNode, ...]:
     """The nodes of the host that the domain's memory may come from."""
     topology = situation.host.topology
     bound = situation.domain.memory.host_nodes
     return tuple(n for n in (topology.nodes if topology else ()) if not bound or n.number in bound)
 
 
-def _runs(situation: Situation) -> bool:
+def _runs(situation: PreflightContext) -> bool:
     """Whether it has its memory already."""
     return situation.itself is not None and situation.itself.is_active

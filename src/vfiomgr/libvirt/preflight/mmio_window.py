@@ -30,7 +30,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
 
 _USUAL_BITS = TCG_BITS
@@ -52,7 +52,7 @@ _SOFTWARE = "qemu"
 """The type of domains without KVM, to whose CPU nothing of the host's is passed."""
 
 
-def space_too_small(situation: Situation) -> Iterator[Finding]:
+def space_too_small(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU: "Address space limit … phys-bits too low" (pc_memory_init in hw/i386/pc.c)."""
     bits, source = _guest_bits(situation)
     qemu = situation.hypervisor.qemu if situation.hypervisor else None
@@ -75,7 +75,7 @@ def space_too_small(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def _guest_bits(situation: Situation) -> tuple[int | None, str]:
+def _guest_bits(situation: PreflightContext) -> tuple[int | None, str]:
     """How wide the guest's physical addresses are, and what says so; None where nothing does."""
     domain, host = situation.domain, situation.host
     if not domain.is_x86:
@@ -95,7 +95,7 @@ def _guest_bits(situation: Situation) -> tuple[int | None, str]:
     return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
 
 
-def has_host_bits(situation: Situation) -> bool:
+def has_host_bits(situation: PreflightContext) -> bool:
     """Whether the guest's addresses are as wide as the host's."""
     domain, hypervisor = situation.domain, situation.hypervisor
     if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
@@ -108,30 +108,30 @@ def has_host_bits(situation: Situation) -> bool:
     return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
 
 
-def _highest_address(situation: Situation) -> int:
+def _highest_address(situation: PreflightContext) -> int:
     """Where the 64-bit hole ends."""
     hole = _hole(situation)
     return _end_of_memory(situation, hole) + hole
 
 
-def _end_of_memory(situation: Situation, hole: int) -> int:
+def _end_of_memory(situation: PreflightContext, hole: int) -> int:
     is_amd = situation.host.cpu_vendor == _AMD and situation.domain.kind == "kvm"
     memory = situation.domain.memory.total_bytes
     return memory_end(memory, hole, is_q35=_is_q35(situation), is_amd=is_amd)
 
 
-def _is_q35(situation: Situation) -> bool:
+def _is_q35(situation: PreflightContext) -> bool:
     return "q35" in (situation.domain.machine or "")
 
 
-def _hole(situation: Situation) -> int:
+def _hole(situation: PreflightContext) -> int:
     root = situation.controllers.get(0)
     if root is not None and root.hole64_kib is not None:
         return root.hole64_kib * 1024
     return _HOLE[_is_q35(situation)]
 
 
-def bars_too_large(situation: Situation) -> Iterator[Finding]:
+def bars_too_large(situation: PreflightContext) -> Iterator[Finding]:
     """A BAR that finds no place reads as 0, and the guest's driver gives up."""
     bits, source = _guest_bits(situation)
     sizes = [(taken, large_bytes([taken.device])) for taken in seen(situation)]
@@ -161,7 +161,7 @@ def bars_too_large(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def _slots(situation: Situation) -> Iterable[list[PciDevice]]:
+def _slots(situation: PreflightContext) -> Iterable[list[PciDevice]]:
     """The functions of each slot of the guest; one without a place gets a port of its own."""
     found: dict[object, list[PciDevice]] = defaultdict(list)
     for taken in seen(situation):
@@ -171,7 +171,7 @@ def _slots(situation: Situation) -> Iterable[list[PciDevice]]:
     return found.values()
 
 
-def _emulated(situation: Situation) -> int:
+def _emulated(situation: PreflightContext) -> int:
     """How many other devices are behind ports, or will be."""
     own = situation.domain.hostdevs
     places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
@@ -181,7 +181,7 @@ def _emulated(situation: Situation) -> int:
     return placed + max(0, situation.domain.unplaced - waiting)
 
 
-def _window(situation: Situation, bits: int) -> tuple[int, str]:
+def _window(situation: PreflightContext, bits: int) -> tuple[int, str]:
     """How much of the space the firmware uses for BARs, and what says so."""
     domain, host = situation.domain, situation.host
     if domain.firmware == "efi":
@@ -200,7 +200,7 @@ def _written(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:
         yield int(found[1]) * MIB, f"<qemu:commandline>: {found[0]}"
 
 
-def _wider_window(situation: Situation, needed: int, bits: int) -> str:
+def _wider_window(situation: PreflightContext, needed: int, bits: int) -> str:
     """What makes the window large enough; addresses as wide as the host's come first."""
     if situation.domain.firmware != "efi":
         return _wider(situation, needed * 2) or "give the domain fewer of these devices"
@@ -220,7 +220,7 @@ def _wider_window(situation: Situation, needed: int, bits: int) -> str:
     return f"write {window} (and xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0')"
 
 
-def _wider(situation: Situation, needed: int) -> str:
+def _wider(situation: PreflightContext, needed: int) -> str:
     """Addresses as wide as the host's, where those suffice."""
     width = situation.host.cpu_address_bits
     if has_host_bits(situation) or situation.domain.kind == _SOFTWARE:
@@ -237,7 +237,7 @@ def _wider(situation: Situation, needed: int) -> str:
     return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
 
 
-def emulated_bits(situation: Situation) -> Iterator[Finding]:
+def emulated_bits(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
     bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
     if bits is None or width is None or bits <= width:

@@ -13,17 +13,17 @@ from vfiomgr.check.model import Finding
 from vfiomgr.libvirt.model.domain import EXPANDER, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
-from vfiomgr.units import write_numbers
+from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.libvirt.model.domain import GuestAddress
-    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
 
 
-def missing_node(situation: Situation) -> Iterator[Finding]:
+def missing_node(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "NUMA node N is unavailable"."""
     topology = situation.host.topology
     if topology is None or not topology.nodes:
@@ -35,18 +35,18 @@ def missing_node(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             "numa-node-missing",
             "blocker",
-            f"the domain's memory is bound to NUMA node {write_numbers(absent)}, which this host "
+            f"the domain's memory is bound to NUMA node {format_cpulist(absent)}, which this host "
             "does not have",
             (
                 f"{situation.at(line)}: <numatune>",
-                f"/sys/devices/system/node: node{write_numbers(known)}",
+                f"/sys/devices/system/node: node{format_cpulist(known)}",
             ),
             "libvirt does not start it",
             f"write a node of this host in line {line}",
         )
 
 
-def far_memory(situation: Situation) -> Iterator[Finding]:
+def far_memory(situation: PreflightContext) -> Iterator[Finding]:
     """A device that reaches all of its guest's memory across the link between sockets."""
     bound = situation.domain.memory.host_nodes
     far = [d for d in _near_some_node(situation) if bound and d.numa_node not in bound]
@@ -55,7 +55,7 @@ def far_memory(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             "far-memory",
             "warning",
-            f"the domain's memory is bound to NUMA node {write_numbers(bound)}, and its devices "
+            f"the domain's memory is bound to NUMA node {format_cpulist(bound)}, and its devices "
             "are elsewhere",
             (
                 f"{situation.at(line)}: <numatune>",
@@ -66,7 +66,7 @@ def far_memory(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def far_cpus(situation: Situation) -> Iterator[Finding]:
+def far_cpus(situation: PreflightContext) -> Iterator[Finding]:
     """Virtual CPUs of which none is near a device."""
     topology = situation.host.topology
     pinned = frozenset[int]().union(*(cpus for _, cpus in situation.domain.cpu.pins))
@@ -83,18 +83,18 @@ def far_cpus(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             "far-cpus",
             "warning",
-            f"the domain is pinned to CPUs {write_numbers(pinned)}, and none is near its devices",
+            f"the domain is pinned to CPUs {format_cpulist(pinned)}, and none is near its devices",
             (
                 f"{situation.at(line)}: <cputune>",
                 *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
-                f"/sys/devices/system/node/node{_nodes_of(far)}/cpulist: {write_numbers(near)}",
+                f"/sys/devices/system/node/node{_nodes_of(far)}/cpulist: {format_cpulist(near)}",
             ),
             "interrupts and buffers of these devices cross the link between the sockets",
-            f"pin its CPUs to some of {write_numbers(near)}",
+            f"pin its CPUs to some of {format_cpulist(near)}",
         )
 
 
-def unbound(situation: Situation) -> Iterator[Finding]:
+def unbound(situation: PreflightContext) -> Iterator[Finding]:
     """A host of several nodes, and a domain that says nothing of them."""
     topology = situation.host.topology
     nodes = [n for n in (topology.nodes if topology else ()) if n.memory_bytes]
@@ -125,7 +125,7 @@ class _Near:
     """That which tells the guest a node; None where the guest finds -1."""
 
 
-def without_cell(situation: Situation) -> Iterator[Finding]:
+def without_cell(situation: PreflightContext) -> Iterator[Finding]:
     """The guest reads numa_node -1 of what no expander with a node is above (_PXM in ACPI)."""
     lost: dict[int, list[_Near]] = defaultdict(list)
     for near in _near_cells(situation):
@@ -155,7 +155,7 @@ def without_cell(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def elsewhere(situation: Situation) -> Iterator[Finding]:
+def elsewhere(situation: PreflightContext) -> Iterator[Finding]:
     """An expander that has a guest take its devices for near to what is far on the host."""
     cells = dict(situation.domain.memory.cell_nodes)
     wrong: dict[tuple[PciController, int], list[_Near]] = defaultdict(list)
@@ -169,7 +169,7 @@ def elsewhere(situation: Situation) -> Iterator[Finding]:
             "device-of-other-cell",
             "warning",
             f"the guest is told that {names} is near its cell {told}, whose memory is on NUMA node "
-            f"{write_numbers(cells[told])} of the host, and it is on node {node}",
+            f"{format_cpulist(cells[told])} of the host, and it is on node {node}",
             (
                 *(situation.cite(near.hostdev) for near in devices),
                 f"{situation.at(expander.line)}: expander with <node>{told}</node>",
@@ -183,7 +183,7 @@ def elsewhere(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _near_cells(situation: Situation) -> Iterator[_Near]:
+def _near_cells(situation: PreflightContext) -> Iterator[_Near]:
     """The devices of a guest of several cells that may lie on several nodes of the host.
 
     `<acpi nodeset>` gives a device cells of its own.
@@ -199,7 +199,7 @@ def _near_cells(situation: Situation) -> Iterator[_Near]:
 
 
 def _nodes_of_hostdevs(
-    situation: Situation,
+    situation: PreflightContext,
 ) -> Iterator[tuple[DomainHostdev, int | None, str]]:
     for taken in seen(situation):
         node = taken.device.numa_node
@@ -210,7 +210,9 @@ def _nodes_of_hostdevs(
             yield hostdev, parent.numa_node, f"{sysfs(parent)}/numa_node: {parent.numa_node}"
 
 
-def _expander_above(situation: Situation, guest: GuestAddress | None) -> PciController | None:
+def _expander_above(
+    situation: PreflightContext, guest: GuestAddress | None
+) -> PciController | None:
     """The expander with a node that a place is behind; libvirt puts nothing there by itself."""
     seen: set[int] = set()
     while guest is not None and guest.bus not in seen:
@@ -234,19 +236,19 @@ def _is_far(node: int, bound: frozenset[int] | None) -> bool:
     return bound is not None and node not in bound
 
 
-def _cell_on(situation: Situation, node: int) -> int | None:
+def _cell_on(situation: PreflightContext, node: int) -> int | None:
     """The cell of the guest whose memory comes from a node of the host."""
     cells = situation.domain.memory.cell_nodes
     return next((cell for cell, nodes in cells if node in nodes), None)
 
 
-def _free_number(situation: Situation, devices: list[_Near]) -> int:
+def _free_number(situation: PreflightContext, devices: list[_Near]) -> int:
     """Below all expanders, with a number for each port."""
     taken = (c.bus_nr for c in situation.domain.controllers if c.model == EXPANDER)
     return min((number for number in taken if number is not None), default=256) - 1 - len(devices)
 
 
-def _near_some_node(situation: Situation) -> list[PciDevice]:
+def _near_some_node(situation: PreflightContext) -> list[PciDevice]:
     """Its functions that the firmware gave a node; -1 says nothing."""
     devices = (taken.device for taken in seen(situation))
     return [d for d in devices if d.numa_node is not None and d.numa_node >= 0]
@@ -257,4 +259,4 @@ def _numbers(devices: list[PciDevice]) -> set[int]:
 
 
 def _nodes_of(devices: list[PciDevice]) -> str:
-    return write_numbers(_numbers(devices))
+    return format_cpulist(_numbers(devices))

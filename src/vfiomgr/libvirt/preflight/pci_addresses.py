@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Severity
     from vfiomgr.libvirt.model.domain import DomainHostdev, GuestAddress, PciController
-    from vfiomgr.libvirt.preflight.context import Situation, Taken
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _LAST_BUS = 255
 
 
-def without_function_zero(situation: Situation) -> Iterator[Finding]:
+def without_function_zero(situation: PreflightContext) -> Iterator[Finding]:
     """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
     for hostdev, guest in _placed(situation):
         if not guest.function:
@@ -42,7 +42,7 @@ def without_function_zero(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def multifunction(situation: Situation) -> Iterator[Finding]:
+def multifunction(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
     for hostdev, guest in _placed(situation):
         if guest.function or guest.multifunction:
@@ -59,7 +59,7 @@ def multifunction(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def same_place(situation: Situation) -> Iterator[Finding]:
+def same_place(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "Attempted double use of PCI Address"."""
     told: set[tuple[int, int, int]] = set()
     for hostdev, guest in _placed(situation):
@@ -79,7 +79,7 @@ def same_place(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def slot_of_port(situation: Situation) -> Iterator[Finding]:
+def slot_of_port(situation: PreflightContext) -> Iterator[Finding]:
     """A PCI Express port has one device below it (27)."""
     for hostdev, guest in _placed(situation):
         if not guest.slot or not situation.is_single_slot(guest.bus):
@@ -94,7 +94,7 @@ def slot_of_port(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def on_expander(situation: Situation) -> Iterator[Finding]:
+def on_expander(situation: PreflightContext) -> Iterator[Finding]:
     """An expander takes ports alone (27)."""
     for hostdev, guest in _placed(situation):
         if situation.model_at(guest.bus) != EXPANDER:
@@ -111,7 +111,7 @@ def on_expander(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def expander_node(situation: Situation) -> Iterator[Finding]:
+def expander_node(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: the node must be one of <cpu><numa> (27)."""
     cells = {cell.number for cell in situation.domain.cpu.cells}
     for expander in _expanders(situation):
@@ -130,7 +130,7 @@ def expander_node(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def expander_buses(situation: Situation) -> Iterator[Finding]:
+def expander_buses(situation: PreflightContext) -> Iterator[Finding]:
     """Bus numbers of an expander go up from busNr: its own, and one for each port and more."""
     numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
@@ -156,7 +156,7 @@ def expander_buses(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def expander_limits(situation: Situation) -> Iterator[Finding]:
+def expander_limits(situation: PreflightContext) -> Iterator[Finding]:
     """Bus numbers of the first expander, above those of pcie.0, and of the last, up to 255."""
     numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
@@ -177,7 +177,7 @@ def expander_limits(situation: Situation) -> Iterator[Finding]:
         yield _without_number(situation, highest, text, enough)
 
 
-def _placed(situation: Situation) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
+def _placed(situation: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
     """The devices that are given a place in the guest."""
     for hostdev in situation.domain.hostdevs:
         if hostdev.guest is not None:
@@ -185,7 +185,7 @@ def _placed(situation: Situation) -> Iterator[tuple[DomainHostdev, GuestAddress]
 
 
 def _without_number(
-    situation: Situation, expander: PciController, text: str, remedy: str
+    situation: PreflightContext, expander: PciController, text: str, remedy: str
 ) -> Finding:
     return Finding(
         "expander-buses",
@@ -197,14 +197,14 @@ def _without_number(
     )
 
 
-def _own_buses(situation: Situation) -> int:
+def _own_buses(situation: PreflightContext) -> int:
     """Of pcie.0: itself, and all controllers that are not behind an expander."""
     others = [c for c in situation.domain.controllers if c.index and c.model != EXPANDER]
     behind = sum(_below(situation, expander.index) for expander in _expanders(situation))
     return 1 + len(others) - behind
 
 
-def _below(situation: Situation, index: int, depth: int = 0) -> int:
+def _below(situation: PreflightContext, index: int, depth: int = 0) -> int:
     """How many buses are below a controller: each of its ports makes one, and so on."""
     if depth > len(situation.controllers):
         return 0  # controllers that go round in a circle
@@ -212,11 +212,11 @@ def _below(situation: Situation, index: int, depth: int = 0) -> int:
     return sum(1 + _below(situation, c.index, depth + 1) for c in below if c.index != index)
 
 
-def _expanders(situation: Situation) -> list[PciController]:
+def _expanders(situation: PreflightContext) -> list[PciController]:
     return [c for c in situation.domain.controllers if c.model == EXPANDER]
 
 
-def companions_left_out(situation: Situation) -> Iterator[Finding]:
+def companions_left_out(situation: PreflightContext) -> Iterator[Finding]:
     """A GPU's sound, USB and UCSI functions, which do nothing for the host by themselves."""
     told: set[tuple[int, int, int]] = set()
     for taken in situation.functions:
@@ -238,7 +238,7 @@ def companions_left_out(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def companions_apart(situation: Situation) -> Iterator[Finding]:
+def companions_apart(situation: PreflightContext) -> Iterator[Finding]:
     """Functions of one device that the guest finds as several."""
     for slot in _slots(situation):
         places = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in slot if t.hostdev.guest}
@@ -255,20 +255,20 @@ def companions_apart(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _slots(situation: Situation) -> list[list[Taken]]:
+def _slots(situation: PreflightContext) -> list[list[AssignedFunction]]:
     """The functions of each slot of the host that the domain takes several of."""
-    found: dict[tuple[int, int, int], list[Taken]] = defaultdict(list)
+    found: dict[tuple[int, int, int], list[AssignedFunction]] = defaultdict(list)
     for taken in seen(situation):
         if taken.device.physical_function is None:
             found[taken.device.address.slot].append(taken)
     return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]
 
 
-def _has_gpu(slot: Sequence[Taken]) -> bool:
+def _has_gpu(slot: Sequence[AssignedFunction]) -> bool:
     return any(taken.device.is_graphics_or_accelerator for taken in slot)
 
 
-def no_spare_port(situation: Situation) -> Iterator[Finding]:
+def no_spare_port(situation: PreflightContext) -> Iterator[Finding]:
     """A port takes one device; only hot-plug needs one that is free, for libvirt adds the rest."""
     ports = [c for c in situation.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
     if not ports or not situation.hostdevs:
@@ -293,6 +293,6 @@ def _written(guest: GuestAddress | None) -> str:
     return f"guest address bus {guest.bus:#04x} slot {guest.slot:#04x} function {guest.function:#x}"
 
 
-def _controller(situation: Situation, bus: int) -> str:
+def _controller(situation: PreflightContext, bus: int) -> str:
     controller = situation.controllers[bus]
     return f"{situation.at(controller.line)}: controller {bus} is a {controller.model}"

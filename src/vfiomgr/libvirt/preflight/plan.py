@@ -25,7 +25,7 @@ from vfiomgr.libvirt.preflight import (
     vgpus,
     viommu,
 )
-from vfiomgr.libvirt.preflight.context import Claims, Situation
+from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model.domain import Domain, Hypervisor
     from vfiomgr.snapshot.model import HostSnapshot
 
-RULES: tuple[Callable[[Situation], Iterable[Finding]], ...] = (
+RULES: tuple[Callable[[PreflightContext], Iterable[Finding]], ...] = (
     platform.host,
     platform.no_vfio,
     platform.no_kvm,
@@ -122,10 +122,10 @@ def preflight(
     there; None where nobody asked or looked.
     """
     claims = Claims(hypervisor)
-    return tuple(_judge(Situation(host, d, claims, hypervisor, files)) for d in domains)
+    return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in domains)
 
 
-def _judge(situation: Situation) -> Report:
+def _judge(situation: PreflightContext) -> Report:
     kind = situation.domain.kind
     if kind not in _OF_QEMU:
         return Report((), (f"a domain of type {kind}: its devices do not go through VFIO",))
@@ -134,7 +134,7 @@ def _judge(situation: Situation) -> Report:
     return Report(tuple(dict.fromkeys(found)), tuple(_not_checked(situation)))
 
 
-def _not_checked(situation: Situation) -> Iterator[str]:
+def _not_checked(situation: PreflightContext) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
     if situation.hypervisor is None:
         yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
@@ -161,7 +161,7 @@ def _not_checked(situation: Situation) -> Iterator[str]:
         yield "whether the ROM is there: the files are those of another machine"
 
 
-def _unseen_addresses(situation: Situation) -> Iterator[str]:
+def _unseen_addresses(situation: PreflightContext) -> Iterator[str]:
     if situation.host.topology is None:
         yield "NUMA nodes and huge pages: the snapshot was made without them"
     if situation.host.cpu_address_bits is None and mmio_window.has_host_bits(situation):

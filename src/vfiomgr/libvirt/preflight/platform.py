@@ -15,7 +15,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.libvirt.preflight.context import PreflightContext
 
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
@@ -23,7 +23,7 @@ _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 _OF_THE_HOST = (platform.interrupt_remapping, modules.vfio_pci, modules.iommu_backend)
 
 
-def host(situation: Situation) -> Iterator[Finding]:
+def host(situation: PreflightContext) -> Iterator[Finding]:
     """What `vfiomgr check` finds that keeps every function of the host from guests."""
     if not situation.takes_functions:
         return
@@ -33,7 +33,7 @@ def host(situation: Situation) -> Iterator[Finding]:
     yield from (finding for finding in found if finding.severity not in ("ok", "info"))
 
 
-def no_vfio(situation: Situation) -> Iterator[Finding]:
+def no_vfio(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "host doesn't support passthrough of host PCI devices" (67)."""
     hypervisor = situation.hypervisor
     if hypervisor is None or hypervisor.offers_vfio is not False or not situation.hostdevs:
@@ -55,7 +55,7 @@ def no_vfio(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def _has_vfio(situation: Situation) -> bool:
+def _has_vfio(situation: PreflightContext) -> bool:
     """Whether the host itself shows what libvirt looks for at the start."""
     facts = situation.host.readiness
     if facts is not None and facts.has_dev:
@@ -63,7 +63,7 @@ def _has_vfio(situation: Situation) -> bool:
     return any(device.is_on_vfio for device in situation.host.devices)
 
 
-def no_kvm(situation: Situation) -> Iterator[Finding]:
+def no_kvm(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "could not get preferred machine … type=kvm"."""
     hypervisor = situation.hypervisor
     if hypervisor is None or hypervisor.has_kvm is not False or situation.domain.kind != "kvm":
@@ -83,7 +83,7 @@ def no_kvm(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def other_architecture(situation: Situation) -> Iterator[Finding]:
+def other_architecture(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "unsupported configuration: Emulator … does not support virt type 'kvm'"."""
     own, wanted = situation.host.architecture, situation.domain.architecture
     if own is None or wanted is None or situation.domain.kind != "kvm":
@@ -106,7 +106,7 @@ _Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
 """Of QEMU itself: distributions have names and limits of their own."""
 
 
-def too_many(situation: Situation) -> Iterator[Finding]:
+def too_many(situation: PreflightContext) -> Iterator[Finding]:
     """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit.
 
     Since 10.10 libvirt adds the IOMMU and the mode where neither is written
@@ -153,7 +153,7 @@ def too_many(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _has_eim(situation: Situation) -> bool:
+def _has_eim(situation: PreflightContext) -> bool:
     """Whether the guest gets extended interrupt mode: as written, or from libvirt itself."""
     iommu, version = situation.domain.iommu, situation.libvirt
     if version is not None and ADDS_EIM.is_in(version):

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.libvirt.model.domain import DomainHostdev
-    from vfiomgr.libvirt.preflight.context import Situation, Taken
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 
 _A_BUS = 256
 """Functions of a bus; virtual ones of a device may go on to the next buses."""
 
 
-def missing(situation: Situation) -> Iterator[Finding]:
+def missing(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt before 9.8 starts QEMU all the same, which then finds no such device."""
     for hostdev in situation.hostdevs:
         if hostdev.kind != "pci" or situation.host.device_named(hostdev.name) is not None:
@@ -41,7 +41,7 @@ def missing(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _functions_to_make(situation: Situation, hostdev: DomainHostdev) -> str:
+def _functions_to_make(situation: PreflightContext, hostdev: DomainHostdev) -> str:
     """What makes virtual functions, where the address could be that of one."""
     address = hostdev.address
     able = [
@@ -62,7 +62,7 @@ def _functions_to_make(situation: Situation, hostdev: DomainHostdev) -> str:
     )
 
 
-def twice(situation: Situation) -> Iterator[Finding]:
+def twice(situation: PreflightContext) -> Iterator[Finding]:
     """One device, two elements (virHostdevPreparePCIDevices, qemuBuildHostdevMediatedDevStr).
 
     Disks may share an NVMe controller: each is a namespace of its own.
@@ -97,7 +97,7 @@ class GuardRule:
     is_of_waiting: bool = False
     """Whether it is about functions that somebody has to bind, and about no others."""
 
-    def __call__(self, situation: Situation) -> Iterator[Finding]:
+    def __call__(self, situation: PreflightContext) -> Iterator[Finding]:
         """Each function of the domain that the guard objects to."""
         for taken in situation.waiting if self.is_of_waiting else situation.functions:
             for objection in self.guard(situation.host, taken.device):
@@ -157,7 +157,7 @@ GUARD_RULES = (
 )
 
 
-def plain_network_device(situation: Situation) -> Iterator[Finding]:
+def plain_network_device(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt sets a MAC address first (virHostdevSetNetConfig)."""
     for taken in situation.functions:
         if taken.hostdev.element != "interface" or taken.device.physical_function is not None:
@@ -174,6 +174,6 @@ def plain_network_device(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def seen(situation: Situation) -> tuple[Taken, ...]:
+def seen(situation: PreflightContext) -> tuple[AssignedFunction, ...]:
     """The functions that the guest sees."""
     return tuple(taken for taken in situation.functions if taken.hostdev.is_seen)

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.model.domain import DomainHostdev
     from vfiomgr.libvirt.model.features import Feature
-    from vfiomgr.libvirt.preflight.context import Situation
+    from vfiomgr.libvirt.preflight.context import PreflightContext
 
 _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
 _OLD_BACKENDS = frozenset({"kvm", "xen"})
 
 
-def dropped(situation: Situation) -> Iterator[Finding]:
+def dropped(situation: PreflightContext) -> Iterator[Finding]:
     """What that libvirt does not know and leaves out, without a word."""
     version = situation.libvirt
     if version is None:
@@ -51,7 +51,7 @@ def dropped(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _newer(situation: Situation) -> Iterator[tuple[int, Feature, str]]:
+def _newer(situation: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
     """What the domain has of which the age is known."""
     domain = situation.domain
     for hostdev in domain.hostdevs:
@@ -76,7 +76,7 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
         yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
 
 
-def unknown_iommu(situation: Situation) -> Iterator[Finding]:
+def unknown_iommu(situation: PreflightContext) -> Iterator[Finding]:
     """A value that it does not know is an error (27)."""
     iommu, version = situation.domain.iommu, situation.libvirt
     feature = _IOMMUS.get(iommu.model) if iommu else None
@@ -93,7 +93,7 @@ def unknown_iommu(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def old_backend(situation: Situation) -> Iterator[Finding]:
+def old_backend(situation: PreflightContext) -> Iterator[Finding]:
     """Assignment by KVM itself went with Linux 4.12; Xen's is for Xen."""
     for hostdev in situation.domain.hostdevs:
         if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
@@ -107,7 +107,7 @@ def old_backend(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def iommufd(situation: Situation) -> Iterator[Finding]:
+def iommufd(situation: PreflightContext) -> Iterator[Finding]:
     """What iommufd needs beyond libvirt: the kernel's node and a QEMU that opens it."""
     wanting = [hostdev for hostdev in situation.hostdevs if hostdev.iommufd]
     if not (wanting or situation.domain.has_iommufd):
@@ -128,7 +128,7 @@ def iommufd(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _lacking_for_iommufd(situation: Situation) -> Iterator[str]:
+def _lacking_for_iommufd(situation: PreflightContext) -> Iterator[str]:
     facts = situation.host.readiness
     if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
         yield "/dev/iommu is not there"
@@ -137,7 +137,7 @@ def _lacking_for_iommufd(situation: Situation) -> Iterator[str]:
         yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
 
 
-def driver_model(situation: Situation) -> Iterator[Finding]:
+def driver_model(situation: PreflightContext) -> Iterator[Finding]:
     """`<driver model>` names a module (virPCIDeviceFindBestVFIOVariant does it by itself)."""
     known = situation.host.vfio_modules
     for hostdev in situation.hostdevs:
@@ -160,6 +160,6 @@ def driver_model(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _version(situation: Situation) -> str:
+def _version(situation: PreflightContext) -> str:
     uri = situation.hypervisor.uri if situation.hypervisor else ""
     return f"{uri}: libvirt {situation.libvirt}"

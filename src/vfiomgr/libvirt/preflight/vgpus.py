@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.libvirt.preflight.context import Situation, Taken
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
     from vfiomgr.vgpu.model import Vgpu
 
 _MODEL, _CCW = "vfio-pci", "vfio-ccw"
 
 
-def inactive(situation: Situation) -> Iterator[Finding]:
+def inactive(situation: PreflightContext) -> Iterator[Finding]:
     """Mediated devices are gone after a reboot; libvirt attaches one that is not active."""
     for hostdev in situation.hostdevs:
         if hostdev.kind != "mdev" or situation.host.vgpu(hostdev.name) is not None:
@@ -49,11 +49,11 @@ def inactive(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _definition(situation: Situation, uuid: str) -> VgpuDefinition | None:
+def _definition(situation: PreflightContext, uuid: str) -> VgpuDefinition | None:
     return next((d for d in situation.host.vgpu_definitions if d.uuid == uuid), None)
 
 
-def not_kept(situation: Situation) -> Iterator[Finding]:
+def not_kept(situation: PreflightContext) -> Iterator[Finding]:
     """An active vGPU that nothing brings back after a reboot."""
     for hostdev, vgpu in situation.vgpus:
         definition = _definition(situation, hostdev.name)
@@ -70,7 +70,7 @@ def not_kept(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def wrong_model(situation: Situation) -> Iterator[Finding]:
+def wrong_model(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt compares it with the type's device_api (virMediatedDeviceCheckModel)."""
     for hostdev, vgpu in situation.vgpus:
         api = _device_api(situation, vgpu)
@@ -89,14 +89,14 @@ def wrong_model(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _device_api(situation: Situation, vgpu: Vgpu) -> str | None:
+def _device_api(situation: PreflightContext, vgpu: Vgpu) -> str | None:
     for parent in situation.host.vgpu_parents:
         if parent.name == vgpu.parent:
             return next((t.device_api for t in parent.types if t.id == vgpu.type), None)
     return None
 
 
-def untyped_function(situation: Situation) -> Iterator[Finding]:
+def untyped_function(situation: PreflightContext) -> Iterator[Finding]:
     """A virtual function of the vendor's driver is no vGPU until it has a type."""
     for taken in situation.functions:
         if str(taken.device.address) in situation.hook_needs.vgpus:
@@ -118,11 +118,11 @@ def untyped_function(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def _is_untyped(situation: Situation, taken: Taken) -> bool:
+def _is_untyped(situation: PreflightContext, taken: AssignedFunction) -> bool:
     return situation.host.vgpu(str(taken.device.address)) is None
 
 
-def display_without_graphics(situation: Situation) -> Iterator[Finding]:
+def display_without_graphics(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt asks for it when it reads the domain (qemuValidateDomainMdevDefVFIOPCI)."""
     if situation.domain.has_graphics:
         return
@@ -142,7 +142,7 @@ def display_without_graphics(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def several_ramfb(situation: Situation) -> Iterator[Finding]:
+def several_ramfb(situation: PreflightContext) -> Iterator[Finding]:
     """Ramfb is one file of the firmware's configuration: etc/ramfb (hw/display/ramfb.c)."""
     with_ramfb = [hostdev for hostdev in situation.hostdevs if hostdev.ramfb]
     if len(with_ramfb) > 1:
@@ -157,7 +157,7 @@ def several_ramfb(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def boot_order(situation: Situation) -> Iterator[Finding]:
+def boot_order(situation: PreflightContext) -> Iterator[Finding]:
     """Libvirt: "booting from assigned devices is not supported by mediated devices" (67).
 
     It takes an order for disks of s390 (vfio-ccw), which are no vGPUs.

@@ -15,7 +15,7 @@ from vfiomgr.paths import IOMMU_GROUPS
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from vfiomgr.libvirt.preflight.context import Situation, Taken
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _ELEMENT = "devices/iommu"
 _INTEL, _AMD = "intel", "amd"
@@ -28,7 +28,7 @@ _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
 
-def group_apart(situation: Situation) -> Iterator[Finding]:
+def group_apart(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
 
     A function of PCI Express has a space of its own, also in one slot with others; all that is
@@ -38,7 +38,7 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
     iommu = situation.domain.iommu
     if iommu is None or iommu.bus is not None:
         return
-    groups: dict[int, list[Taken]] = defaultdict(list)
+    groups: dict[int, list[AssignedFunction]] = defaultdict(list)
     for taken in seen(situation):
         if taken.device.iommu_group is not None:
             groups[taken.device.iommu_group].append(taken)
@@ -64,7 +64,7 @@ def group_apart(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
+def _count_spaces(situation: PreflightContext, members: Sequence[AssignedFunction]) -> int:
     """How many address spaces the functions of a group are in; libvirt places some alone."""
     placed = {
         guest.bus
@@ -76,7 +76,7 @@ def _count_spaces(situation: Situation, members: Sequence[Taken]) -> int:
     return len(placed) + sum(taken.hostdev.guest is None for taken in members)
 
 
-def maps_nothing(situation: Situation) -> Iterator[Finding]:
+def maps_nothing(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
     iommu = situation.domain.iommu
     taking = [hostdev for hostdev in situation.hostdevs if hostdev.is_seen]
@@ -143,7 +143,7 @@ def _is_on(value: object) -> bool:
     return value is True or value in _ON
 
 
-def caching_mode(situation: Situation) -> Iterator[Finding]:
+def caching_mode(situation: PreflightContext) -> Iterator[Finding]:
     """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
     iommu = situation.domain.iommu
     if iommu is None or iommu.model != _INTEL or iommu.has_caching_mode:

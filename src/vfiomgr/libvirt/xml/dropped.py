@@ -44,7 +44,7 @@ _CONTAINERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DroppedElement:
     """An element or an attribute that is gone, and what it belonged to."""
 
     path: str
@@ -57,7 +57,7 @@ class Drop:
         return f"{self.path} ({self.where})" if self.where else self.path
 
 
-def find_drops(written: bytes, printed: bytes) -> tuple[Drop, ...]:
+def find_drops(written: bytes, printed: bytes) -> tuple[DroppedElement, ...]:
     """What of `written` is not in `printed`, both whole documents.
 
     Raises:
@@ -83,11 +83,11 @@ class _Prefixes:
 
 def _in_element(
     before: ET.Element, after: ET.Element, path: str, where: str, prefixes: _Prefixes
-) -> Iterator[Drop]:
+) -> Iterator[DroppedElement]:
     for name in before.attrib.keys() - after.attrib.keys():
         attribute = f"{path}/@{prefixes.name(name)}"
         if not _is_told(attribute, before):
-            yield Drop(attribute, where)
+            yield DroppedElement(attribute, where)
     if path == _METADATA:
         yield from _in_metadata(before, after, prefixes)
         return
@@ -97,16 +97,18 @@ def _in_element(
         if partner is not None:
             yield from _in_element(child, partner, inner, place, prefixes)
         elif not _is_told(inner, child):
-            yield Drop(inner, place)
+            yield DroppedElement(inner, place)
 
 
-def _in_metadata(before: ET.Element, after: ET.Element, prefixes: _Prefixes) -> Iterator[Drop]:
+def _in_metadata(
+    before: ET.Element, after: ET.Element, prefixes: _Prefixes
+) -> Iterator[DroppedElement]:
     """What is in it is not libvirt's concern: it is kept whole, or not."""
     left = Counter(child.tag for child in after)
     for child in before:
         left[child.tag] -= 1
         if left[child.tag] < 0:
-            yield Drop(f"{_METADATA}/{prefixes.name(child.tag)}", "")
+            yield DroppedElement(f"{_METADATA}/{prefixes.name(child.tag)}", "")
 
 
 def _pairs(before: ET.Element, after: ET.Element) -> Iterator[tuple[ET.Element, ET.Element | None]]:

@@ -41,7 +41,7 @@ class _Splice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _InsertionPoint:
     """A place for elements: where, and what goes before each."""
 
     position: int
@@ -122,7 +122,7 @@ def _devices(document: Document) -> Element:
     return (with_hostdevs or list(found))[-1]
 
 
-def _seat(document: Document, devices: Element, anchor: Sequence[Element]) -> _Seat:
+def _seat(document: Document, devices: Element, anchor: Sequence[Element]) -> _InsertionPoint:
     """After the anchor; without one, after all that `<devices>` holds."""
     text = document.text
     end, start = _end_and_start(text, devices, anchor)
@@ -132,11 +132,11 @@ def _seat(document: Document, devices: Element, anchor: Sequence[Element]) -> _S
     is_last = line_end is not None or text.startswith(b"</", position)
     own = _first_indent(document, devices) if start is None else _indent_of(text, start)
     if own is None or not is_last:
-        return _Seat(end, None)
+        return _InsertionPoint(end, None)
     outer = _indent_of(text, devices.start.start)
     # Where a text has several kinds of line ends, the one that stands here.
     found = own[0] if line_end is None else line_end[0]
-    return _Seat(position, found, own[1], _unit(outer, own[1]))
+    return _InsertionPoint(position, found, own[1], _unit(outer, own[1]))
 
 
 def _end_and_start(
@@ -178,7 +178,9 @@ def _first_indent(document: Document, devices: Element) -> tuple[bytes, bytes] |
     return outer[0], outer[1] + _unit(root, outer[1])
 
 
-def _inserted(document: Document, seat: _Seat, elements: Sequence[str]) -> Iterator[_Splice]:
+def _inserted(
+    document: Document, seat: _InsertionPoint, elements: Sequence[str]
+) -> Iterator[_Splice]:
     written = b"".join(seat.filled(element, document.encoding) for element in elements)
     if written:
         yield _Splice(Span(seat.position, seat.position), written)
@@ -190,9 +192,9 @@ def _opened(document: Document, devices: Element, elements: Sequence[str]) -> by
     outer = _indent_of(document.text, devices.start.start)
     inner = _first_indent(document, devices)
     if outer is None or inner is None:
-        seat, after = _Seat(stop, None), b""
+        seat, after = _InsertionPoint(stop, None), b""
     else:
-        seat = _Seat(stop, inner[0], inner[1], _unit(outer, inner[1]))
+        seat = _InsertionPoint(stop, inner[0], inner[1], _unit(outer, inner[1]))
         after = outer[0] + outer[1]
     written = b"".join(seat.filled(element, document.encoding) for element in elements)
     splice = _Splice(Span(stop - 2, stop), b">" + written + after + b"</devices >")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.documents.resources import resource_directory
 from vfiomgr.errors import UsageError
-from vfiomgr.units import write_numbers
+from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jinja2 import Environment
 
-    from vfiomgr.libvirt.build.model import DomainWish, GuestPlan
+    from vfiomgr.libvirt.build.model import DomainRequest, GuestPlan
     from vfiomgr.vgpu.guest_device import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
@@ -140,7 +140,7 @@ def _explained(
     return texts
 
 
-def _targets(wish: DomainWish) -> list[str]:
+def _targets(wish: DomainRequest) -> list[str]:
     """The names of the disks, counted on each bus; CD-ROMs come first on SATA."""
     free = {"virtio": count(), "sata": count(len(wish.cdroms))}
     return [_target(bus, next(free[bus])) for bus in map(wish.bus_of, wish.disks)]
@@ -174,7 +174,7 @@ def _environment() -> Environment:
         finalize=_without_controls,
     )
     environment.filters["comment"] = _comment
-    environment.filters["numbers"] = write_numbers
+    environment.filters["numbers"] = format_cpulist
     return environment
 
 

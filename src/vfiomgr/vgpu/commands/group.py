@@ -15,7 +15,7 @@ from vfiomgr.definitions.commands import add_commands
 from vfiomgr.errors import UsageError
 from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
-from vfiomgr.vgpu.capacity import Gpu, Room, gpus, lost_functions, rooms, totals
+from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.names import uuid_of
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
@@ -86,7 +86,7 @@ def types(session: Session, parent: str | None) -> None:
 
 def _rooms(
     host: HostSnapshot, parent: str | None
-) -> tuple[tuple[Gpu, ...], list[tuple[Gpu, Room]]]:
+) -> tuple[tuple[Gpu, ...], list[tuple[Gpu, Capacity]]]:
     """The GPUs, and what each has room for; also of those that are divided as a whole."""
     divided = function_rooms(host)
     if parent is not None:
@@ -100,7 +100,7 @@ def _rooms(
     return (*found, *(gpu for gpu, _ in divided)), [*items, *divided]
 
 
-def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
+def _type_item(gpu: Gpu, room: Capacity) -> dict[str, object]:
     kind = room.type
     return {
         "gpu": gpu.name,
@@ -124,7 +124,7 @@ def _type_item(gpu: Gpu, room: Room) -> dict[str, object]:
     }
 
 
-def _total_item(room: Room) -> dict[str, object]:
+def _total_item(room: Capacity) -> dict[str, object]:
     return {
         "id": room.type.id,
         "name": room.type.name,
@@ -134,7 +134,7 @@ def _total_item(room: Room) -> dict[str, object]:
     }
 
 
-def _type_row(gpu: str, room: Room) -> tuple[str, ...]:
+def _type_row(gpu: str, room: Capacity) -> tuple[str, ...]:
     kind = room.type
     return (
         gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
-from vfiomgr.vgpu.capacity import Gpu, Room
+from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 from vfiomgr.vgpu.quota.model import in_bytes
 from vfiomgr.vgpu.quota.refusals import GIM, fixed_at_load
@@ -41,7 +41,7 @@ def function_vgpus(host: HostSnapshot) -> tuple[Vgpu, ...]:
     )
 
 
-def function_rooms(host: HostSnapshot) -> tuple[tuple[Gpu, Room], ...]:
+def function_rooms(host: HostSnapshot) -> tuple[tuple[Gpu, Capacity], ...]:
     """What such GPUs have room for."""
     vgpus = function_vgpus(host)
     return tuple(_room(host, device, vgpus) for device in _divided(host))
@@ -91,7 +91,7 @@ def _has_memory(host: HostSnapshot, gpu: PciDevice) -> bool:
     return known is not None and known.has("memory")
 
 
-def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tuple[Gpu, Room]:
+def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tuple[Gpu, Capacity]:
     """How many more there can be; their memory, where all that are there have the same."""
     name, total, made = str(device.address), device.sriov_totalvfs or 0, device.sriov_numvfs or 0
     quotas = host.quotas_of(device)
@@ -122,7 +122,7 @@ def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tup
         mode=None,
     )
     # The driver makes as many as it has resources for, and does not tell that before.
-    return gpu, Room(kind, more, not more, _note(device, made, total, left), left)
+    return gpu, Capacity(kind, more, not more, _note(device, made, total, left), left)
 
 
 def _note(device: PciDevice, made: int, total: int, left: int | None) -> str:

@@ -210,7 +210,7 @@ class GpuQuotas:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class VfQuota:
     """What virtual functions are to get; of what is None the driver gives what it wants."""
 
     memory: int | None = None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.quota.model import GpuQuotas, Quantity, Share
+    from vfiomgr.vgpu.quota.model import GpuQuotas, Quantity, VfQuota
 
 GIM = "gim"
 """AMD's driver, which makes virtual functions as it is loaded."""
@@ -26,7 +26,7 @@ _CONFIG = "/etc/gim_config"
 
 
 def impossible(
-    host: HostSnapshot, device: PciDevice, share: Share, *, is_physical: bool = False
+    host: HostSnapshot, device: PciDevice, share: VfQuota, *, is_physical: bool = False
 ) -> Iterator[Objection]:
     """What no state of the functions would change: the driver has no such quota."""
     known = host.quotas_of(device)
@@ -54,7 +54,7 @@ def impossible(
 
 
 def too_much(
-    device: PciDevice, known: GpuQuotas, share: Share, numbers: Sequence[int], others: int = 0
+    device: PciDevice, known: GpuQuotas, share: VfQuota, numbers: Sequence[int], others: int = 0
 ) -> Iterator[Objection]:
     """More memory than the GPU has, where the host tells how much that is; `others` keep theirs."""
     if share.memory is None or known.memory is None:

@@ -36,7 +36,7 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
-from vfiomgr.pci.original_state import DriverState, Origin
+from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser
 from vfiomgr.version import Version
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 WHOLE = "vfiomgr libvirt edit gpu.xml --remove 0000:01:00.0 --add 0000:01:00.0"
-ORIGIN = Origin(GPU.identity, DriverState("nvidia", None), "nvidia", "boot")
+ORIGIN = OriginalState(GPU.identity, DriverState("nvidia", None), "nvidia", "boot")
 APART = BOTH.replace(
     "bus='0x01' slot='0x00' function='0x1'/>\n    </h", "bus='0x02' slot='0x00'/>\n    </h"
 )

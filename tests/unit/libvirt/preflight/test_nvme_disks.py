@@ -26,12 +26,12 @@ from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.libvirt.attach.claims import claims_of
 from vfiomgr.libvirt.attach.detach import plan_detach
 from vfiomgr.libvirt.attach.domain_edit import plan_removals, refuse_contradictions
-from vfiomgr.libvirt.attach.plan import AttachWish, plan_attach
+from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach
 from vfiomgr.libvirt.attach.ports import Scope
 from vfiomgr.libvirt.hook.model import GuestRecord
 from vfiomgr.libvirt.hook.plan import needs_of
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.guest_device import HandOver
+from vfiomgr.vgpu.guest_device import HostdevOptions
 
 ADDRESS = "0000:05:00.0"
 SSD = function(ADDRESS, class_code="010802", class_name="NVMe", name="Samsung PM9A3")
@@ -147,14 +147,14 @@ def test_it_comes_and_goes_as_a_disk_alone() -> None:
     scope = Scope(live=False, config=True)
     said = f"{ADDRESS} is the NVMe controller of the disk vda of win"
     with pytest.raises(Refusal, match=said) as refused:
-        plan_attach(snapshot, hypervisor(owner), owner, AttachWish((ADDRESS,), scope))
+        plan_attach(snapshot, hypervisor(owner), owner, AttachRequest((ADDRESS,), scope))
     assert refused.value.hint == "remove the disk first: virsh detach-disk win vda --config"
     with pytest.raises(Refusal, match=said):
         plan_detach(owner, [ADDRESS], scope, only=False)
     with pytest.raises(Refusal, match=said):
         plan_removals(given, [ADDRESS], None, only=False)
     with pytest.raises(Refusal, match=said):
-        refuse_contradictions(given, [(ADDRESS, HandOver())])
+        refuse_contradictions(given, [(ADDRESS, HostdevOptions())])
 
 
 def test_a_function_that_another_domain_has_as_a_disk_is_claimed() -> None:
@@ -167,7 +167,7 @@ def test_a_function_that_another_domain_has_as_a_disk_is_claimed() -> None:
             snapshot,
             hypervisor(owner, busy),
             owner,
-            AttachWish((ADDRESS,), Scope(live=True, config=False)),
+            AttachRequest((ADDRESS,), Scope(live=True, config=False)),
         )
 
 

@@ -25,7 +25,7 @@ from vfiomgr.kata.config.commands.bases import (
     with_drop_in,
 )
 from vfiomgr.kata.config.commands.release import kata_release, read_installation, release_options
-from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataSetup, KataWish
+from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataRequest, KataSetup
 from vfiomgr.kata.config.plan import plan_config
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.keys import key_table
@@ -193,7 +193,7 @@ def config(
     runtime = base.settings.runtime if base is not None else runtime
     release = kata_release(installation, kata_version, runtime)
     base = base or found_base(installation, release, hypervisor)
-    wish = KataWish(
+    wish = KataRequest(
         release=release,
         functions=tuple((functions if addresses else bound).values()),
         hypervisor=hypervisor,

@@ -17,7 +17,7 @@ from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.commands.release import read_installation, release_options
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.context import ConfigurationFacts, Situation
+from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.explain.model import LIST
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vfiomgr.cli.session import Format
     from vfiomgr.containers.runtimes.handlers import CriName, HandlerEntry, HandlerFacts
     from vfiomgr.kata.explain.context import ShimState
-    from vfiomgr.kata.explain.model import ChainBreak, ChainStep, DeviceChain, KataExplanation
+    from vfiomgr.kata.explain.model import ChainBreak, DeviceChain, KataTrace, TraceStep
     from vfiomgr.kata.model import RuntimeName
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -56,22 +56,22 @@ _BREAKS = 8
 _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 
 
-def print_explanations(found: Sequence[KataExplanation], output: Format, *, is_whole: bool) -> None:
-    """Each pod's links in their order; in JSON a `KataExplanation` of all, whole in any case."""
+def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: bool) -> None:
+    """Each pod's links in their order; in JSON a `KataTrace` of all, whole in any case."""
     if output != "table":
         items = [{"is_broken": item.is_broken, **_members(item)} for item in found]
         body = {"items": items, "is_broken": any(item.is_broken for item in found)}
-        print_document("KataExplanation", body, output)
+        print_document("KataTrace", body, output)
         return
     for number, item in enumerate(found):
         say(*[""] * bool(number), *_lines(item, is_whole=is_whole))
 
 
-def _members(item: KataExplanation) -> dict[str, object]:
+def _members(item: KataTrace) -> dict[str, object]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
-def _lines(item: KataExplanation, *, is_whole: bool) -> Iterator[str | Marked]:
+def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
     place = f" ({item.source}:{item.line})" if item.line else f" for {item.source}"
     handler = f", handler {item.handler}" if item.handler else ""
     yield f"{item.kind} {item.pod}{place}{handler}, {item.release} ({item.release_source})"
@@ -91,7 +91,7 @@ def _lines(item: KataExplanation, *, is_whole: bool) -> Iterator[str | Marked]:
     yield _verdict(item)
 
 
-def _step_lines(step: ChainStep, *, is_whole: bool) -> Iterator[str | Marked]:
+def _step_lines(step: TraceStep, *, is_whole: bool) -> Iterator[str | Marked]:
     what, looked, breaks = step.what, list(step.looked_at), step.breaks
     if not is_whole and step.name in _OF_EACH_DEVICE:
         what = LIST.join(_first(what.split(LIST)))
@@ -145,7 +145,7 @@ def _chain_lines(chain: DeviceChain) -> Iterator[str]:
         yield f"    the agent is told {key}: {value}"
 
 
-def _verdict(item: KataExplanation) -> str:
+def _verdict(item: KataTrace) -> str:
     broken = [step.name for step in item.steps if step.state == "broken"]
     if broken:
         return f"broken: {', '.join(broken)}"
@@ -280,7 +280,7 @@ class _Scene:
         *,
         only: Iterable[PciDevice] = (),
         only_name: str | None = None,
-    ) -> KataExplanation:
+    ) -> KataTrace:
         """The chain of one pod."""
         classes = (c for c in objects.runtime_classes if c.name == spec.runtime_class)
         runtime_class = next(classes, None)
@@ -303,7 +303,7 @@ class _Scene:
         release = KataRelease(version, runtime or likely)
         self.beyond_known.append(release.beyond_known)
         return explain_chain(
-            Situation(
+            PodContext(
                 host=self._host,
                 pod=spec,
                 runtime_class=runtime_class,
@@ -328,7 +328,7 @@ class _Scene:
             )
         )
 
-    def explain_device(self, text: str, resource: str | None, handler: str) -> KataExplanation:
+    def explain_device(self, text: str, resource: str | None, handler: str) -> KataTrace:
         """The chain of a pod that asks for a device, and for nothing else.
 
         Raises:
@@ -344,7 +344,7 @@ class _Scene:
         kind = resource or self._kind_of(device) or DEFAULT_KIND
         return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
 
-    def _explain_name(self, text: str, resource: str | None, handler: str) -> KataExplanation:
+    def _explain_name(self, text: str, resource: str | None, handler: str) -> KataTrace:
         """The same for a device by its name in CDI, KIND=NAME."""
         kind, _, name = text.partition("=")
         known = [read_file(file) for file in self._host.cdi_files]
