@@ -1,7 +1,7 @@
 """The journal: what a run is about to do, written and fsynced before it is done.
 
 One file per run in /var/lib/vfiomgr/journal, numbered in the order in which they were begun, one
-record per line (executor/records.py): `plan` with the intent and all steps, then `begin`, `done`,
+record per line (journal_records.py): `plan` with the intent and all steps, then `begin`, `done`,
 `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with the steps that could
 be planned only then, and `end`. A run holds a lock on its file: one without `end` and without a
 lock was cut off. A last line that is no whole record was never written.

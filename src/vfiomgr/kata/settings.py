@@ -29,7 +29,7 @@ _MOST_SHOWN = 40
 class KataSettings:
     """The effective settings; what nobody set is what Kata takes then.
 
-    A value of a wrong type counts as not set: `planner.kata.check` tells of it.
+    A value of a wrong type counts as not set: `vfiomgr.kata.config.check` reports it.
     """
 
     path: HostPath

@@ -17,7 +17,7 @@ def layout_schema() -> dict[str, Any]:
     """What a layout file may be; the reader refuses some of it that no schema can know."""
     schema = LayoutFile.model_json_schema()
     parts = schema["$defs"]
-    parts["VgpuWish"] |= _wish_rules()
+    parts["VgpuRequest"] |= _wish_rules()
     parts["SriovRule"] |= _sriov_rules()
     parts["Selector"] = _selector(parts["Selector"])
     for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):

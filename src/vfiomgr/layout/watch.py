@@ -1,6 +1,6 @@
 """Looks whether a host stays as a layout wants it, tells what comes and goes, and puts it right.
 
-`executor/watch.py` is something else: it has persisted functions before their host drivers do.
+`passthrough/watch.py` is something else: it has persisted functions before their host drivers do.
 """
 
 from __future__ import annotations

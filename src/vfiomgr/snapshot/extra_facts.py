@@ -31,7 +31,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
     with_gpu_modes: bool,
     with_claims: bool,
 ) -> HostSnapshot:
-    """The devices of a host, and what `vfiomgr.host.scan.scan` was asked for besides."""
+    """The devices of a host, and what `vfiomgr.snapshot.scan.scan` was asked for besides."""
     host = _with_gpu_modes(host, tree) if with_gpu_modes else host
     return replace(
         host,

@@ -1,6 +1,6 @@
 """Room for large BARs: the width of the guest's addresses and its 64-bit window.
 
-What domains get of it (`plan_aperture`) and what those that are there have (planner/preflight) is
+What domains get of it (`plan_aperture`) and what those that are there have (libvirt/preflight) is
 reckoned here.
 """
 

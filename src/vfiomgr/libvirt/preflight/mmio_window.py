@@ -1,7 +1,7 @@
 """Rules about addresses: whether the guest's physical space holds its memory and all BARs.
 
 How large windows are, and what of them BARs take, is reckoned where domains are planned
-(planner/guest/aperture.py).
+(libvirt/build/mmio_window.py).
 """
 
 from __future__ import annotations
