@@ -10,7 +10,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.printable import printable
-from vfiomgr.documents.yaml_json import to_jsonable
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Bind
 

@@ -63,7 +63,7 @@ def _printable_lines(text: str) -> str:
 
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
     """A document of the JSON contract, in JSON or YAML."""
-    from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
+    from vfiomgr.documents.jsonable import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
 
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":
@@ -78,7 +78,10 @@ def print_yaml(document: dict[str, Any]) -> None:
     """A document as YAML 1.2; like JSON it escapes what is not ASCII."""
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
 
+    from vfiomgr.documents.jsonable import UNFOLDED  # noqa: PLC0415
+
     yaml = YAML(typ="safe", pure=True)
+    yaml.width = UNFOLDED
     yaml.default_flow_style = False
     yaml.allow_unicode = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]

@@ -1,4 +1,6 @@
 """Documents as text: JSON, YAML, TOML and XML, with the places of what they hold.
 
-`parsed` alone reads JSON and TOML; whatever a text holds, it is read or reported as malformed.
+`reader` reads what people write, JSON or YAML 1.2, into values that know their line and column;
+`parsed` reads JSON and TOML into plain values, or reports them as malformed. `json_text` writes
+other values into a text of JSON, and keeps the text of all that stays.
 """

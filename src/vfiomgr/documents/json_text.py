@@ -1,29 +1,156 @@
-"""JSON with the place of everything in it, so that it can be changed by the byte.
+"""JSON with the place of everything in it, and texts of JSON with other values in them.
 
-What is put in is written by `json`, laid out as its neighbours are; what is around it stays.
+What is put in is written by `json`, laid out as its neighbours are; what stays keeps its text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from vfiomgr.documents.located import Located, Position
 from vfiomgr.documents.parsed import Malformed, parse_json
 from vfiomgr.errors import InvalidDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
-_BLANK = re.compile(r"[ \t\n\r]*")
-_FIRST_MEMBER = re.compile(r'\s*\{(\s*)"(?:[^"\\]|\\.)*"\s*(:\s*)')
-_REMEDY = "have the runtime write it anew, or mend it there, or just before"
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
+_NEWLINE = re.compile("\n")
+
+
+class Repeated(Malformed):
+    """A key that an object has twice: it is JSON, and readers differ in what it means."""
+
+
+def read_json(text: str) -> Located:
+    """What a text says.
+
+    Raises:
+        Malformed: it is no JSON.
+        Repeated: it has a key twice.
+
+    """
+    parse_json(text)
+    return _Reader(text).read()
+
+
+class _Reader:
+    """Reads tokens of a text that is JSON."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = _line_starts(text)
+        self._tokens: Iterator[re.Match[str]] = _TOKEN.finditer(text)
+
+    def read(self) -> Located:
+        return self._value(next(self._tokens))
+
+    def _place(self, token: re.Match[str]) -> Position:
+        line = bisect_left(self._lines, token.start() + 1)
+        return Position(line, token.start() - self._lines[line - 1] + 1)
+
+    def _value(self, token: re.Match[str]) -> Located:
+        text, place = token[0], self._place(token)
+        if text == "{":
+            return self._mapping(place)
+        if text == "[":
+            items: list[Located] = []
+            while (item := next(self._tokens))[0] != "]":
+                items.append(self._value(item))
+            return Located(place, items=tuple(items), stop=item.end())
+        if text.startswith('"'):
+            meant = _string(text)
+            return Located(place, meant, meant, stop=token.end())
+        return Located(place, json.loads(text), text, is_plain=True, stop=token.end())
+
+    def _mapping(self, place: Position) -> Located:
+        members: dict[str, Located] = {}
+        keys: dict[str, Position] = {}
+        while (token := next(self._tokens))[0] != "}":
+            key, at = _string(token[0]), self._place(token)
+            if key in keys:
+                why = f"the key {key!r} twice"
+                raise Repeated(why, at.line, at.column)
+            keys[key] = at
+            members[key] = self._value(next(self._tokens))
+        return Located(place, members=members, keys=keys, stop=token.end())
+
+
+def _string(token: str) -> str:
+    return str(json.loads(token)) if "\\" in token else token[1:-1]
+
+
+def _line_starts(text: str) -> list[int]:
+    return [0, *(match.end() for match in _NEWLINE.finditer(text))]
+
+
+def _offset(lines: Sequence[int], place: Position) -> int:
+    return lines[place.line - 1] + place.column - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JsonDocument:
+    """A text of JSON; its root is an object."""
+
+    source: str
+    text: str
+    root: Located
+
+    def fail(self, part: Located, what: str, remedy: str) -> NoReturn:
+        """Refuse what is written somewhere.
+
+        Raises:
+            InvalidDocument: always.
+
+        """
+        message = f"{self.source}:{part.place.line}:{part.place.column}: {what}"
+        raise InvalidDocument(message, remedy)
+
+    def with_value(self, value: object) -> JsonDocument:
+        """The document with another value; what is in both keeps its text."""
+        text = _Writer(self.text).written(self.root, value)
+        return self if text == self.text else read_object(text, self.source)
+
+    def text_of(self, part: Located) -> str:
+        """A part as it is written."""
+        return self.text[_offset(_line_starts(self.text), part.place) : part.stop]
+
+
+class Verbatim(str):
+    """A text of JSON, which stands in a value for what it says."""
+
+    __slots__ = ()
+
+
+def read_object(text: str, source: str) -> JsonDocument:
+    """Read a text of JSON whose root is an object.
+
+    Raises:
+        InvalidDocument: it is none, or says something twice; the message names line and column.
+
+    """
+    try:
+        document = JsonDocument(source, text, read_json(text))
+    except Repeated as error:
+        message = f"{source}:{error.line}:{error.column}: {error.why}"
+        raise InvalidDocument(message, "keep the one that is meant") from None
+    except Malformed as error:
+        place = f":{error.line}:{error.column}" if error.line else ""
+        what = "not JSON" if place else "not JSON that a runtime reads"
+        remedy = "have the runtime write it anew, or mend it there, or just before"
+        message = f"{source}{place}: {what}: {error.why}"
+        raise InvalidDocument(message, remedy) from None
+    if document.root.members is None:
+        document.fail(document.root, "not an object", "name the config.json of an OCI bundle")
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
     """How the parts of an object or a list stand: on a line each, or all on one line."""
 
     indent: str | None
@@ -36,210 +163,35 @@ class Layout:
     comma: str = ","
     colon: str = ":"
 
+    @property
     def lead(self) -> str:
         """What stands between an opening bracket, or a comma, and a part."""
         return "" if self.indent is None else self.newline + self.indent
 
-    def written(self, value: object, *, in_line: bool) -> str:
+    @property
+    def gap(self) -> str:
+        """What stands between two parts."""
+        return self.comma if self.indent is None else f",{self.lead}"
+
+    def written(self, value: object, *, in_line: bool = False) -> str:
         """A value as it is written in one of these parts."""
+        if isinstance(value, Verbatim):
+            return str(value)
         if self.indent is None or in_line:
             return json.dumps(value, separators=(self.comma, self.colon), ensure_ascii=False)
         text = json.dumps(value, indent=self.step, separators=(",", self.colon), ensure_ascii=False)
-        return text.replace("\n", self.lead())
+        return text.replace("\n", self.lead)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """A value and where it stands; `parts` are the places of its items, or members with keys."""
-
-    start: int
-    stop: int
-    value: Any
-    members: Mapping[str, Node]
-    items: Sequence[Node]
-    parts: Sequence[tuple[int, int]]
-    layout: Layout
-
-    def at(self, path: Iterable[str]) -> Node | None:
-        """The value that keys lead to."""
-        found: Node | None = self
-        for key in path:
-            found = found.members.get(key) if found is not None else None
-        return found
+_FIRST_MEMBER = re.compile(r'\s*\{(\s*)"(?:[^"\\]|\\.)*"\s*(:\s*)')
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A text of JSON; its root is an object."""
-
-    source: str
-    text: str
-    root: Node
-
-    def fail(self, node: Node, what: str, remedy: str) -> NoReturn:
-        """Refuse what is written somewhere.
-
-        Raises:
-            InvalidDocument: always.
-
-        """
-        line, column = _place(self.text, node.start)
-        message = f"{self.source}:{line}:{column}: {what}"
-        raise InvalidDocument(message, remedy)
-
-    def with_parts(self, node: Node, new: Sequence[object] | Mapping[str, object]) -> Document:
-        """The document with items at the end of a list, or members at the end of an object."""
-        if not new:
-            return self
-        layout = node.layout
-        last = self.text[slice(*node.parts[-1])] if node.parts else ""
-        in_line = bool(last) and "\n" not in last and last.endswith(("}", "]"))
-        if isinstance(new, dict):
-            in_line = False
-            texts = [
-                json.dumps(key, ensure_ascii=False)
-                + layout.colon
-                + layout.written(value, in_line=False)
-                for key, value in new.items()
-            ]
-        else:
-            texts = [layout.written(value, in_line=in_line) for value in new]
-        gap = layout.comma if layout.indent is None else f",{layout.lead()}"
-        body = gap.join(texts)
-        if node.parts:
-            place = node.parts[-1][1]
-            return self._changed(place, place, gap + body)
-        end = "" if layout.indent is None else layout.newline + layout.outer
-        return self._changed(node.start + 1, node.stop - 1, layout.lead() + body + end)
-
-    def without_parts(self, node: Node, numbers: Iterable[int]) -> Document:
-        """The document without some items or members, by their numbers."""
-        gone = set(numbers)
-        kept = [number for number in range(len(node.parts)) if number not in gone]
-        if not gone:
-            return self
-        if not kept:
-            return self._changed(node.start + 1, node.stop - 1, "")
-        text = self.text
-        for number in sorted((n for n in gone if n > kept[0]), reverse=True):
-            text = text[: node.parts[number - 1][1]] + text[node.parts[number][1] :]
-        text = text[: node.parts[0][0]] + text[node.parts[kept[0]][0] :]
-        return read_document(text, self.source)
-
-    def without_member(self, node: Node, key: str) -> Document:
-        """The document without a member of an object."""
-        return self.without_parts(node, [list(node.members).index(key)])
-
-    def with_text(self, node: Node, text: str) -> Document:
-        """The document with another text in the place of a value."""
-        return self._changed(node.start, node.stop, text)
-
-    def with_value(self, node: Node, value: object) -> Document:
-        """The document with another scalar in the place of one."""
-        return self.with_text(node, json.dumps(value, ensure_ascii=False))
-
-    def _changed(self, start: int, stop: int, new: str) -> Document:
-        return read_document(self.text[:start] + new + self.text[stop:], self.source)
-
-
-def read_document(text: str, source: str) -> Document:
-    """Read a text of JSON whose root is an object.
-
-    Raises:
-        InvalidDocument: it is none, or says something twice; the message names line and column.
-
-    """
-    try:
-        parse_json(text)
-    except Malformed as error:
-        place = f":{error.line}:{error.column}" if error.line else ""
-        what = "not JSON" if place else "not JSON that a runtime reads"
-        message = f"{source}{place}: {what}: {error.why}"
-        raise InvalidDocument(message, _REMEDY) from None
-    reader = _Reader(text, source)
-    root = reader.value(_skip(text, 0), None, 0)
-    document = Document(source, text, root)
-    if not isinstance(root.value, dict):
-        document.fail(root, "not an object", "name the config.json of an OCI bundle")
-    return document
-
-
-def _place(text: str, position: int) -> tuple[int, int]:
-    """Line and column, both from 1."""
-    before = text[:position]
-    return before.count("\n") + 1, position - before.rfind("\n")
-
-
-def _skip(text: str, position: int) -> int:
-    found = _BLANK.match(text, position)
-    return found.end() if found else position
-
-
-class _Reader:
-    """Finds the places in a text that is known to be JSON."""
-
-    def __init__(self, text: str, source: str) -> None:
-        self._text = text
-        self._source = source
-        self._style = _style(text)
-        self._decode = json.JSONDecoder().raw_decode
-
-    def value(self, start: int, outer: Layout | None, depth: int) -> Node:
-        first = self._text[start]
-        if first in "{[":
-            return self._container(start, outer, depth, is_object=first == "{")
-        value, stop = self._decode(self._text, start)
-        return Node(start, stop, value, {}, (), (), outer or self._style)
-
-    def _container(self, start: int, outer: Layout | None, depth: int, *, is_object: bool) -> Node:
-        text, position = self._text, _skip(self._text, start + 1)
-        layout = self._layout(text[start + 1 : position], outer, is_empty=text[position] in "}]")
-        members: dict[str, Node] = {}
-        items: list[Node] = []
-        parts: list[tuple[int, int]] = []
-        while text[position] not in "}]":
-            begin = position
-            if is_object:
-                key, position = self._decode(text, position)
-                if key in members:
-                    line, column = _place(text, begin)
-                    message = f"{self._source}:{line}:{column}: the key {key!r} twice"
-                    raise InvalidDocument(message, "keep the one that is meant")
-                position = _skip(text, _skip(text, position) + 1)
-            node = self.value(position, layout, depth + 1)
-            if is_object:
-                members[key] = node
-            else:
-                items.append(node)
-            parts.append((begin, node.stop))
-            position = _skip(text, node.stop)
-            if text[position] == ",":
-                position = _skip(text, position + 1)
-        value: object = (
-            {key: node.value for key, node in members.items()}
-            if is_object
-            else [node.value for node in items]
-        )
-        if layout.indent is None and len(parts) > 1:
-            layout = replace(layout, comma=text[parts[0][1] : parts[1][0]])
-        return Node(start, position + 1, value, members, items, parts, layout)
-
-    def _layout(self, blank: str, outer: Layout | None, *, is_empty: bool) -> Layout:
-        """Of parts after this blank; those of an empty list or object are as those around it."""
-        around = outer or self._style
-        if is_empty:
-            inner = None if around.indent is None else around.indent + around.step
-        else:
-            inner = blank.rpartition("\n")[2] if "\n" in blank else None
-        return replace(around, indent=inner, outer=around.indent or "")
-
-
-def _style(text: str) -> Layout:
+def _style(text: str) -> _Layout:
     """How a text is laid out, by its first member."""
     found = _FIRST_MEMBER.match(text)
     blank, colon = found.groups() if found else ("", ":")
     space = " " if " " in colon else ""
-    return Layout(
+    return _Layout(
         indent=None,
         outer="",
         step=blank.rpartition("\n")[2],
@@ -247,3 +199,104 @@ def _style(text: str) -> Layout:
         comma=f",{space}",
         colon=f":{space}",
     )
+
+
+class _Writer:
+    """Writes a value into the text of another one."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._lines = _line_starts(text)
+
+    def written(self, part: Located, value: object) -> str:
+        """The whole text."""
+        start = self._offset(part.place)
+        made = self._part(part, value, _style(self._text))
+        return self._text[:start] + made + self._text[part.stop :]
+
+    def _offset(self, place: Position) -> int:
+        return _offset(self._lines, place)
+
+    def _part(self, part: Located, value: object, around: _Layout) -> str:
+        """The text of a value in the place of a part, among parts that are laid out like this."""
+        if not isinstance(value, Verbatim) and _is_same(part.value, value):
+            return self._text[self._offset(part.place) : part.stop]
+        if part.members is not None and isinstance(value, dict):
+            return self._mapping(part, value, around)
+        if part.items is not None and isinstance(value, list):
+            return self._list(part, value, around)
+        return around.written(value)
+
+    def _mapping(self, part: Located, value: dict[str, Any], around: _Layout) -> str:
+        members = part.members or {}
+        spans = [(self._offset(part.keys[key]), one.stop) for key, one in members.items()]
+        layout = self._layout(part, spans, around)
+        inner = replace(layout, comma=around.comma)
+        texts: list[str | None] = []
+        for (start, _), (key, member) in zip(spans, members.items(), strict=True):
+            head = self._text[start : self._offset(member.place)]
+            texts.append(head + self._part(member, value[key], inner) if key in value else None)
+        new = [
+            json.dumps(key, ensure_ascii=False) + layout.colon + layout.written(one)
+            for key, one in value.items()
+            if key not in members
+        ]
+        return self._joined(part, spans, texts, new, layout)
+
+    def _list(self, part: Located, value: list[Any], around: _Layout) -> str:
+        """Items that are there no more go; what is not among those that are left comes last."""
+        items = part.items or ()
+        spans = [(self._offset(item.place), item.stop) for item in items]
+        layout = self._layout(part, spans, around)
+        texts: list[str | None] = []
+        rest = list(value)
+        for (start, stop), item in zip(spans, items, strict=True):
+            is_left = bool(rest) and _is_same(item.value, rest[0])
+            texts.append(self._text[start:stop] if is_left else None)
+            rest = rest[is_left:]
+        last = self._text[slice(*spans[-1])] if spans else ""
+        in_line = bool(last) and "\n" not in last and last.endswith(("}", "]"))
+        new = [layout.written(one, in_line=in_line) for one in rest]
+        return self._joined(part, spans, texts, new, layout)
+
+    def _joined(
+        self,
+        part: Located,
+        spans: Sequence[tuple[int, int]],
+        texts: Sequence[str | None],
+        new: Sequence[str],
+        layout: _Layout,
+    ) -> str:
+        """An object or list of the parts that are left and those that are new."""
+        start, stop = self._offset(part.place), part.stop
+        opening, closing = self._text[start], self._text[stop - 1]
+        gaps = [self._text[one[1] : two[0]] for one, two in pairwise(spans)]
+        body = ""
+        for gap, text in zip(["", *gaps], texts, strict=False):
+            if text is not None:
+                body += (gap if body else "") + text
+        added = layout.gap.join(new)
+        if body:
+            before, after = self._text[start + 1 : spans[0][0]], self._text[spans[-1][1] : stop - 1]
+            return opening + before + body + (layout.gap + added if new else "") + after + closing
+        if not new:
+            return opening + closing
+        end = "" if layout.indent is None else layout.newline + layout.outer
+        return opening + layout.lead + added + end + closing
+
+    def _layout(self, part: Located, spans: Sequence[tuple[int, int]], around: _Layout) -> _Layout:
+        """How the parts stand; those of an empty list or object will be as those around it."""
+        blank = self._text[self._offset(part.place) + 1 : spans[0][0]] if spans else ""
+        if not spans:
+            indent = None if around.indent is None else around.indent + around.step
+        else:
+            indent = blank.rpartition("\n")[2] if "\n" in blank else None
+        layout = replace(around, indent=indent, outer=around.indent or "")
+        if indent is None and len(spans) > 1:
+            layout = replace(layout, comma=self._text[spans[0][1] : spans[1][0]])
+        return layout
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two values are written alike; to Python, 1 and true are equal."""
+    return json.dumps(one) == json.dumps(other)

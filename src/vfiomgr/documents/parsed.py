@@ -72,6 +72,15 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
+_LINE = re.compile(r"\(at line (\d+)")
+
+
+def line_of(error: Malformed, text: str) -> int:
+    """Where a text is no TOML; the last line that has something, where only the end shows it."""
+    told = _LINE.search(error.why)
+    return int(told[1]) if told else max(len(text.rstrip().splitlines()), 1)
+
+
 _TOO_DEEP = f"it is nested deeper than {_DEEPEST} levels"
 TOO_LARGE = f"a number has more than {_MOST_BITS} bits"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from errno import ENOSPC
 from typing import TYPE_CHECKING, Any, Self
 
-from vfiomgr.documents.yaml_json import to_jsonable
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.engine.journal_files import DIRECTORY, foreign_names, names, next_name, place_of
 from vfiomgr.engine.journal_records import (
     PLANS,

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from vfiomgr.documents.parsed import Malformed, parse_toml
-from vfiomgr.documents.toml_place import line_of
+from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.model import PciePort, RuntimeName
 from vfiomgr.paths import HostPath

@@ -16,7 +16,9 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import Resolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from vfiomgr.documents.located import Flaw, Located, Path, Position, Unreadable, read_located
+from vfiomgr.documents.jsonable import UNFOLDED
+from vfiomgr.documents.located import Flaw, Located, Path, Position
+from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.layout.diagnostics import (
     ANY_RULE,
@@ -45,13 +47,12 @@ _LISTS = frozenset({"devices", "vgpus", "uuids"})
 _BASE_60 = re.compile(r"[0-9a-f]+(:[0-9a-f]{1,2})+(\.[0-9]*)?")
 """Addresses, some of which YAML 1.1 takes for numbers of base 60."""
 _TEXT = "tag:yaml.org,2002:str"
-_WIDTH = 100
 
 
 def render_layouts(file: LayoutFile) -> str:
     """The file as YAML, without what is said by saying nothing."""
     yaml = YAML()
-    yaml.width = _WIDTH
+    yaml.width = UNFOLDED
     yaml.allow_unicode = False  # like JSON: nothing reaches a terminal as it is
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = StringIO()
@@ -176,7 +177,7 @@ def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
 def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Flaw, ...]]:
     """What a text says, and all that is wrong with it; the one or the other."""
     try:
-        document, flaws = read_located(text, _where)
+        document, flaws = read_located(text, _WORDING)
     except Unreadable as error:
         return None, (error.flaw,)
     if document.is_empty:
@@ -250,13 +251,13 @@ class _Checker:
         where = _where(path)
         if kind == "missing":
             what, remedy = missing_key(str(path[-1]), state)
-            return Flaw(self._place_of(path[:-1]), where, what, remedy)
-        here = self._at(path)
+            return Flaw(self.document.place_of(path[:-1]), where, what, remedy)
+        here = self.document.at(path)
         if kind == "union_tag_not_found" and here is not None and "state" in (here.members or {}):
             path, here = (*path, "state"), (here.members or {})["state"]
         elif kind == "union_tag_not_found":
             what, remedy = missing_key("state", None)
-            return Flaw(self._place_of(path), where, what, remedy)
+            return Flaw(self.document.place_of(path), where, what, remedy)
         elif kind == "union_tag_invalid":
             path, here = (*path, "state"), (here and here.child("state"))
         assert here is not None  # noqa: S101 - pydantic names parts of what it was given
@@ -270,7 +271,7 @@ class _Checker:
         for path, part in _parts(self.document):
             state = self._state(path)
             if part.is_empty:
-                place = self._place_of(path) if isinstance(path[-1], str) else part.place
+                place = self.document.place_of(path) if isinstance(path[-1], str) else part.place
                 yield path, Flaw(place, _where(path), *no_value(_key(path), state))
             elif part.items == () and _key(path[:-1]) == "select":
                 what = f"{path[-1]} is an empty list, which selects nothing"
@@ -319,22 +320,9 @@ class _Checker:
         """The state of the rule that a path leads into."""
         if len(path) < _DEVICES or path[0] != "layouts" or path[2] != "devices":
             return None
-        rule = self._at(path[:_DEVICES])
+        rule = self.document.at(path[:_DEVICES])
         state = rule and rule.child("state")
         return str(state.scalar) if state is not None and state.scalar in RULES else None
-
-    def _at(self, path: Path) -> Located | None:
-        here: Located | None = self.document
-        for part in path:
-            here = None if here is None else here.child(part)
-        return here
-
-    def _place_of(self, path: Path) -> Position:
-        """Where the key of a member is, or an item begins."""
-        parent, here = self._at(path[:-1]), self._at(path)
-        if parent is not None and path and path[-1] in parent.keys:
-            return parent.keys[str(path[-1])]
-        return Position() if here is None else here.place
 
 
 @functools.cache
@@ -377,6 +365,15 @@ def _where(path: Path) -> str:
         case ("layouts", str(name), *_):
             return f"layout {name}" if name else ""
     return ""
+
+
+_WORDING = Wording(
+    "a layout",
+    "layouts",
+    _where,
+    "a layout begins with: version: vfiomgr/v1",
+    "keep one, with all layouts by name below `layouts`",
+)
 
 
 def _key(path: Path) -> str:

@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.documents.yaml_json import API_VERSION
+from vfiomgr.documents.jsonable import API_VERSION
+from vfiomgr.documents.reader import first_error
 from vfiomgr.engine.step import Step
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.layout.requests import ApplyLayout
@@ -54,9 +55,7 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
             [_inert(step) for step in told] if isinstance(told, list) else told
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        message = f"{source}: not a plan of this version: {place}: {first['msg']}"
+        message = f"{source}: not a plan of this version: {first_error(error)}"
         raise InvalidDocument(message, _REMEDY) from None
     return ReviewedPlan(intent, steps)
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vfiomgr.documents.yaml_json import parse_document
+from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.layout.diagnostics import covers
 from vfiomgr.layout.model import Layout, Selector, VgpuRequest, VgpuRule
@@ -58,7 +58,7 @@ def read_vgpu_configs(text: str, source: str) -> VgpuConfigs:
         InvalidDocument: it is none that vgpu-device-manager would take.
 
     """
-    document = parse_document(text, source, _REMEDY)
+    document = read_values(text, source, _REMEDY)
     try:
         return VgpuConfigs(dict(_configs(document)))
     except ValueError as error:

@@ -6,8 +6,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.host.own_files import NotARecord, read_own
 from vfiomgr.paths import STATE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.reader import first_error, read_values
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
@@ -56,10 +57,8 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
         InvalidDocument: neither of them, another kind of document, or fields that do not fit.
 
     """
-    from vfiomgr.documents.yaml_json import parse_document  # noqa: PLC0415 - lists read none
-
     remedy = "make it anew with: vfiomgr snapshot > host.json"
-    document = parse_document(text, source, remedy)
+    document = read_values(text, source, remedy)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
         raise InvalidDocument(message, remedy)
@@ -67,7 +66,7 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
     if version != API_VERSION:
         message = f"{source}: api_version is {version!r}, this vfiomgr reads {API_VERSION!r}"
         raise InvalidDocument(message, remedy)
-    return _validated(document, source, remedy)
+    return _validated(document, text, source, remedy)
 
 
 @functools.cache
@@ -96,13 +95,11 @@ def _adapter() -> TypeAdapter[HostSnapshot]:
     return TypeAdapter(HostSnapshot)
 
 
-def _validated(document: dict[str, Any], source: str, remedy: str) -> HostSnapshot:
+def _validated(document: dict[str, Any], text: str, source: str, remedy: str) -> HostSnapshot:
     from pydantic import ValidationError  # noqa: PLC0415 - documents only
 
     try:
         return _adapter().validate_python(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        message = f"{source}: {place}: {first['msg']}"
+        message = f"{source}:{first_error(error, text)}"
         raise InvalidDocument(message, remedy) from None

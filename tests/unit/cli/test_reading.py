@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.fakes.hosts import without_iommu
+from vfiomgr.cli.output import print_yaml
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
@@ -364,3 +365,11 @@ def test_show_is_read_at_one_glance(run: Run, address: str) -> None:
         assert ("remedy" in labels) == any(
             ": " in line for line in lines if "guest-ready" in line and "  no: " in line
         )
+
+
+def test_long_texts_of_yaml_are_read_as_they_were_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = {"name": "Ā" + "𐀀" * 8 + "0 0", "note": ["\u0100 : # a" * 40, "a b " * 60 + "c"]}
+    print_yaml(document)
+    assert YAML(typ="safe", pure=True).load(capsys.readouterr().out) == document

@@ -7,8 +7,6 @@ import pytest
 
 from vfiomgr.containers.cdi.document import (
     parse_specification,
-    read_file,
-    read_quickly,
     read_specification,
     render_specification,
 )
@@ -17,24 +15,19 @@ from vfiomgr.containers.cdi.model import (
     CdiDevice,
     CdiDeviceNode,
     CdiEdits,
-    CdiFile,
     CdiHook,
     CdiIntelRdt,
     CdiMount,
     CdiNetDevice,
     CdiSpecification,
-    shown_path,
 )
-from vfiomgr.documents.located import read_json, read_located
+from vfiomgr.documents.located import shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.containers.cdi.scalars import Family
-    from vfiomgr.documents.located import Located
 
 FAMILIES: tuple[Family, ...] = ("go", "rust")
 _EVERYTHING = CdiSpecification(
@@ -129,25 +122,6 @@ _EVERYTHING_WRITTEN = {
 def test_what_is_written_is_read_again() -> None:
     assert json.loads(render_specification(_EVERYTHING)) == _EVERYTHING_WRITTEN
     assert read_specification(render_specification(_EVERYTHING)) == _EVERYTHING
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps(_EVERYTHING_WRITTEN),
-        json.dumps(
-            {"cdiVersion": "0.5.0", "kind": "a/b", "devices": [{"name": 23}, {"name": True}]}
-        ),
-        json.dumps({"cdiVersion": "0.5.0", "kind": None, "devices": [{"name": "a"}]}),
-        "kind: a/b\ndevices: [{name: 023}]\n",
-        "{",
-        "",
-        "[1]",
-    ],
-)
-def test_reading_quickly_gives_the_same_values(text: str) -> None:
-    file = CdiFile("/etc/cdi/x.json", text)
-    assert read_quickly(file) == read_file(file)
 
 
 @pytest.mark.parametrize(
@@ -268,25 +242,6 @@ def test_go_merges_mappings_and_what_is_written_beside_counts() -> None:
     assert go.devices[1].edits == CdiEdits(("B=1",), (CdiDeviceNode("/dev/a"),))
     assert not any(oddity.kind == "key-merged" for oddity in go.oddities)
     assert [o.line for o in rust.oddities if o.kind == "key-merged"] == [6]
-
-
-def test_json_has_its_lines_as_yaml_has_them() -> None:
-    text = json.dumps(_EVERYTHING_WRITTEN, indent=2).replace("one", '\\u0061 \\" {,}[:]')
-    fast = read_json(text)
-    assert fast is not None
-    slow, _ = read_located(text, shown_path)
-    assert list(_told(fast)) == list(_told(slow))
-
-
-def _told(part: Located) -> Iterator[tuple[object, ...]]:
-    yield part.place, part.scalar, part.text, part.keys
-    for below in (*(part.items or ()), *(part.members or {}).values()):
-        yield from _told(below)
-
-
-@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "{a: 1}", "", "{", "[1,]", "[" * 5000])
-def test_what_is_no_json_is_left_to_yaml(text: str) -> None:
-    assert read_json(text) is None
 
 
 @pytest.mark.parametrize(

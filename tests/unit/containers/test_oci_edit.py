@@ -12,7 +12,7 @@ from tests.unit.containers.oci_texts import DENIED, TEXTS, configuration
 from vfiomgr.containers.oci.edit import CDI_ANNOTATION, Edit, eject, inject
 from vfiomgr.containers.oci.model import ContainerDevice, DeviceNode, Injection
 from vfiomgr.containers.oci.record import RECORD
-from vfiomgr.documents.json_text import read_document
+from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.host.accounts import NodeAccess
 
@@ -32,11 +32,11 @@ TWIN = device(24, "0000:05:00", 1)
 
 
 def put(text: str, *injections: Injection) -> Edit:
-    return inject(read_document(text, "config.json"), injections)
+    return inject(read_object(text, "config.json"), injections)
 
 
 def out(text: str, *names: str) -> Edit:
-    return eject(read_document(text, "config.json"), names or None)
+    return eject(read_object(text, "config.json"), names or None)
 
 
 def values(text: str, *path: str) -> Any:

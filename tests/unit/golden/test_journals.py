@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.kernel import FakeKernel
 from tests.unit.conftest import GOLDEN
 from vfiomgr import api
-from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.journal_files import DIRECTORY

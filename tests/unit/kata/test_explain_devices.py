@@ -481,7 +481,7 @@ def test_an_annotation_alone_is_followed_to_the_guest(
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("a: b\nc: [\n", ": line "), ("- a\n", ":1: it is no mapping")]
+    ("text", "place"), [("a: b\nc: [\n", ":3:1: a bracket"), ("- a\n", ":1: it is no mapping")]
 )
 def test_a_kubelet_whose_configuration_cannot_be_read_is_not_known(
     explain: Callable[..., Answer], node: KataNode, text: str, place: str

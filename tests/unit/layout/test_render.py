@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -113,8 +113,14 @@ FILES = _part(
 )
 
 
+def _named(name: str) -> dict[str, Any]:
+    rule = {"select": {"name": [name]}, "state": "host"}
+    return {"version": "vfiomgr/v1", "layouts": {"yes": {"devices": [rule]}}}
+
+
 @settings(max_examples=150)
 @given(FILES)
+@example(_named("Ā" + "𐀀" * 8 + "0 0"))
 def test_what_is_written_reads_back_as_the_same(document: dict[str, Any]) -> None:
     first = read_layouts(json.dumps(document), "x")
     assert first == LayoutFile.model_validate(document)

@@ -17,8 +17,8 @@ from vfiomgr.check.model import (
     ModuleSetting,
     Readiness,
 )
+from vfiomgr.documents.jsonable import API_VERSION
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.documents.yaml_json import API_VERSION
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.pci.model import Bar, PciAddress
 from vfiomgr.pci.original_state import DriverState, OriginalState
@@ -86,14 +86,14 @@ def test_a_snapshot_is_read_back_from_yaml_too() -> None:
 
 def test_a_field_of_yaml_that_does_not_fit_is_named_with_its_place() -> None:
     text = f"kind: HostSnapshot\napi_version: {API_VERSION}\niommu: {{units: 7}}"
-    with pytest.raises(InvalidDocument, match=r"host\.yaml: kernel_release: Field required"):
+    with pytest.raises(InvalidDocument, match=r"host\.yaml:1:1: kernel_release: Field required"):
         read_snapshot(text, "host.yaml")
 
 
 def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
     document = json.loads(write_snapshot(full_host()))
     document["devices"][0]["address"] = "zz:00.0"
-    with pytest.raises(InvalidDocument, match=r"host\.json: devices\.0\.address: .*zz:00\.0"):
+    with pytest.raises(InvalidDocument, match=r"host\.json:1:\d+: devices\.0\.address: .*zz:00\.0"):
         read_snapshot(json.dumps(document), "host.json")
 
 
@@ -114,8 +114,10 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
     for key in place:
         part = part[key]
     part["colour"] = "red"
-    with pytest.raises(InvalidDocument, match="colour"):
-        read_snapshot(json.dumps(document), "host.json")
+    text = json.dumps(document, indent=1)
+    line = text[: text.index('"colour"')].count("\n") + 1
+    with pytest.raises(InvalidDocument, match=rf"^host\.json:{line}:\d+: .*colour: Unexpected"):
+        read_snapshot(text, "host.json")
 
 
 @pytest.mark.parametrize(
@@ -126,11 +128,11 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
         ("", "not a document of kind HostSnapshot"),
         ("kind: DeviceList", "not a document of kind HostSnapshot"),
         ("kind: HostSnapshot\napi_version: vfiomgr/v9", "vfiomgr/v9"),
-        ("kind: [", r"not YAML: .*: line 1 column \d+"),
-        ("kind: a\nkind: b", "not YAML: found duplicate key"),
-        ("kind: 2026-02-30", "not YAML: day"),
-        ("kind: !!python/name:os.system", "not YAML: could not determine a constructor"),
-        ("---\nkind: a\n---\nkind: b", "not YAML: but found another document"),
+        ("kind: [", r"host\.json:1:8: a bracket or brace is not closed"),
+        ("kind: a\nkind: b", "host.json:2:1: the key 'kind' twice"),
+        ("kind: 2026-02-30", "not a document of kind HostSnapshot"),
+        ("kind: !!python/name:os.system", "host.json:1:7: the tag .*:python/name:os.system"),
+        ("---\nkind: a\n---\nkind: b", "host.json:4:1: a second document begins here"),
         ("[]", "not a document of kind HostSnapshot"),
         ('{"kind": "DeviceList"}', "not a document of kind HostSnapshot"),
         ('{"kind": "HostSnapshot", "api_version": "vfiomgr/v9"}', "vfiomgr/v9"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.device_nodes import Target, resolve
-from vfiomgr.containers.cdi.document import read_file, read_quickly
+from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile
 from vfiomgr.containers.cdi.rules import Fault, faults
 from vfiomgr.pci.model import is_address
@@ -131,7 +131,7 @@ def _are_same(some: Sequence[_Pair], others: Sequence[_Pair]) -> bool:
 
 def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
     """The nodes of the host that files name, and that are not VFIO's."""
-    edits = (edits for file in files for _, edits in read_quickly(file).all_edits())
+    edits = (edits for file in files for _, edits in read_file(file).all_edits())
     paths = (node.on_host for edit in edits for node in edit.device_nodes)
     return frozenset(path for path in paths if path.startswith("/dev/") and not _is_vfio(path))
 

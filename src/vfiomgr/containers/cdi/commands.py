@@ -371,7 +371,7 @@ def list_devices(session: Session) -> None:
       vfiomgr cdi list
       vfiomgr cdi list --format json
     """
-    from vfiomgr.containers.cdi.document import is_readable, read_quickly  # noqa: PLC0415
+    from vfiomgr.containers.cdi.document import is_readable, read_file  # noqa: PLC0415
     from vfiomgr.containers.cdi.listing import entries  # noqa: PLC0415
 
     host = session.host_or_image()
@@ -384,7 +384,7 @@ def list_devices(session: Session) -> None:
         if entry.problem is not None and session.format == "table":
             note(f"{entry.name}: {entry.problem}")
     for file in host.cdi_files:
-        if not is_readable(read_quickly(file)):
+        if not is_readable(read_file(file)):
             note(f"{file.path} is no specification: vfiomgr cdi check tells why")
     if not found:
         note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")

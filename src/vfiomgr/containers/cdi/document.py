@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +18,15 @@ from vfiomgr.containers.cdi.model import (
     CdiNetDevice,
     CdiOddity,
     CdiSpecification,
-    Path,
-    shown_path,
 )
 from vfiomgr.containers.cdi.scalars import Family, scalar_of, text_of
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.located import Path, shown_path
+from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from vfiomgr.containers.cdi.model import CdiFile, OddityKind
     from vfiomgr.documents.located import Flaw, Located
@@ -42,6 +41,19 @@ _FORMS = {
     "part": "keys with values",
     "parts": "a list",
 }
+
+
+_PARTS: dict[str, Callable[..., Any]] = {
+    TOP: CdiSpecification,
+    "device": CdiDevice,
+    "edits": CdiEdits,
+    "deviceNode": CdiDeviceNode,
+    "mount": CdiMount,
+    "hook": CdiHook,
+    "netDevice": CdiNetDevice,
+    "intelRdt": CdiIntelRdt,
+}
+"""What the keys of each table are the fields of."""
 
 
 def read_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
@@ -72,41 +84,10 @@ def is_readable(specification: CdiSpecification) -> bool:
     return bool(specification.lines)
 
 
-def read_quickly(file: CdiFile) -> CdiSpecification:
-    """As `read_file`, in a tenth of its time where the file is JSON: without lines.
-
-    What is odd about the text, as a key that is there twice, is not told.
-    """
-    try:
-        document = parse_json(file.text or "")
-    except ValueError:
-        return read_file(file)
-    return _specification(_Reader("go"), _unplaced(document), HostPath(file.path))
-
-
-def _unplaced(value: object) -> Located:
-    from vfiomgr.documents.located import Located, Position  # noqa: PLC0415 - slow
-
-    place = Position()
-    match value:
-        case dict():
-            members = {str(key): _unplaced(member) for key, member in value.items()}
-            return Located(place, members=members, keys=dict.fromkeys(members, place))
-        case list():
-            return Located(place, items=tuple(_unplaced(item) for item in value))
-        case bool():
-            return Located(place, value, str(value).lower(), is_plain=True)
-        case int() | float():
-            return Located(place, value, repr(value), is_plain=True)
-    return Located(place, value, "" if value is None else str(value))
-
-
 def parse_specification(
     text: str, file: HostPath | None = None, family: Family = "go"
 ) -> CdiSpecification:
     """As `read_specification`; of what is no document, why, as its only oddity."""
-    from vfiomgr.documents.located import Unreadable  # noqa: PLC0415 - slow
-
     try:
         document, flaws = _document(text)
     except Unreadable as error:
@@ -127,39 +108,22 @@ def _document(text: str) -> tuple[Located, list[Flaw]]:
         Unreadable: it is no document.
 
     """
-    from vfiomgr.documents.located import (  # noqa: PLC0415 - slow
-        Wording,
-        read_json,
-        read_located,
-    )
-
-    if (found := read_json(text)) is not None:
-        return found, []
     wording = Wording(
         "a specification",
         "specifications",
+        shown_path,
         'a specification begins with: cdiVersion: "0.5.0"',
         "write each into a file of its own",
         reads_first=True,
         merges="told",
     )
-    if text.lstrip().startswith("{"):
-        text = text.replace("\t", " ")  # JSON may be indented so, and has no other tabs
-    return read_located(text, shown_path, wording)
+    return read_located(text, wording)
 
 
 def _specification(reader: _Reader, document: Located, file: HostPath | None) -> CdiSpecification:
-    read = reader.part(document, TOP, ())
-    return CdiSpecification(
-        version=read.get("cdiVersion", ""),
-        kind=read.get("kind", ""),
-        devices=tuple(_device(part) for part in read.get("devices", ())),
-        edits=_edits(read.get("containerEdits", {})),
-        annotations=read.get("annotations", ()),
-        file=file,
-        oddities=tuple(sorted(reader.oddities, key=lambda oddity: oddity.line)),
-        lines=reader.lines,
-    )
+    read: CdiSpecification = reader.part(document, TOP, ())
+    oddities = tuple(sorted(reader.oddities, key=lambda oddity: oddity.line))
+    return replace(read, file=file, oddities=oddities, lines=reader.lines)
 
 
 @dataclass(slots=True)
@@ -185,26 +149,28 @@ class _Reader:
             kind: OddityKind = "key-twice" if flaw.what.endswith("twice") else "unreadable"
             self.add(kind, (), flaw.place.line, what, flaw.remedy)
 
-    def part(self, part: Located, table: str, path: Path) -> dict[str, Any]:
-        """The values of a mapping by their key."""
+    def part(self, part: Located, table: str, path: Path) -> Any:  # noqa: ANN401 - as the table says
+        """The value of a mapping."""
         keys = KEYS[table]
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {
+            key.field or name: "" for name, key in keys.items() if key.needed and key.form == "text"
+        }
         if part.members is None:
             self._wrong(part, path, "part")
-            return found
+            return _PARTS[table](**found)
         for written, value in part.members.items():
             line = part.keys[written].line
             name = written if written in keys else self._strange((*path, written), keys, line)
             here = (*path, name or written)
             self.lines[here] = line
             if name is not None and not value.is_empty:
-                found[name] = self._value(value, keys[name], here)
+                found[keys[name].field or name] = self._value(value, keys[name], here)
         there = {written.lower() for written in part.members}
         for name, key in keys.items():
             if key.needed and name.lower() not in there:
                 what = f"{shown_path(path) or 'the specification'} has no {name}"
                 self.add("key-missing", (*path, name), part.place.line, what, f"add {name}")
-        return found
+        return _PARTS[table](**found)
 
     def _strange(self, path: Path, keys: Mapping[str, Key], line: int) -> str | None:
         """The key that is meant by one in another case; of others, what they could have been."""
@@ -224,7 +190,8 @@ class _Reader:
             case "part":
                 found: object = self.part(value, key.of, path)
             case "parts":
-                found = [self.part(item, key.of, at) for at, item in self._items(value, path)]
+                items = self._items(value, path)
+                found = tuple(self.part(item, key.of, at) for at, item in items)
             case "texts":
                 found = tuple(self._text(item, at) for at, item in self._items(value, path))
             case "numbers":
@@ -294,143 +261,26 @@ def render_specification(specification: CdiSpecification) -> str:
 
 def document_of(specification: CdiSpecification) -> dict[str, Any]:
     """A specification as lists, dictionaries and scalars."""
-    return _without_empty(
-        cdiVersion=specification.version,
-        kind=specification.kind,
-        annotations=dict(specification.annotations),
-        devices=[
-            _without_empty(
-                name=device.name,
-                annotations=dict(device.annotations),
-                containerEdits=_edits_document(device.edits),
-            )
-            for device in specification.devices
-        ],
-        containerEdits=_edits_document(specification.edits),
-    )
+    return _written(specification, TOP)
 
 
-def _without_empty(**members: object) -> dict[str, Any]:
-    return {key: value for key, value in members.items() if value not in (None, "", [], {})}
+def _written(part: object, table: str) -> dict[str, Any]:
+    """The keys of a part that have a value."""
+    values = {
+        name: _value_written(getattr(part, key.field or name), key)
+        for name, key in KEYS[table].items()
+    }
+    return {name: value for name, value in values.items() if value not in (None, "", [], {})}
 
 
-def _edits_document(edits: CdiEdits) -> dict[str, Any]:
-    rdt = edits.intel_rdt
-    return _without_empty(
-        env=list(edits.env),
-        deviceNodes=[
-            _without_empty(
-                path=node.path,
-                hostPath=node.host_path,
-                type=node.type,
-                major=node.major,
-                minor=node.minor,
-                fileMode=node.file_mode,
-                permissions=node.permissions,
-                uid=node.uid,
-                gid=node.gid,
-            )
-            for node in edits.device_nodes
-        ],
-        netDevices=[
-            {"hostInterfaceName": device.host_interface, "name": device.name}
-            for device in edits.net_devices
-        ],
-        hooks=[
-            _without_empty(
-                hookName=hook.name,
-                path=hook.path,
-                args=list(hook.args),
-                env=list(hook.env),
-                timeout=hook.timeout,
-            )
-            for hook in edits.hooks
-        ],
-        mounts=[
-            _without_empty(
-                hostPath=mount.host_path,
-                containerPath=mount.container_path,
-                options=list(mount.options),
-                type=mount.type,
-            )
-            for mount in edits.mounts
-        ],
-        intelRdt=None
-        if rdt is None
-        else _without_empty(
-            closID=rdt.clos_id,
-            l3CacheSchema=rdt.l3_cache_schema,
-            memBwSchema=rdt.mem_bw_schema,
-            schemata=list(rdt.schemata),
-            enableMonitoring=rdt.enable_monitoring,
-            enableCMT=rdt.enable_cmt,
-            enableMBM=rdt.enable_mbm,
-        ),
-        additionalGids=list(edits.additional_gids),
-    )
-
-
-def _device(part: Mapping[str, Any]) -> CdiDevice:
-    edits = _edits(part.get("containerEdits", {}))
-    return CdiDevice(part.get("name", ""), edits, part.get("annotations", ()))
-
-
-def _edits(part: Mapping[str, Any]) -> CdiEdits:
-    return CdiEdits(
-        env=part.get("env", ()),
-        device_nodes=tuple(_device_node(item) for item in part.get("deviceNodes", ())),
-        net_devices=tuple(_net_device(item) for item in part.get("netDevices", ())),
-        hooks=tuple(_hook(item) for item in part.get("hooks", ())),
-        mounts=tuple(_mount(item) for item in part.get("mounts", ())),
-        intel_rdt=_intel_rdt(part["intelRdt"]) if "intelRdt" in part else None,
-        additional_gids=part.get("additionalGids", ()),
-    )
-
-
-def _device_node(part: Mapping[str, Any]) -> CdiDeviceNode:
-    return CdiDeviceNode(
-        path=part.get("path", ""),
-        host_path=part.get("hostPath", ""),
-        type=part.get("type", ""),
-        major=part.get("major"),
-        minor=part.get("minor"),
-        file_mode=part.get("fileMode"),
-        permissions=part.get("permissions", ""),
-        uid=part.get("uid"),
-        gid=part.get("gid"),
-    )
-
-
-def _mount(part: Mapping[str, Any]) -> CdiMount:
-    return CdiMount(
-        host_path=part.get("hostPath", ""),
-        container_path=part.get("containerPath", ""),
-        options=part.get("options", ()),
-        type=part.get("type", ""),
-    )
-
-
-def _hook(part: Mapping[str, Any]) -> CdiHook:
-    return CdiHook(
-        name=part.get("hookName", ""),
-        path=part.get("path", ""),
-        args=part.get("args", ()),
-        env=part.get("env", ()),
-        timeout=part.get("timeout"),
-    )
-
-
-def _net_device(part: Mapping[str, Any]) -> CdiNetDevice:
-    return CdiNetDevice(part.get("hostInterfaceName", ""), part.get("name", ""))
-
-
-def _intel_rdt(part: Mapping[str, Any]) -> CdiIntelRdt:
-    return CdiIntelRdt(
-        clos_id=part.get("closID", ""),
-        l3_cache_schema=part.get("l3CacheSchema", ""),
-        mem_bw_schema=part.get("memBwSchema", ""),
-        schemata=part.get("schemata", ()),
-        enable_monitoring=part.get("enableMonitoring"),
-        enable_cmt=part.get("enableCMT"),
-        enable_mbm=part.get("enableMBM"),
-    )
+def _value_written(value: Any, key: Key) -> object:  # noqa: ANN401 - as the key says
+    match key.form:
+        case "part":
+            return None if value is None else _written(value, key.of)
+        case "parts":
+            return [_written(item, key.of) for item in value]
+        case "texts" | "numbers":
+            return list(value)
+        case "text by key":
+            return dict(value)
+    return value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.cdi.model import Path
+    from vfiomgr.documents.located import Path
 
 Form = Literal["text", "number", "truth", "texts", "numbers", "text by key", "part", "parts"]
 
@@ -27,6 +27,8 @@ class Key:
     form: Form = "text"
     of: str = ""
     """Of a part or parts: the name of their table."""
+    field: str = ""
+    """What the value of the model is called; empty where as the key."""
     since: Version = _FIRST
     needed: bool = False
     is_natural: bool = False
@@ -43,62 +45,64 @@ _NEW_IN_1_1 = Version(1, 1)
 TOP = "specification"
 KEYS: dict[str, dict[str, Key]] = {
     TOP: {
-        "cdiVersion": Key(needed=True),
+        "cdiVersion": Key(field="version", needed=True),
         "kind": Key(needed=True),
         "annotations": Key("text by key", since=_NEW_IN_0_6),
         "devices": Key("parts", "device", needed=True),
-        "containerEdits": Key("part", "edits"),
+        "containerEdits": Key("part", "edits", field="edits"),
     },
     "device": {
         "name": Key(needed=True),
         "annotations": Key("text by key", since=_NEW_IN_0_6),
-        "containerEdits": Key("part", "edits", needed=True),
+        "containerEdits": Key("part", "edits", field="edits", needed=True),
     },
     "edits": {
         "env": Key("texts"),
-        "deviceNodes": Key("parts", "deviceNode"),
-        "netDevices": Key("parts", "netDevice", since=_NEW_IN_1_1),
+        "deviceNodes": Key("parts", "deviceNode", field="device_nodes"),
+        "netDevices": Key("parts", "netDevice", field="net_devices", since=_NEW_IN_1_1),
         "hooks": Key("parts", "hook"),
         "mounts": Key("parts", "mount"),
-        "intelRdt": Key("part", "intelRdt", since=_NEW_IN_0_7),
-        "additionalGids": Key("numbers", since=_NEW_IN_0_7, is_natural=True),
+        "intelRdt": Key("part", "intelRdt", field="intel_rdt", since=_NEW_IN_0_7),
+        "additionalGids": Key(
+            "numbers", field="additional_gids", since=_NEW_IN_0_7, is_natural=True
+        ),
     },
     "deviceNode": {
         "path": Key(needed=True),
-        "hostPath": Key(since=_NEW_IN_0_5),
+        "hostPath": Key(field="host_path", since=_NEW_IN_0_5),
         "type": Key(),
         "major": Key("number"),
         "minor": Key("number"),
-        "fileMode": Key("number", is_natural=True),
+        "fileMode": Key("number", field="file_mode", is_natural=True),
         "permissions": Key(),
         "uid": Key("number", is_natural=True),
         "gid": Key("number", is_natural=True),
     },
     "mount": {
-        "hostPath": Key(needed=True),
-        "containerPath": Key(needed=True),
+        "hostPath": Key(field="host_path", needed=True),
+        "containerPath": Key(field="container_path", needed=True),
         "options": Key("texts"),
         "type": Key(since=Version(0, 4)),
     },
     "hook": {
-        "hookName": Key(needed=True),
+        "hookName": Key(field="name", needed=True),
         "path": Key(needed=True),
         "args": Key("texts"),
         "env": Key("texts"),
         "timeout": Key("number"),
     },
     "netDevice": {
-        "hostInterfaceName": Key(needed=True),
+        "hostInterfaceName": Key(field="host_interface", needed=True),
         "name": Key(needed=True),
     },
     "intelRdt": {
-        "closID": Key(),
-        "l3CacheSchema": Key(),
-        "memBwSchema": Key(),
+        "closID": Key(field="clos_id"),
+        "l3CacheSchema": Key(field="l3_cache_schema"),
+        "memBwSchema": Key(field="mem_bw_schema"),
         "schemata": Key("texts", since=_NEW_IN_1_1),
-        "enableMonitoring": Key("truth", since=_NEW_IN_1_1),
-        "enableCMT": Key("truth", until=_NEW_IN_1_1),
-        "enableMBM": Key("truth", until=_NEW_IN_1_1),
+        "enableMonitoring": Key("truth", field="enable_monitoring", since=_NEW_IN_1_1),
+        "enableCMT": Key("truth", field="enable_cmt", until=_NEW_IN_1_1),
+        "enableMBM": Key("truth", field="enable_mbm", until=_NEW_IN_1_1),
     },
 }
 

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
+from vfiomgr.documents.located import Path
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Path = tuple[str | int, ...]
-"""The keys and numbers that lead to a part of a specification."""
 OddityKind = Literal[
     "unreadable",
     "document-second",
@@ -254,12 +253,6 @@ class CdiSpecification:
         yield ("containerEdits",), self.edits
         for number, device in enumerate(self.devices):
             yield ("devices", number, "containerEdits"), device.edits
-
-
-def shown_path(path: Path) -> str:
-    """`devices[0].containerEdits.deviceNodes[1].path`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return "".join(parts).removeprefix(".")
 
 
 def _qualifier(kind: str) -> tuple[str, str]:

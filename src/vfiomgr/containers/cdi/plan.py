@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.consumers import CONSUMERS
 from vfiomgr.containers.cdi.device_nodes import resolve
-from vfiomgr.containers.cdi.document import is_readable, read_quickly, render_specification
+from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.follow import GOES
 from vfiomgr.containers.cdi.generate import LOWEST, nothing_ready, refuse_unread, specification_of
 from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
@@ -45,7 +45,7 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
     wished = specification_of(host, intent.wish)
     path = own_file(DIRECTORIES[intent.lifetime], intent.wish.kind)
     there = next((file for file in host.cdi_files if file.path == path), None)
-    before = None if there is None else read_quickly(there)
+    before = None if there is None else read_file(there)
     refuse_if_any(_against_file(path, before, intent.wish.kind), frozenset())
     after = wished
     if intent.wish.addresses and before is not None:
@@ -202,7 +202,7 @@ def _objections(
     for file in host.cdi_files:
         if file.path == path:
             continue
-        other = read_quickly(file)
+        other = read_file(file)
         own = f"vfiomgr cdi remove --all --kind {other.kind}"
         remedy = own if file.is_own else f"remove it from {file.path}"
         for device in other.devices:
@@ -228,7 +228,7 @@ def _twice_notes(host: HostSnapshot, written: CdiSpecification, path: HostPath) 
     for file in host.cdi_files:
         if file.path == path:
             continue
-        other = read_quickly(file)
+        other = read_file(file)
         for device in other.devices:
             found = {t.group for t in _targets(host, device) if t.group in names}
             for group in sorted(group for group in found if group is not None):
@@ -261,7 +261,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
     for file in host.cdi_files:
         if not file.is_own:
             continue
-        specification = read_quickly(file)
+        specification = read_file(file)
         if not is_readable(specification):
             if intent.of_kind is not None and not _is_file_of(file, intent.of_kind):
                 continue
@@ -334,7 +334,7 @@ def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> I
     for file in host.cdi_files:
         if file.is_own:
             continue
-        other = read_quickly(file)
+        other = read_file(file)
         if intent.of_kind not in (None, other.kind):
             continue
         for device in other.devices:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.keys import KEYS, key_at
-from vfiomgr.containers.cdi.model import shown_path
 from vfiomgr.containers.cdi.names import (
     is_annotation_key,
     is_device_name,
@@ -14,6 +13,7 @@ from vfiomgr.containers.cdi.names import (
     needs,
     version_of,
 )
+from vfiomgr.documents.located import shown_path
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         CdiNetDevice,
         CdiOddity,
         CdiSpecification,
-        Path,
     )
+    from vfiomgr.documents.located import Path
 
     Rule = Callable[[CdiSpecification, Consumer], Iterator["Fault"]]
 

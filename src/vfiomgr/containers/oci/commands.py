@@ -18,7 +18,7 @@ from vfiomgr.containers.cdi.names import is_device_name, is_kind
 from vfiomgr.containers.oci import plan as oci_plan
 from vfiomgr.containers.oci.facts import read_node
 from vfiomgr.containers.oci.model import Injection
-from vfiomgr.documents.json_text import read_document
+from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.paths import HostPath
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.oci.edit import Edit
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
-    from vfiomgr.documents.json_text import Document
+    from vfiomgr.documents.json_text import JsonDocument
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
@@ -52,7 +52,7 @@ _MOST_BYTES = 32 << 20
 _REMEDY = "name the directory of an OCI bundle, or its config.json"
 
 
-def read_bundle(place: str) -> Document:
+def read_bundle(place: str) -> JsonDocument:
     """The configuration of a bundle: of its directory, or the file itself.
 
     Raises:
@@ -76,7 +76,7 @@ def read_bundle(place: str) -> Document:
         )
         raise InvalidDocument(message, _REMEDY)
     try:
-        return read_document(data.decode(), path)
+        return read_object(data.decode(), path)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"{path}:{line}: no UTF-8 text"
@@ -148,7 +148,7 @@ def _difference(edit: Edit) -> str:
     )
 
 
-def _lines(document: Document) -> list[str]:
+def _lines(document: JsonDocument) -> list[str]:
     text = document.text
     if "\n" not in text.strip():
         text = json.dumps(document.root.value, indent=2, ensure_ascii=False)
@@ -265,10 +265,10 @@ def _of_nodes(tree: HostTree, paths: Iterable[str]) -> Iterator[str]:
 
 def _of_names(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
     """Those that no specification of CDI has."""
-    from vfiomgr.containers.cdi.document import read_quickly  # noqa: PLC0415 - not for help
+    from vfiomgr.containers.cdi.document import read_file  # noqa: PLC0415 - not for help
 
     asked = dict.fromkeys(names)
-    made = map(read_quickly, read_cdi_files(tree)) if asked else ()
+    made = map(read_file, read_cdi_files(tree)) if asked else ()
     known = {f"{each.kind}={device.name}" for each in made for device in each.devices}
     for name in (name for name in asked if name not in known):
         kind = name.partition("=")[0]

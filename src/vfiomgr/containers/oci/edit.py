@@ -1,24 +1,25 @@
 """Devices put into an OCI configuration, and taken out again: exactly what was put in.
 
 https://github.com/opencontainers/runtime-spec config.md and config-linux.md. Nothing else changes
-by a byte.
+by a byte: values are edited here, and what stays keeps its text (documents.json_text).
 """
 
 from __future__ import annotations
 
+import copy
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.oci.model import RULE_ACCESS, DeviceNode, Injection
 from vfiomgr.containers.oci.record import RECORD, Record, RecordedDevice, read_record
-from vfiomgr.documents.json_text import Document
+from vfiomgr.documents.json_text import JsonDocument, Verbatim
 from vfiomgr.errors import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from vfiomgr.containers.oci.record import Number
-    from vfiomgr.documents.json_text import Node
 
 CDI_ANNOTATION = "cdi.k8s.io/vfiomgr"
 _DEVICES = ("linux", "devices")
@@ -36,8 +37,8 @@ _SHAPE = "have the runtime write it anew: config-linux.md of the OCI runtime spe
 class Edit:
     """A configuration before and after, and what came and went."""
 
-    before: Document
-    after: Document
+    before: JsonDocument
+    after: JsonDocument
     added: tuple[Injection, ...] = ()
     already: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Edit:
         return self.after.text != self.before.text
 
 
-def inject(document: Document, injections: Iterable[Injection]) -> Edit:
+def inject(document: JsonDocument, injections: Iterable[Injection]) -> Edit:
     """Put devices into a configuration; one that is there with other numbers is put in anew.
 
     Raises:
@@ -69,10 +70,10 @@ def inject(document: Document, injections: Iterable[Injection]) -> Edit:
         editor.put_in(injection)
         added.append(injection)
     editor.write_record()
-    return Edit(document, editor.document, tuple(added), tuple(already), left=tuple(editor.left))
+    return Edit(document, editor.edited(), tuple(added), tuple(already), left=tuple(editor.left))
 
 
-def eject(document: Document, names: Iterable[str] | None) -> Edit:
+def eject(document: JsonDocument, names: Iterable[str] | None) -> Edit:
     """Take devices out that were put in, by the name of any of their functions; None is all.
 
     Raises:
@@ -92,7 +93,7 @@ def eject(document: Document, names: Iterable[str] | None) -> Edit:
     editor.write_record()
     return Edit(
         document,
-        editor.document,
+        editor.edited(),
         removed=tuple(removed),
         absent=tuple(absent),
         left=tuple(editor.left),
@@ -100,20 +101,25 @@ def eject(document: Document, names: Iterable[str] | None) -> Edit:
 
 
 class _Editor:
-    """Changes a document step by step, and remembers what it put in."""
+    """Changes the values of a document step by step, and remembers what it put in."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: JsonDocument) -> None:
         _check(document)
-        self.document = document
+        self._before = document
+        self._values: dict[str, Any] = copy.deepcopy(document.root.value)
         self.record = _record_of(document)
         self.left: list[str] = []
         self._cdi = {name for device in self.record.devices.values() for name in device.cdi}
+
+    def edited(self) -> JsonDocument:
+        """The document with what was changed."""
+        return self._before.with_value(self._values)
 
     def has(self, injection: Injection) -> bool:
         """Whether a device is in already, as it would be put in now."""
         known = self.record.devices.get(injection.device.name)
         return known == _recorded(injection) and all(
-            self._has_node(node) and _is_allowed(self._values(_RULES), node.number)
+            self._has_node(node) and _is_allowed(self._get(_RULES, ()), node.number)
             for node in injection.nodes
         )
 
@@ -125,7 +131,7 @@ class _Editor:
         return bool(entries) and all(_is_node(entry, node) for entry in entries)
 
     def _entries(self, path: str) -> list[Mapping[str, Any]]:
-        return [entry for entry in self._values(_DEVICES) if entry["path"] == path]
+        return [entry for entry in self._get(_DEVICES, ()) if entry["path"] == path]
 
     def put_in(self, injection: Injection) -> None:
         """Put in what of a device is not there yet."""
@@ -133,7 +139,7 @@ class _Editor:
             self._put_node(node)
             if self.record.rules.get(node.path, node.number) != node.number:
                 self._drop_rule(node.path)
-            if not _is_allowed(self._values(_RULES), node.number):
+            if not _is_allowed(self._get(_RULES, ()), node.number):
                 self._append(_RULES, _rule(node.number))
                 self._remember(rules={**self.record.rules, node.path: node.number})
         devices = {**self.record.devices, injection.device.name: _recorded(injection)}
@@ -149,7 +155,7 @@ class _Editor:
             self.left.append(f"the device {node.path} {_CHANGED}")
             self._forget_node(node.path)
         for entry in entries:
-            _refuse_other(self.document.source, entry, node)
+            _refuse_other(self._before.source, entry, node)
         if not entries:
             self._append(_DEVICES, _entry(node))
             self._remember(nodes={**self.record.nodes, node.path: node})
@@ -172,7 +178,7 @@ class _Editor:
         if node is None:
             return
         entry = _entry(node)
-        found = [n for n, present in enumerate(self._values(_DEVICES)) if present == entry]
+        found = [n for n, present in enumerate(self._get(_DEVICES, ())) if present == entry]
         self._drop(_DEVICES, found[-1:], f"the device {path}")
         self._forget_node(path)
 
@@ -183,7 +189,7 @@ class _Editor:
         number = self.record.rules.get(path)
         if number is None:
             return
-        rule, rules = _rule(number), self._values(_RULES)
+        rule, rules = _rule(number), self._get(_RULES, ())
         found = [n for n, entry in enumerate(rules) if entry == rule]
         self._drop(_RULES, found[-1:], f"the cgroup rule of {path}")
         self._remember(rules={p: n for p, n in self.record.rules.items() if p != path})
@@ -212,73 +218,66 @@ class _Editor:
             self._annotate(CDI_ANNOTATION, ",".join(names) or None)
 
     def _names_of_cdi(self) -> list[str]:
-        present = self._values(_ANNOTATIONS, {}).get(CDI_ANNOTATION, "")
+        present = self._get(_ANNOTATIONS, {}).get(CDI_ANNOTATION, "")
         return [name for name in present.split(",") if name]
 
     def _annotate(self, key: str, value: str | None) -> None:
-        node = self.document.root.at(_ANNOTATIONS)
-        if node is None or node.value is None:
-            return
-        present = node.members.get(key)
-        if present is None:
-            if value is not None:
-                self.document = self.document.with_parts(node, {key: value})
-        elif value is None:
-            self.document = self.document.without_member(node, key)
-        elif present.value != value:
-            self.document = self.document.with_value(present, value)
+        present = self._get(_ANNOTATIONS, {})
+        if value is None:
+            present.pop(key, None)
+        else:
+            present[key] = value
 
     def _restore(self, path: str) -> None:
         """What there was instead of a list or an object that has become empty."""
         *above, key = path.split(".")
-        node = self.document.root.at(path.split("."))
-        parent = self.document.root.at(above)
-        if node is None or parent is None or node.value or self.record.devices:
+        parent = self._get(above)
+        if not isinstance(parent, dict) or parent.get(key, 1) or self.record.devices:
             return
         text = self.record.made[path]
-        self.document = (
-            self.document.without_member(parent, key)
-            if text is None
-            else self.document.with_text(node, text)
-        )
+        if text is None:
+            del parent[key]
+        else:
+            parent[key] = Verbatim(text)
 
-    def _values(self, path: tuple[str, ...], otherwise: Any = ()) -> Any:  # noqa: ANN401 - JSON
-        node = self.document.root.at(path)
-        return otherwise if node is None or node.value is None else node.value
+    def _get(self, path: Iterable[str], otherwise: Any = None) -> Any:  # noqa: ANN401 - JSON
+        found: Any = self._values
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return otherwise if found is None else found
 
     def _append(self, path: tuple[str, ...], value: object) -> None:
         for depth in range(1, len(path)):
             self._ensure(path[:depth], {})
-        node = self._ensure(path, [])
-        self.document = self.document.with_parts(node, [value])
+        self._ensure(path, [])
+        self._get(path).append(value)
 
-    def _ensure(self, path: tuple[str, ...], empty: object) -> Node:
-        """The list or object at a path; what there was instead is remembered."""
-        node, parent = self.document.root.at(path), self.document.root.at(path[:-1])
-        name = ".".join(path)
-        if (node is None or not node.value) and name not in self.record.made:
-            text = None if node is None else self.document.text[node.start : node.stop]
+    def _ensure(self, path: tuple[str, ...], empty: object) -> None:
+        """Make a list or object at a path; what there was instead is remembered."""
+        parent, key, name = self._get(path[:-1]), path[-1], ".".join(path)
+        if not parent.get(key) and name not in self.record.made:
+            text = self._text(path, parent[key]) if key in parent else None
             self._remember(made={**self.record.made, name: text})
-        if node is None and parent is not None:
-            self.document = self.document.with_parts(parent, {path[-1]: empty})
-        elif node is not None and node.value is None:
-            self.document = self.document.with_text(node, "{}" if empty == {} else "[]")
-        found = self.document.root.at(path)
-        assert found is not None  # noqa: S101 - it was made
-        return found
+        if parent.get(key) is None:
+            parent[key] = empty
+
+    def _text(self, path: tuple[str, ...], value: object) -> str:
+        """The text of a value, as it stands where it was there before."""
+        part = self._before.root.at(path)
+        is_old = part is not None and part.value == value
+        return self._before.text_of(part) if part is not None and is_old else json.dumps(value)
 
     def _drop(self, path: tuple[str, ...], numbers: list[int], what: str) -> None:
-        node = self.document.root.at(path)
-        if node is None or not numbers:
+        for number in numbers:
+            del self._get(path)[number]
+        if not numbers:
             self.left.append(f"{what} {_CHANGED}")
-            return
-        self.document = self.document.without_parts(node, numbers)
 
     def _remember(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the record
         self.record = replace(self.record, **changes)
 
 
-def _record_of(document: Document) -> Record:
+def _record_of(document: JsonDocument) -> Record:
     node = document.root.at((*_ANNOTATIONS, RECORD))
     if node is None:
         return Record()
@@ -354,7 +353,7 @@ def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> No
         raise Refusal(message, "take it out of linux.devices, then run the command again")
 
 
-def _check(document: Document) -> None:
+def _check(document: JsonDocument) -> None:
     """Make sure that what is looked at has the shape that the specification gives it.
 
     Raises:
@@ -362,7 +361,7 @@ def _check(document: Document) -> None:
 
     """
     root = document.root
-    if not any(key in root.members for key in _KNOWN):
+    if not any(root.child(key) for key in _KNOWN):
         what = f"no OCI configuration: it has none of {', '.join(_KNOWN)}"
         document.fail(root, what, _NOT_OCI)
     for path, kind in (
@@ -390,10 +389,10 @@ _MEMBERS = (
 """Of devices and rules, where they have them (config-linux.md)."""
 
 
-def _check_parts(document: Document) -> None:
+def _check_parts(document: JsonDocument) -> None:
     for path in (_DEVICES, _RULES):
         node = document.root.at(path)
-        for number, item in enumerate(node.items if node is not None else ()):
+        for number, item in enumerate((node and node.items) or ()):
             name = f"{'.'.join(path)}[{number}]"
             if not isinstance(item.value, dict):
                 document.fail(item, f"{name} is not an object", _SHAPE)
@@ -405,6 +404,6 @@ def _check_parts(document: Document) -> None:
                 ):
                     document.fail(item, f"the {key} of {name} is {called}", _SHAPE)
     annotations = document.root.at(_ANNOTATIONS)
-    for key, value in annotations.members.items() if annotations is not None else ():
-        if not isinstance(value.value, str):
+    for key, value in ((annotations and annotations.members) or {}).items():
+        if not isinstance(value.scalar, str):
             document.fail(value, f"the annotation {key} is no text", _SHAPE)

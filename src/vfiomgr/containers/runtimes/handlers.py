@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfiomgr.documents.parsed import Malformed, parse_toml
-from vfiomgr.documents.toml_place import line_of
+from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.containers.runtimes import json_text, values
+from vfiomgr.containers.runtimes import values
 from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.parsed import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument, Refusal
 
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.containers.runtimes.model import OwnedFile, OwnedKey
+    from vfiomgr.documents.json_text import JsonDocument
 
 _MARK = "\ufeff"
 _LINE_END = re.compile(r"(?<!\r)\n")
+_INDENT = 4
+"""Of JSON that has no layout yet; Docker's own documentation has two or four."""
 
 
 def parse(text: str, place: str) -> values.Data:
@@ -34,7 +38,16 @@ def parse(text: str, place: str) -> values.Data:
     if "\ufffd" in text or text.startswith(_MARK):
         message = f"{place} is not plain UTF-8, or begins with a byte order mark"
         raise InvalidDocument(message, "save it as UTF-8 without a byte order mark")
-    return json_text.parse(text, place) if is_json(text, place) else _parse_toml(text, place)
+    if not is_json(text, place):
+        return _parse_toml(text, place)
+    return dict(_read_json(text, place).root.value) if text.strip() else {}
+
+
+def _read_json(text: str, place: str) -> JsonDocument:
+    try:
+        return read_object(text, place)
+    except InvalidDocument as error:
+        raise InvalidDocument(error.message, "mend the file first; nothing was changed") from None
 
 
 def is_json(text: str, place: str) -> bool:
@@ -66,18 +79,24 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
         message = f"{place} has a value where a table or a list belongs: {error}"
         raise Refusal(message, _by_hand(settings, text, place)) from error
     if is_json(text, place):
-        edited = _with_ends(json_text.with_settings(text, settings, place), text)
+        edited = _with_ends(_set_json(text, wanted, place), text)
         if _says(edited, wanted, place):
             return edited
-        message = f"{place} is written in a way that vfiomgr cannot edit without harm"
-        raise Refusal(message, _by_hand(settings, text, place))
-    changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
-    for write in (_set_toml, _add_to_toml):
-        made = _attempt(write, text, settings)
-        if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
-            return _with_ends(made, text)
+    else:
+        changed = sum(values.found(data, s.key) is not values.ABSENT for s in settings)
+        for write in (_set_toml, _add_to_toml):
+            made = _attempt(write, text, settings)
+            if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
+                return _with_ends(made, text)
     message = f"{place} is written in a way that vfiomgr cannot edit without harm"
     raise Refusal(message, _by_hand(settings, text, place))
+
+
+def _set_json(text: str, wanted: values.Data, place: str) -> str:
+    if parse(text, place):
+        return _read_json(text, place).with_value(wanted).text
+    end = text[len(text.rstrip()) :] if text.strip() else "\n"
+    return json.dumps(wanted, indent=_INDENT, ensure_ascii=False) + end
 
 
 def _by_hand(settings: Iterable[Setting], text: str, place: str) -> str:
@@ -216,7 +235,7 @@ def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str
     wanted = values.without_keys(data, keys, old)
     if file.before is None and not wanted:
         return None
-    for made in _candidates(current, file, keys, old):
+    for made in _candidates(current, file, keys, old, wanted):
         if made is not None and _says(made, wanted, file.path):
             return made
     message = f"{file.path} is written in a way that vfiomgr cannot edit without harm"
@@ -235,6 +254,7 @@ def _candidates(
     file: OwnedFile,
     keys: tuple[OwnedKey, ...],
     old: values.Data,
+    wanted: values.Data,
 ) -> Iterator[str | None]:
     """Texts that may be what is wanted, the one that keeps most first."""
     yield reverted(current, file.before or "", file.after)
@@ -244,7 +264,7 @@ def _candidates(
             current, file.before or "", with_settings(file.before or "", settings, file.path)
         )
     if is_json(current, file.path):
-        yield json_text.without_keys(current, keys, old, file.path)
+        yield _read_json(current, file.path).with_value(wanted).text
     else:
         yield _attempt(_taken_out_of_toml, current, keys, old)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.definitions.model.vgpu import Start
+from vfiomgr.documents.reader import first_error
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
@@ -101,7 +102,7 @@ def render_gpu_definition(definition: GpuDefinition) -> str:
     """The document of a GPU."""
     import json  # noqa: PLC0415 - `list` needs none
 
-    from vfiomgr.documents.yaml_json import to_jsonable  # noqa: PLC0415 - it knows definitions itself
+    from vfiomgr.documents.jsonable import to_jsonable  # noqa: PLC0415 - it knows definitions itself
 
     return json.dumps(to_jsonable(definition), indent=2, ensure_ascii=False) + "\n"
 
@@ -121,10 +122,7 @@ def parse_gpu_definition(file: TextFile) -> GpuDefinition:
     try:
         definition = TypeAdapter(GpuDefinition).validate_json(file.text)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        reason = f"{place}: {first['msg']}" if place else first["msg"]
-        raise InvalidDocument(reason, _REMEDY) from None
+        raise InvalidDocument(first_error(error), _REMEDY) from None
     for reason in _contradictions(definition, file.path):
         raise InvalidDocument(reason, _REMEDY)
     return definition

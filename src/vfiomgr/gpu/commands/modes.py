@@ -11,7 +11,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.diagnostic import ALLOWANCES, Allowance
-from vfiomgr.documents.yaml_json import to_jsonable
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions

@@ -14,6 +14,7 @@ from vfiomgr.containers.runtimes import handlers
 from vfiomgr.containers.runtimes.handlers import UnreadFile
 from vfiomgr.containers.runtimes.model import ConfigFile
 from vfiomgr.containers.runtimes.releases import mixed_versions
+from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.kata.explain.context import ConfigurationFacts, KubeletFacts, is_vfio_node
@@ -318,10 +319,8 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
     text = tree.read_text(KUBELET)
     if text is None:
         return None
-    from vfiomgr.documents.yaml_json import parse_document  # noqa: PLC0415 - slow
-
     try:
-        document: Any = parse_document(text, KUBELET, "")
+        document: Any = read_values(text, KUBELET, "")
     except InvalidDocument as error:
         return KubeletFacts(KUBELET, 0, error.message)
     if not isinstance(document, dict | None):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.documents.located import Flaw, Path, Unreadable, Wording, read_all_located
+from vfiomgr.documents.located import Flaw, Path, shown_path
+from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.manifests.model import is_extended_resource
 from vfiomgr.units import parse_quantity, whole
@@ -141,8 +142,8 @@ class Objects:
 _WORDING = Wording(
     "an object",
     "objects",
+    shown_path,
     "write a Pod, a Deployment or another object with pods: vfiomgr kata pod prints one",
-    "",
     merges="taken",
 )
 _HINT = (
@@ -177,10 +178,8 @@ def read_objects(text: str, source: str) -> Objects:
         InvalidDocument: all that is wrong, each with its line and column; or no pod is in it.
 
     """
-    if text.lstrip().startswith("{"):
-        text = text.replace("\t", " ")  # JSON may be indented so, and has no other tabs
     try:
-        documents, flaws = read_all_located(text, _where, _WORDING)
+        documents, flaws = read_all_located(text, _WORDING)
     except Unreadable as error:
         message = f"{source}:{error.flaw}"
         raise InvalidDocument(message, _HINT) from None
@@ -198,12 +197,6 @@ def read_objects(text: str, source: str) -> Objects:
         message = f"{source}:1:1: no pod is in it: it holds {kinds}"
         raise InvalidDocument(message, _WORDING.start)
     return Objects(tuple(reader.pods), tuple(reader.classes), reader.kinds)
-
-
-def _where(path: Path) -> str:
-    """`spec.containers[0].resources`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return "".join(parts).removeprefix(".")
 
 
 @dataclass(slots=True)
@@ -243,7 +236,7 @@ class _Reader:
             self._add(document.place, (), what, "vfiomgr kata runtimeclass prints a right one")
             return
         path = ("overhead", "podFixed", "memory")
-        memory = self._at(document, path)
+        memory = document.at(path)
         quantity = None if memory is None else self._quantity(memory, path)
         overhead = None if quantity is None else whole(quantity)
         line = document.place.line
@@ -251,14 +244,14 @@ class _Reader:
 
     def _take_pod(self, document: Located, kind: str) -> None:
         path = _TEMPLATES[kind]
-        template = self._at(document, path)
-        spec = None if template is None else self._at(template, ("spec",))
+        template = document.at(path)
+        spec = None if template is None else template.at(("spec",))
         if template is None or spec is None or spec.members is None:
-            where = _where((*path, "spec"))
+            where = shown_path((*path, "spec"))
             self._add(document.place, (), f"{kind} without {where}", "write the pod's spec there")
             return
         base = (*path, "spec")
-        if self._at(spec, ("containers",)) is None:
+        if spec.at(("containers",)) is None:
             self._add(spec.place, base, "a pod without containers", "write containers")
         runtime = spec.members.get("runtimeClassName")
         line = spec.place.line if runtime is None else runtime.place.line
@@ -287,7 +280,7 @@ class _Reader:
                 if item.members is None:
                     self._add(item.place, path, "this is no container", "write name and image")
                     continue
-                flag = self._at(item, privileged)
+                flag = item.at(privileged)
                 yield PodContainer(
                     name=self._text(item, ("name",), path) or f"number {number + 1}",
                     role=role,
@@ -338,7 +331,7 @@ class _Reader:
                 self._add(value.place, (*base, *path, key), "an annotation that is no text", remedy)
 
     def _parts(self, part: Located, path: Path, base: Path) -> Iterator[tuple[str, Located]]:
-        found = self._at(part, path)
+        found = part.at(path)
         if found is None or found.is_empty:
             return
         if found.members is None:
@@ -347,13 +340,13 @@ class _Reader:
         yield from (found.members or {}).items()
 
     def _items(self, part: Located, path: Path, base: Path = ()) -> tuple[Located, ...]:
-        found = self._at(part, path)
+        found = part.at(path)
         if found is not None and found.items is None and not found.is_empty:
             self._add(found.place, (*base, *path), f"{path[-1]} is no list", "begin items with -")
         return () if found is None else found.items or ()
 
     def _text(self, part: Located, path: Path, base: Path = ()) -> str:
-        found = self._at(part, path)
+        found = part.at(path)
         if found is None or found.is_empty:
             return ""
         if not isinstance(found.scalar, str):
@@ -362,12 +355,5 @@ class _Reader:
             self._add(found.place, (*base, *path), what, remedy)
         return found.text
 
-    @staticmethod
-    def _at(part: Located, path: Path) -> Located | None:
-        here: Located | None = part
-        for step in path:
-            here = None if here is None else here.child(step)
-        return here
-
     def _add(self, place: Position, path: Path, what: str, remedy: str) -> None:
-        self.flaws.append(Flaw(place, _where(path), what, remedy))
+        self.flaws.append(Flaw(place, shown_path(path), what, remedy))

@@ -6,6 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
+from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.resources import resource_directory
 from vfiomgr.kata.manifests.model import mebibytes
 
@@ -22,8 +23,6 @@ _LABEL = "app.kubernetes.io/name"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """What YAML 1.1, which kubectl reads, takes for something else than text."""
-_WIDTH = 4096
-"""No line is folded."""
 
 
 def runtime_class(wish: RuntimeClassRequest) -> Object:
@@ -114,7 +113,7 @@ def _yaml() -> YAML:
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.preserve_quotes = True
     yaml.allow_unicode = False
-    yaml.width = _WIDTH
+    yaml.width = UNFOLDED
     return yaml
 
 

@@ -24,8 +24,8 @@ from vfiomgr.cli.printable import printable
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.cli.usage import forbid_together
 from vfiomgr.diagnostic import ALLOWANCES, REVERSIBLE
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
 from vfiomgr.engine.transaction import slots_with_serials
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import (

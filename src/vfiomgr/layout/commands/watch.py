@@ -13,7 +13,7 @@ from vfiomgr import api
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.diagnostic import ALLOWANCES
-from vfiomgr.documents.yaml_json import API_VERSION, to_jsonable
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges

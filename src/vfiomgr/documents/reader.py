@@ -1,0 +1,336 @@
+"""The one reader of documents that people write: JSON or YAML 1.2, with the place of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from vfiomgr.documents.json_text import read_json
+from vfiomgr.documents.located import Flaw, Located, Path, Position
+from vfiomgr.documents.parsed import (
+    TOO_LARGE,
+    Malformed,
+    is_sane,
+    parse_json,
+    require_sane,
+    require_shallow,
+)
+from vfiomgr.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from ruamel.yaml import YAML
+
+_OPENS_JSON = ("{", "[")
+_TOO_DEEP = "it is nested too deeply"
+_DIGITS = "for integer string conversion"
+"""What int() says of more digits than it converts."""
+_MOST_NODES = 100_000
+"""Aliases can make a short text mean more than any host could need."""
+_DEEPEST = 100
+_LONGEST = 4 << 20
+"""Characters; a reader of YAML that keeps places takes a minute for them."""
+_TAG = "tag:yaml.org,2002:"
+_MERGE = "<<"
+MERGES = "<< merges mappings in YAML 1.1 alone"
+"""What is told of it."""
+_HALF = ("half of a surrogate pair, which is no character", "take it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a kind of document is called in what is told of its text."""
+
+    noun: str
+    nouns: str
+    where: Callable[[Path], str]
+    """Calls a part by its name, from the keys and numbers that lead to it."""
+    start: str = ""
+    """The remedy for an empty file."""
+    several: str = "keep one"
+    """The remedy for a second document."""
+    reads_first: bool = False
+    """Whether a second document is a flaw, and the first is read all the same."""
+    merges: Literal["refused", "told", "taken"] = "refused"
+    """What becomes of `<<`: a flaw; a flaw, and carried out all the same; carried out."""
+    takes_large: bool = True
+    """Whether a number that cannot be computed with is taken for a text; else it is a flaw."""
+
+
+_ANY = Wording("a document", "documents", lambda _: "", merges="taken", takes_large=False)
+
+
+class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
+    """A text that is no document; nothing more can be told of it than this flaw."""
+
+    def __init__(self, flaw: Flaw) -> None:
+        super().__init__(str(flaw))
+        self.flaw = flaw
+
+
+def read_located(text: str, wording: Wording) -> tuple[Located, list[Flaw]]:
+    """What a text says, JSON or YAML 1.2, and what it says twice or not plainly.
+
+    Raises:
+        Unreadable: it is neither, or not one document.
+
+    """
+    documents, flaws = _read(text, wording)
+    if not documents:
+        _fail(Position(), "the file is empty", wording.start)
+    if len(documents) > 1:
+        place, what = documents[1].place, "a second document begins here"
+        if not wording.reads_first:
+            _fail(place, what, wording.several)
+        flaws.insert(0, Flaw(place, "", what, wording.several))
+    return documents[0], flaws
+
+
+def read_all_located(text: str, wording: Wording) -> tuple[list[Located], list[Flaw]]:
+    """The documents of a stream, as `read_located` reads one; empty ones are left out.
+
+    Raises:
+        Unreadable: it is none, or there is nothing in it.
+
+    """
+    found, flaws = _read(text, wording)
+    documents = [document for document in found if not document.is_empty]
+    if not documents:
+        _fail(Position(), "the file is empty", wording.start)
+    return documents, flaws
+
+
+def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - as JSON has it
+    """What a text says, without places: JSON where it begins as JSON does, else YAML.
+
+    Raises:
+        InvalidDocument: it is neither; the message names `source` and the place in it.
+
+    """
+    if text.lstrip().startswith(_OPENS_JSON):
+        try:
+            return parse_json(text)
+        except Malformed as error:
+            message = f"{source}: not JSON: {error}"
+            raise InvalidDocument(message, remedy) from None
+    try:
+        documents, flaws = _read(text, _ANY)
+        if len(documents) > 1:
+            _fail(documents[1].place, "a second document begins here", _ANY.several)
+    except Unreadable as error:
+        documents, flaws = [], [error.flaw]
+    if flaws:
+        message = f"{source}:{flaws[0]}"
+        raise InvalidDocument(message, remedy)
+    return documents[0].value if documents else None
+
+
+def first_error(error: ValidationError, text: str | None = None) -> str:
+    """What pydantic found wrong first: `12:5: devices.0.address: Field required`.
+
+    Without the text of the document, its line and column are left out.
+    """
+    first = error.errors(include_url=False)[0]
+    keys = ".".join(map(str, first["loc"]))
+    told = f"{keys}: {first['msg']}" if keys else first["msg"]
+    if text is None:
+        return told
+    try:
+        place = read_located(text, _ANY)[0].place_of(first["loc"])
+    except Unreadable as unread:  # a key twice, in a text that YAML takes too long for
+        place = unread.flaw.place
+    return f"{place.line}:{place.column}: {told}"
+
+
+def _read(text: str, wording: Wording) -> tuple[list[Located], list[Flaw]]:
+    """All documents; JSON is read as what it is, since YAML takes some of its texts apart."""
+    try:
+        return [read_json(text)], []
+    except Malformed:
+        nodes = _nodes(text, wording)
+    flaws: list[Flaw] = []
+    try:
+        return [_Locator(flaws, wording).located(node, ()) for node in nodes], flaws
+    except RecursionError:
+        _fail(Position(), _TOO_DEEP, _too_deep(wording))
+
+
+def _nodes(text: str, wording: Wording) -> list[Any]:
+    """The nodes of all documents of YAML."""
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415 - slow, and few documents are YAML
+
+    if len(text) > _LONGEST:
+        remedy = f"{wording.noun} needs no more than a few KiB: is it the right file?"
+        _fail(Position(), f"it is larger than {_LONGEST >> 20} MiB", remedy)
+    try:
+        require_shallow(text)
+    except Malformed as deep:
+        _fail(Position(deep.line, deep.column), deep.why, _too_deep(wording))
+    try:
+        return list(_yaml().compose_all(text))
+    except (YAMLError, ValueError) as error:
+        raise Unreadable(_syntax_flaw(error, text)) from None
+    except RecursionError:
+        _fail(Position(), _TOO_DEEP, _too_deep(wording))
+
+
+def _yaml() -> YAML:
+    from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and few documents are YAML
+
+    return YAML(typ="safe", pure=True)
+
+
+def _too_deep(wording: Wording) -> str:
+    return f"{wording.noun} needs no more than ten levels"
+
+
+def _fail(place: Position, what: str, remedy: str) -> NoReturn:
+    raise Unreadable(Flaw(place, "", what, remedy))
+
+
+def _place(node: Any) -> Position:  # noqa: ANN401 - as above
+    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+_SYNTAX = (
+    ("character '\\t'", "a tab cannot indent", "indent with spaces"),
+    ("undefined alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
+    ("while scanning an alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
+    ("character '@'", "no text begins with @", "put it into quotes"),
+    ("character '`'", "no text begins with `", "put it into quotes"),
+    ("character '%'", "no text begins with %", "put it into quotes"),
+    ("mapping values are not allowed", "a second `:` in one value", "put the text into quotes"),
+    ("quoted scalar", "a quote is not closed", "close it with the same quote"),
+    ("flow", "a bracket or brace is not closed, or a comma is missing", "close it"),
+    ("simple key", "a key without `:`", "write key: value, with a space after the colon"),
+    ("block", "the indentation fits nothing above it", "give parts of one mapping one indentation"),
+    ("second occurrence", "an anchor is defined twice", "give each anchor a name of its own"),
+)
+"""What a reader of YAML says, what that means here, and what helps."""
+
+
+def _syntax_flaw(error: Exception, text: str) -> Flaw:
+    """What is wrong with the text itself, in one line."""
+    if text.lstrip().startswith("{"):
+        try:
+            parse_json(text)
+        except Malformed as why:
+            if why.line:
+                what = f"neither JSON nor YAML: {why.why}"
+                return Flaw(
+                    Position(why.line, why.column), "", what, "mend it there, or just before"
+                )
+    said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
+    mark = getattr(error, "problem_mark", None)
+    place = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
+    for part, what, remedy in _SYNTAX:
+        if part in said:
+            return Flaw(place, "", what, remedy)
+    if hasattr(error, "position"):
+        before = text[: error.position]
+        place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        return Flaw(place, "", "a control character", "take it out")
+    return Flaw(place, "", f"not YAML: {' '.join(said.split())}", "mend it there, or just before")
+
+
+class _Locator:
+    """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
+
+    def __init__(self, flaws: list[Flaw], wording: Wording) -> None:
+        self._flaws = flaws
+        self._wording = wording
+        self._constructor = _yaml().constructor
+        self._above: list[int] = []
+        self._count = 0
+
+    def located(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
+        self._count += 1
+        if self._count > _MOST_NODES:
+            _fail(
+                _place(node),
+                f"too much for {self._wording.noun}",
+                "write less, or with fewer aliases",
+            )
+        if id(node) in self._above:
+            _fail(_place(node), "an alias contains itself", "write out what is meant")
+        if len(self._above) > _DEEPEST:
+            what = f"it is nested deeper than {_DEEPEST} levels"
+            _fail(_place(node), what, _too_deep(self._wording))
+        self._above.append(id(node))
+        found = self._read(node, path)
+        self._above.pop()
+        return found
+
+    def _read(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
+        if node.id == "scalar":
+            meant = self._scalar(node, path)
+            return Located(_place(node), meant, str(node.value), is_plain=not node.style)
+        if not str(node.tag).startswith(_TAG):
+            self._add(node, path, f"the tag {node.tag}", self._no_tags)
+        if node.id == "sequence":
+            items = (self.located(item, (*path, n)) for n, item in enumerate(node.value))
+            return Located(_place(node), items=tuple(items))
+        return self._mapping(node, path)
+
+    def _mapping(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
+        members: dict[str, Located] = {}
+        keys: dict[str, Position] = {}
+        merged: list[Located] = []
+        for key, value in node.value:
+            if key.id == "scalar" and not is_sane(key.value):
+                _fail(_place(key), *_HALF)
+            if key.id != "scalar":
+                self._add(key, path, "a list or mapping as a key", "a key is a text")
+            elif key.value == _MERGE:
+                if self._wording.merges != "taken":
+                    self._add(key, path, MERGES, "write the keys out")
+                if self._wording.merges != "refused":
+                    found = self.located(value, path)
+                    merged += found.items if found.items is not None else [found]
+            elif key.value in keys:
+                first = keys[key.value].line
+                remedy = f"it stands in line {first} already: keep one"
+                self._add(key, path, f"the key {key.value!r} twice", remedy)
+            else:
+                keys[key.value] = _place(key)
+                members[key.value] = self.located(value, (*path, str(key.value)))
+        for part in merged:
+            for name, member in (part.members or {}).items():
+                members.setdefault(name, member)
+                keys.setdefault(name, part.keys[name])
+        return Located(_place(node), members=members, keys=keys)
+
+    def _scalar(self, node: Any, path: Path) -> object:  # noqa: ANN401 - as above
+        kind = str(node.tag).removeprefix(_TAG)
+        if not is_sane(node.value):
+            _fail(_place(node), *_HALF)
+        match kind:
+            case "null":
+                return None
+            case "bool" | "int" | "float":
+                return self._plain(node, path)
+            case "str" | "timestamp":
+                return node.value
+        self._add(node, path, f"the tag {node.tag}", self._no_tags)
+        return node.value
+
+    def _plain(self, node: Any, path: Path) -> object:  # noqa: ANN401 - as above
+        is_strict = not self._wording.takes_large
+        try:
+            found = self._constructor.construct_object(node)
+            if is_strict or not is_sane(found):
+                require_sane(found, 1)
+        except (ValueError, LookupError) as error:  # the last of tags that lie
+            if is_strict:
+                why = TOO_LARGE if _DIGITS in str(error) else " ".join(str(error).split())
+                self._add(node, path, why, "write another value")
+            return node.value
+        return found
+
+    @property
+    def _no_tags(self) -> str:
+        return f"leave it out: {self._wording.nouns} have none"
+
+    def _add(self, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
+        self._flaws.append(Flaw(_place(node), self._wording.where(path), what, remedy))
