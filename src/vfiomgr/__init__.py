@@ -1,3 +1,79 @@
-"""vfiomgr: take PCI devices from their host driver to a guest, and back."""
+"""vfiomgr: assign PCI devices and vGPUs to virtual machines and containers.
+
+The Python interface is what this module names: a `Host`, requests such as `Bind`, the errors, and
+the modules `libvirt`, `kata` and `cdi`. All of it is imported when it is used. docs/python.md is a
+tutorial.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vfiomgr import cdi, kata, libvirt
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.run import Outcome
+    from vfiomgr.errors import (
+        HostError,
+        InvalidDocument,
+        NeedsRoot,
+        Refusal,
+        RollbackIncomplete,
+        RolledBack,
+        UnknownDevice,
+        UsageError,
+        VfiomgrError,
+    )
+    from vfiomgr.layout.named import ApplyLayout
+    from vfiomgr.library import Host
+    from vfiomgr.passthrough.named import Bind, Reset, Unbind
+    from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu
+
+__all__ = [
+    "ApplyLayout",
+    "Bind",
+    "CreateVgpu",
+    "Host",
+    "HostError",
+    "InvalidDocument",
+    "NeedsRoot",
+    "Outcome",
+    "Plan",
+    "Refusal",
+    "RemoveVgpu",
+    "Reset",
+    "RollbackIncomplete",
+    "RolledBack",
+    "Unbind",
+    "UnknownDevice",
+    "UsageError",
+    "VfiomgrError",
+    "cdi",
+    "kata",
+    "libvirt",
+]
+
+_PLACES = {
+    "ApplyLayout": "layout.named",
+    "Bind": "passthrough.named",
+    "CreateVgpu": "vgpu.named",
+    "Host": "library",
+    "Outcome": "engine.run",
+    "Plan": "engine.plan",
+    "RemoveVgpu": "vgpu.named",
+    "Reset": "passthrough.named",
+    "Unbind": "passthrough.named",
+}
+"""The module of each name, where it is not a module itself, nor an error."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import what is used for the first time (PEP 562): a command needs little of it."""
+        if name not in __all__:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        if name in {"cdi", "kata", "libvirt"}:
+            return import_module(f"{__name__}.{name}")
+        return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)

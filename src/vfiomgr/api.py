@@ -1,11 +1,4 @@
-"""The Python interface: scan a host, check it, plan a change, apply it.
-
-tree = HostTree("/")
-host = api.scan(tree)
-intent = Bind((host.parse_address("04:00.0"),))
-print(api.plan(host, intent).steps)
-api.apply(intent, tree=tree)
-"""
+"""Changes of the host below a tree; what programs use is `vfiomgr.library`, which is made of it."""
 
 from __future__ import annotations
 
@@ -19,15 +12,14 @@ from vfiomgr.engine.recovery import recover as end_runs
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.transaction import ApplyContext, Options, scan_for
-from vfiomgr.host.accounts import find_owner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.layout.applied import reversion
-from vfiomgr.layout.requests import ApplyLayout
-from vfiomgr.paths import BOOT_ID, MACHINE_ID, HostPath
+from vfiomgr.layout.named import layout_intent
+from vfiomgr.paths import BOOT_ID, HostPath
 from vfiomgr.snapshot.scan import scan as _scan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from vfiomgr.check.model import Report
     from vfiomgr.containers.runtimes.apply import Prepared
@@ -42,9 +34,9 @@ if TYPE_CHECKING:
     from vfiomgr.engine.step import Step
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout.compare import Comparison
-    from vfiomgr.layout.model import Layout
+    from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.layout.watch import Changes, WatchEvent, Wish
-    from vfiomgr.libvirt.model.domain import Domain, Hypervisor
+    from vfiomgr.libvirt.model.domain import Domain
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.persistence.requests import ChangeFiles
     from vfiomgr.snapshot.model import HostSnapshot
@@ -67,7 +59,6 @@ __all__ = [
     "locate_runtime",
     "plan",
     "plan_files",
-    "preflight",
     "prepare_entry",
     "prepare_guest",
     "prepare_removal",
@@ -116,22 +107,6 @@ def check(host: HostSnapshot) -> Report:
     return judge(host)
 
 
-def preflight(
-    host: HostSnapshot,
-    domains: Iterable[Domain],
-    hypervisor: Hypervisor | None = None,
-    files: Mapping[str, bool] | None = None,
-) -> tuple[Report, ...]:
-    """What would break the next start of each domain of libvirt on a host.
-
-    The scan should be one `with_users` and `with_readiness`; what is missing of it, or of what
-    libvirt tells, is not checked. `files` says which of the ROMs that domains name are there.
-    """
-    from vfiomgr.libvirt.preflight.plan import preflight as judge  # noqa: PLC0415 - as `check`
-
-    return judge(host, domains, hypervisor, files)
-
-
 def apply(
     intent: Request,
     *,
@@ -150,28 +125,6 @@ def apply(
 
     """
     return transaction.carry_out(intent, ApplyContext(tree, reviewed=reviewed, **options))
-
-
-def layout_intent(
-    tree: HostTree | None,
-    name: str,
-    layout: Layout,
-    *,
-    allow: frozenset[Allowance] = frozenset(),
-) -> ApplyLayout:
-    """The wish for a layout, with what of the host it takes: accounts, and what names come from.
-
-    Raises:
-        UsageError: the host has no such account; without a tree, one is not a number.
-
-    """
-    from hashlib import sha256  # noqa: PLC0415 - slow to import
-
-    owners = tuple(find_owner(tree, owner) for owner in layout.owners)
-    machine = None if tree is None else tree.read(MACHINE_ID)
-    # The identifier itself is confidential (machine-id(5)).
-    seed = sha256(f"vfiomgr {machine}".encode()).hexdigest() if machine else ""
-    return ApplyLayout(name, layout, owners, seed, allow)
 
 
 def apply_each(

@@ -1,4 +1,4 @@
-"""Lists of numbers as the kernel and libvirt write them: `0-3,8`."""
+"""Numbers as people and programs write them: lists such as `0-3,8`, quantities, sizes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import re
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,3 +82,20 @@ def size(count: int) -> str:
     if count % GIB == 0 or count >= 100 * GIB:
         return f"{count // GIB} GiB"
     return f"{count / GIB:.1f} GiB" if count > GIB else f"{count // MIB} MiB"
+
+
+_SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
+
+
+def mebibytes(option: str, text: str) -> int:
+    """A size of memory in MiB, as `6G` or `6144M`.
+
+    Raises:
+        UsageError: it is none.
+
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found or not int(found[1]):
+        message = f"{option} {text} is no size"
+        raise UsageError(message, f"write a number with a unit, e.g. {option} 6G or {option} 6144M")
+    return int(found[1]) * (GIB // MIB if found[3] else 1)

@@ -21,7 +21,7 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sock
 from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
-from vfiomgr.libvirt.commands.domain import FORMATS, parse_disk
+from vfiomgr.libvirt.build.named import FORMATS, parse_disk
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import GIB, MIB
 from vfiomgr.version import Version

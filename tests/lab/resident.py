@@ -18,9 +18,9 @@ from typing import NoReturn, TypedDict
 from unittest.mock import patch
 
 import vfiomgr
-from vfiomgr.cli import program
 from vfiomgr.cli.main import main
 from vfiomgr.host.trust import weakness
+from vfiomgr.persistence import program
 
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
 """What it is called by, which it writes into the hooks and units that shall call it."""

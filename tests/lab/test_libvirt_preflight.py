@@ -33,6 +33,7 @@ from tests.lab.libvirt_mistakes import (
 from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.libvirt.client.connection import connect
+from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def troubles(text: str) -> dict[str, str]:
     read = read_domain(text.encode(), "guest.xml")
     files = {d.rom_file: Path(d.rom_file).is_file() for d in read.hostdevs if d.rom_file}
     with connect(daemon.URI) as connection:
-        (report,) = api.preflight(host, [read], connection.hypervisor(), files)
+        (report,) = preflight(host, [read], connection.hypervisor(), files)
     return {f.id: f.remedy for f in report.findings if f.severity in ("blocker", "warning")}
 
 

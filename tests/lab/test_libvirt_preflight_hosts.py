@@ -12,6 +12,7 @@ from tests.lab.command import document, vfiomgr
 from tests.lab.libvirt_mistakes import domain, mdev, pci
 from vfiomgr import api
 from vfiomgr.host.tree import HostTree
+from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def troubles(text: str) -> set[str]:
     """The blockers and warnings about a domain on this guest; pytest shows them where it fails."""
     host = api.scan(HostTree("/"), with_users=True, with_readiness=True)
-    (report,) = api.preflight(host, [read_domain(text.encode(), "guest.xml")])
+    (report,) = preflight(host, [read_domain(text.encode(), "guest.xml")])
     found = [f for f in report.findings if f.severity in ("blocker", "warning")]
     for finding in found:
         print(finding.id, *finding.evidence, sep="\n  ")

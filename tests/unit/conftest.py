@@ -57,7 +57,7 @@ def run(
     def tree(root: str) -> object:
         return kernel if root in ("/", kernel.root) else HostTree(root)
 
-    monkeypatch.setattr("vfiomgr.cli.session.HostTree", tree)
+    monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", tree)
 
     def run_it(*arguments: str) -> Answer:
         monkeypatch.setattr(sys, "argv", ["vfiomgr", *arguments])

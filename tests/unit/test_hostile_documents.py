@@ -22,13 +22,13 @@ from vfiomgr.definitions.model.gpu import parse_gpu_definition
 from vfiomgr.definitions.model.vgpu import parse_definition, read_configuration
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.jsonable import to_jsonable
+from vfiomgr.documents.named_file import text_of
 from vfiomgr.documents.parsed import Malformed, parse_json, parse_toml
 from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.kata.explain.pod import read_objects
 from vfiomgr.kata.settings import read_settings, require_tables
-from vfiomgr.layout.commands.apply import text_of
 from vfiomgr.layout.document import read_layouts
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.libvirt.hook import model as hook_model

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr import api
+from vfiomgr.cli.apply import host_of
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
@@ -37,7 +37,7 @@ def check(context: click.Context, *, every: bool) -> None:
       vfiomgr check --snapshot host.json
     """
     session: Session = context.obj
-    report = api.check(session.host(with_readiness=True))
+    report = host_of(session).check()
     if session.format != "table":
         print_document("CheckReport", report_document(report), session.format)
     else:

@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import SEVERITIES
-from vfiomgr.cli.printable import printable
+from vfiomgr.documents.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from vfiomgr.cli.printable import printable
+from vfiomgr.documents.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

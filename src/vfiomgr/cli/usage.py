@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
@@ -32,28 +32,6 @@ _SAMPLES = {
     "--uuid": "f715f63c-0d00-4007-9c5a-b07b0c6c05de",
 }
 """Values for options that neither an example of the command nor the option itself shows."""
-
-
-def forbid_together(one: str, other: str, why: str) -> NoReturn:
-    """Refuse two options that cannot both be meant.
-
-    Raises:
-        UsageError: always.
-
-    """
-    message = f"{one} and {other} contradict each other: {why}"
-    raise UsageError(message, f"pass {one} or {other}")
-
-
-def forbid_alone(option: str, without: str, why: str) -> NoReturn:
-    """Refuse an option that does nothing without another one.
-
-    Raises:
-        UsageError: always.
-
-    """
-    message = f"{option} does nothing without {without}: {why}"
-    raise UsageError(message, f"pass {without} too, or leave out {option}")
 
 
 def explained(error: click.UsageError, root: click.Group, arguments: Sequence[str]) -> UsageError:

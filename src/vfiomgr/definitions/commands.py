@@ -10,16 +10,16 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.cli.program import own_program
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
 from vfiomgr.definitions.plan import canonical
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.service import RULE, SERVICE
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.persistence.program import own_program
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.commands.active import unseen_users, users_of
-from vfiomgr.vgpu.commands.names import name_of, uuid_of
+from vfiomgr.vgpu.named import name_of, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ _IN_WORDS = {
 
 def list_defined(session: Session) -> None:
     """What vGPUs are to be, whether they are there or not, and files that say nothing."""
-    host = session.with_vgpu_users(session.host())
+    host = session.with_vgpu_users(session.scan())
     items = [_mdev_item(host, definition) for definition in host.vgpu_definitions]
     items += [_function_item(host, gpu, f) for gpu in host.defined.gpus for f in gpu.vgpus]
     problems = host.vgpu_definition_problems
@@ -243,7 +243,7 @@ def _name_to_define(session: Session, parent: str | None, uuid: str | None) -> s
     if uuid is not None:
         return uuid_of(uuid)
     place = canonical(parent or "")
-    parents = session.devices().vgpu_parents
+    parents = session.scan_devices().vgpu_parents
     if any(known.name == place and known.family == "vendor-vfio" for known in parents):
         return place
     return str(uuids.uuid4())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.printable import printable
 from vfiomgr.engine.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 FIRST = 0
 """The lane whose steps come before those of all others."""
@@ -34,11 +36,54 @@ class Plan:
     """What can be planned only once this is done: about functions that do not exist yet."""
     lanes: tuple[int, ...] = ()
     """For each step its lane; they run side by side, after FIRST, before LAST. Empty: in order."""
+    not_checked: tuple[str, ...] = ()
+    """What could not be looked at before it was made, and what is missing for that."""
 
     @property
     def is_empty(self) -> bool:
         """Whether the host is as wanted already."""
         return not self.steps
+
+    def lines(self) -> Iterator[str]:
+        """What `--dry-run` prints: each step with its number and its shell commands."""
+        yield f"plan: {self.summary}"
+        yield from (f"  {text}" for text in (*self.notes, *self.already))
+        if self.is_empty:
+            yield "nothing to do"
+        for number, step in enumerate(self.steps, start=1):
+            yield f"{number:3}. {step.describe()}"
+            yield from (f"       {command}" for command in step.commands())
+        yield from (f"then: {text}" for text in self.later)
+
+    def __str__(self) -> str:
+        """The lines, harmless for a terminal; then what was not checked."""
+        unseen = (f"not checked: {text}" for text in self.not_checked)
+        return "\n".join(map(printable, (*self.lines(), *unseen)))
+
+    def to_document(self) -> dict[str, Any]:
+        """The plan as documents have it: of each step its fields and its shell commands."""
+        return {
+            "summary": self.summary,
+            "notes": self.notes,
+            "already": self.already,
+            "locks": self.locks,
+            "steps": [
+                {
+                    "description": step.describe(),
+                    "commands": step.commands(),
+                    **to_jsonable(step),
+                }
+                for step in self.steps
+            ],
+        }
+
+    def to_json(self) -> str:
+        """What `--dry-run --format json` prints: a `Plan` of the version vfiomgr/v1."""
+        import json  # noqa: PLC0415 - few plans become documents
+
+        body = to_jsonable({**self.to_document(), "not_checked": self.not_checked})
+        document = {"api_version": API_VERSION, "kind": "Plan", **body}
+        return json.dumps(document, indent=2) + "\n"
 
 
 def joined(summary: str, plans: Sequence[Plan]) -> Plan:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.documents.text_file import TextFile
+from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
+from vfiomgr.units import mebibytes
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -152,3 +154,20 @@ class KataInstallation:
         """The first configuration with one of these paths, in the order of the paths."""
         by_path = {file.path: file for file in self.configurations}
         return next((by_path[HostPath(name)] for name in names if name in by_path), None)
+
+
+def guest_mebibytes(option: str, text: str) -> int:
+    """A size of memory in MiB that a guest of Kata can have.
+
+    Raises:
+        UsageError: it is none, or less than Kata takes.
+
+    """
+    found = mebibytes(option, text)
+    if found < LEAST_GUEST_MIB:
+        message = (
+            f"{option} {text} is {found} MiB: no guest of Kata has less than {LEAST_GUEST_MIB}"
+        )
+        remedy = f"write a number with a unit, e.g. {option} 6G or {option} 6144M"
+        raise UsageError(message, f"{remedy} (a bare number is MiB)")
+    return found

@@ -1,1 +1,29 @@
-"""Domains of libvirt: made, checked, edited, and given devices."""
+"""Domains of libvirt: made, checked, edited, and given devices.
+
+In Python: `hostdev_xml`, `domain_xml`, `check_domain`, and `hypervisor`, which asks a libvirt.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfiomgr.libvirt.checks import check_domain, hypervisor
+    from vfiomgr.libvirt.domains import domain_xml
+    from vfiomgr.libvirt.hostdevs import hostdev_xml
+
+__all__ = ["check_domain", "domain_xml", "hostdev_xml", "hypervisor"]
+_PLACES = {
+    "check_domain": "checks",
+    "domain_xml": "domains",
+    "hostdev_xml": "hostdevs",
+    "hypervisor": "checks",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import what is public when it is used."""
+        if name not in _PLACES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -8,12 +8,9 @@ import click
 
 from vfiomgr.cli.apply import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.output import note
-from vfiomgr.cli.program import program_for_units
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_alone, forbid_together
 from vfiomgr.diagnostic import ALLOWANCES, Allowance
-from vfiomgr.host.accounts import find_owner
-from vfiomgr.passthrough.requests import Bind, Reset, Unbind
+from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
 from vfiomgr.paths import pci_device, vfio_group_node
 from vfiomgr.pci.facts import read_driver_state
@@ -22,12 +19,8 @@ from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from vfiomgr.api import Outcome
-    from vfiomgr.host.accounts import NodeOwner
-    from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.engine.run import Outcome
+    from vfiomgr.pci.model import PciAddress
 
 
 @click.command("bind")
@@ -81,31 +74,27 @@ def bind(
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
     """
-    _refuse_contradictions(only=only, with_group=with_group)
-    if update_initramfs and not persist:
-        forbid_alone("--update-initramfs", "--persist", "no rule is written that it must hold")
-    intent = Bind(
-        session.addresses(addresses),
+    request = Bind(
+        *addresses,
         driver=driver,
         only=only,
         with_group=with_group,
-        allow=frozenset(allow),
+        allow=allow,
         reset_method=reset_method,
         no_d3cold=no_d3cold,
         persist=persist,
-        owner=None if owner is None else _owner(session, owner),
+        owner=owner,
         update_initramfs=update_initramfs,
-        program=program_for_units(session) if persist else None,
-    )
+    ).request(session)
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
-    outcome = plan_or_apply(session, intent)
+    outcome = plan_or_apply(session, request)
     if outcome is None:
         return
     _print_moved(session, outcome)
     if outcome.is_changed and session.format == "table":
         whole = " --with-group" * with_group + " --forget" * persist
-        note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in intent.addresses)}{whole}")
+        note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in request.addresses)}{whole}")
 
 
 @click.command("unbind")
@@ -140,33 +129,19 @@ def unbind(
       vfiomgr unbind 04:00.0 --dry-run
       vfiomgr unbind 04:00.0 --forget
     """
-    _refuse_contradictions(only=only, with_group=with_group)
-    if update_initramfs and not forget:
-        forbid_alone("--update-initramfs", "--forget", "the rules that it holds stay")
-    intent = Unbind(
-        session.addresses(addresses),
+    request = Unbind(
+        *addresses,
         only=only,
         with_group=with_group,
-        allow=frozenset(allow),
+        allow=allow,
         forget=forget,
         update_initramfs=update_initramfs,
-    )
+    ).request(session)
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
-    outcome = plan_or_apply(session, intent)
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_moved(session, outcome)
-
-
-def _refuse_contradictions(*, only: bool, with_group: bool) -> None:
-    if only and with_group:
-        why = "one leaves functions out that share the slot, the other takes all of the group"
-        forbid_together("--only", "--with-group", why)
-
-
-def _owner(session: Session, text: str) -> NodeOwner:
-    """Looked up in the host's own tables, of which a snapshot has none."""
-    return find_owner(None if session.snapshot is not None else session.tree, text)
 
 
 def _print_moved(session: Session, outcome: Outcome) -> None:
@@ -198,41 +173,6 @@ def _describe(session: Session, address: PciAddress) -> dict[str, object]:
     }
 
 
-MOST = 4
-"""Devices that are told of one by one: for each a bind is planned."""
-
-
-def tell_of_many(devices: Sequence[PciDevice]) -> None:
-    """Say where it is told what makes so many devices ready."""
-    names = " ".join(str(device.address) for device in devices)
-    note(
-        f"{len(devices)} functions are not ready for a guest; what makes them so, or speaks "
-        f"against it: vfiomgr bind --dry-run {names}"
-    )
-
-
-def tell_how_to_bind(host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
-    """Say what makes devices ready for a guest, or what keeps `bind` from it, a line for each."""
-    from vfiomgr.passthrough.readiness_hints import objections_to_bind  # noqa: PLC0415 - not for many
-
-    told: set[tuple[str, str]] = set()
-    for device in devices:
-        if host.is_vendor_function(device):
-            create = f"vfiomgr vgpu create --parent {device.address} --type …"
-            note(f"{device} is no vGPU yet: {create}")
-            continue
-        begin = f"{device} is on {device.driver or 'no driver'}"
-        objections = objections_to_bind(host, [device])
-        for reason, remedy in (o for o in objections if o not in told):
-            shown = reason.replace(f"{device} ", "it ", 1)
-            note(f"{begin}, and vfiomgr bind refuses it: {shown}; remedy: {remedy}")
-        if not objections:
-            note(f"{begin}; a guest can have it after: vfiomgr bind {device.address}")
-        elif told.issuperset(objections):
-            note(f"{begin}, and vfiomgr bind refuses it for the same reason")
-        told.update(objections)
-
-
 @click.command("reset")
 @click.argument("address", shell_complete=complete_address)
 @click.option(
@@ -260,9 +200,9 @@ def reset(
       vfiomgr reset 04:00.0 --method flr
       vfiomgr reset 04:00.0 --method bus --dry-run
     """
-    (chosen,) = session.addresses((address,))
+    request = Reset(address, method, allow).request(session)
     if allow:
-        confirm(session, f"Override the guard {', '.join(allow)} for {chosen}?")
-    outcome = plan_or_apply(session, Reset(chosen, method, frozenset(allow)))
+        confirm(session, f"Override the guard {', '.join(allow)} for {request.address}?")
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
-        print_outcome(session, outcome, [f"{chosen} was reset, and answers as before"])
+        print_outcome(session, outcome, [f"{request.address} was reset, and answers as before"])

@@ -8,10 +8,10 @@ import click
 
 from vfiomgr.cli.apply import plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.program import program_for_units
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
 from vfiomgr.persistence.plan import of_layout
+from vfiomgr.persistence.program import program_for_units
 from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def list_persisted(session: Session) -> None:
       vfiomgr persist list
       vfiomgr persist list --format json
     """
-    host = session.host()
+    host = session.scan()
     rows = [*_own_rows(host), *_driverctl_rows(host)]
     if session.format != "table":
         print_document("PersistedList", {"items": rows}, session.format)

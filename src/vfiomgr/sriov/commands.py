@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.apply import plan_or_apply, print_outcome
-from vfiomgr.cli.options import WholeNumber, mebibytes
+from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_alone
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
+from vfiomgr.units import mebibytes
+from vfiomgr.usage import forbid_alone
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 
@@ -102,13 +103,13 @@ def quota(
     if physical and share is None:
         forbid_alone("--physical", "a quota", "all are shown without it")
     if share is None:
-        host = session.host()
+        host = session.scan()
         _show(session, host, host.device(chosen))
         return
     outcome = plan_or_apply(session, ChangeQuotas(chosen, share, is_physical=physical))
     if outcome is None:
         return
-    host = session.host()
+    host = session.scan()
     gpu = _physical(host, host.device(chosen))
     rows = quota_items(host, gpu) if gpu is not None else []
     named = [row for row in rows if str(chosen) in (str(row["address"]), str(rows[0]["address"]))]
@@ -209,7 +210,7 @@ def list_physical_functions(session: Session) -> None:
       vfiomgr sriov list
       vfiomgr sriov list --format json
     """
-    host = session.host()
+    host = session.scan()
     items = [_item(host, device) for device in host.devices if device.sriov_totalvfs]
     if session.format != "table":
         print_document("PhysicalFunctionList", {"items": items}, session.format)
@@ -319,7 +320,7 @@ def _has_quotas(outcome: Outcome) -> bool:
 
 def _shares(session: Session, address: PciAddress) -> dict[str, str]:
     """What came of the quotas, read again from the host; the driver may have aligned them."""
-    host = session.host()
+    host = session.scan()
     functions = host.device(address).virtual_functions
     known = [(vf, host.function_quotas(host.device(vf))) for vf in functions]
     return {str(vf): f", with {quotas}" for vf, quotas in known if quotas is not None}

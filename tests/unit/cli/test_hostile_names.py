@@ -17,8 +17,8 @@ from hypothesis import strategies as some
 from tests.fakes.hosts import workstation
 from vfiomgr.cli import main
 from vfiomgr.cli.output import Marked, note, say, say_text
-from vfiomgr.cli.printable import printable
 from vfiomgr.cli.session import Session
+from vfiomgr.documents.printable import printable
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.scan import scan

@@ -598,7 +598,7 @@ def test_a_vgpu_of_a_virtual_function_arrives_and_one_without_a_type_does_not(
 ) -> None:
     vf, free = "0000:21:00.4", "0000:21:00.5"
     kernel = l40s_host(tmp_path / "l40s", total_vfs=2)
-    monkeypatch.setattr("vfiomgr.cli.session.HostTree", lambda _root: kernel)
+    monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", lambda _root: kernel)
     node = KataNode(tmp_path / "vgpus", "go", kernel)
     run("vgpu", "create", "--type", "L40S-2Q", "--parent", vf)
     node.publish([json.loads(run("show", vf, "--format", "json").stdout)["iommu_group"]])
@@ -614,7 +614,7 @@ def test_a_mediated_device_is_refused_with_what_works_instead(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(tmp_path / "t4")
-    monkeypatch.setattr("vfiomgr.cli.session.HostTree", lambda _root: kernel)
+    monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", lambda _root: kernel)
     node = KataNode(tmp_path / "mdevs", "go", kernel)
     uuid = run("vgpu", "create", "--type", "T4-2Q").stdout.strip()
     answer = run("kata", "explain", uuid)
@@ -634,7 +634,7 @@ def test_a_function_of_mediated_devices_is_not_to_be_bound(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = a40_host(tmp_path / "a40")
-    monkeypatch.setattr("vfiomgr.cli.session.HostTree", lambda _root: kernel)
+    monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", lambda _root: kernel)
     KataNode(tmp_path / "mdevs", "go", kernel)
     shown = json.loads(run("list", "--format", "json").stdout)["items"]
     vf = next(item["address"] for item in shown if item["physical_function"])

@@ -32,8 +32,8 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def follow() -> None:
     session = Session()
-    with followed(session) as options:
-        work = ApplyContext(session.tree, **options)
+    with followed(session) as host:
+        work = ApplyContext(session.tree, **host.options)
         work.on_plan(Plan("first", STEPS[:2]))
         work.on_note("waiting for PID 4711")
         for step in STEPS[:2]:
@@ -66,8 +66,8 @@ def test_before_there_is_a_plan_nothing_is_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_terminal(monkeypatch)
-    with followed(Session()) as options:
-        work = ApplyContext(Session().tree, **options)
+    with followed(Session()) as host:
+        work = ApplyContext(Session().tree, **host.options)
         time.sleep(0.3)  # rich draws ten times a second
         work.on_plan(Plan("nothing", ()))
     told = capsys.readouterr().err
@@ -80,8 +80,8 @@ def test_columns_keep_their_places(
 ) -> None:
     """With few steps and with many, and with descriptions longer than the line."""
     use_terminal(monkeypatch)
-    with followed(Session()) as options:
-        work = ApplyContext(Session().tree, **options)
+    with followed(Session()) as host:
+        work = ApplyContext(Session().tree, **host.options)
         time.sleep(0.2)
         for count in (9, 991):
             steps = tuple(LoadModule("m" * number, "d") for number in range(1, count + 1, 200))

@@ -14,7 +14,7 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
 from tests.unit.host_files import put_topology
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
-from vfiomgr.libvirt.commands.domain import parse_device, parse_disk, parse_network
+from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
 from vfiomgr.pci.numa import HostTopology, NumaNode
 from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.units import GIB

@@ -116,7 +116,7 @@ def test_what_is_read_of_the_host_changes_no_answer(
     command = ("libvirt", "hostdev", "--libvirt-version", "9.0", *options)
     answers = [run(*command, name) for name in names]
     assert len({answer.status for answer in answers}) > 2
-    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.devices())
+    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.scan_devices())
     assert answers == [run(*command, name) for name in names]
 
 
@@ -133,7 +133,7 @@ def test_a_function_is_what_its_siblings_on_the_vendors_driver_are(
     command = ("--root", str(tree), "libvirt", "hostdev", "--libvirt-version", "9.0")
     told = [run(*command, name) for name in names]
     assert "a virtual function that stays on its vendor's driver" in told[-1].stderr
-    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.devices())
+    monkeypatch.setattr(Session, "slots_of", lambda session, _: session.scan_devices())
     assert told == [run(*command, name) for name in names]
 
 

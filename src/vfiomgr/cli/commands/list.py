@@ -44,7 +44,7 @@ def list_devices(session: Session, *, every: bool) -> None:
       vfiomgr list
       vfiomgr list --all --format json
     """
-    host = session.devices()
+    host = session.scan_devices()
     devices = [d for d in host.devices if every or d.is_graphics_or_accelerator]
     if session.format != "table":
         print_document("DeviceList", {"items": devices}, session.format)
@@ -108,7 +108,7 @@ def groups(session: Session) -> None:
       vfiomgr groups
       vfiomgr groups --format json
     """
-    host = session.devices()
+    host = session.scan_devices()
     off = _iommu_off(host) if host.devices and not host.iommu.is_on else None
     pretended = acs_override_words(host.kernel_command_line)
     documents = [_document(host, group) for group in host.groups]

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr import api
-from vfiomgr.cli.apply import options_of
+from vfiomgr.cli.apply import host_of
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.cli.usage import forbid_together
 from vfiomgr.diagnostic import REVERSIBLE
 from vfiomgr.engine.journal import CutOff, survey
 from vfiomgr.engine.lost_state import unusable
 from vfiomgr.errors import NeedsRoot, UsageError
 from vfiomgr.paths import BOOT_ID
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Allowance
@@ -62,9 +61,7 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowanc
         for text in unusable(left):
             note(text)
         return
-    ended = api.recover(
-        tree=session.files, finish=finish, allow=frozenset(allow), **options_of(session)
-    )
+    ended = host_of(session).recover(finish=finish, allow=allow)
     _print_runs(session, ended, "finished" if finish else "undone")
 
 

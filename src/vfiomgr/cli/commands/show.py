@@ -10,6 +10,7 @@ from vfiomgr.cli.output import group_cell, or_dash, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
+from vfiomgr.library import tell_of_cut_off_runs
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
@@ -43,8 +44,8 @@ def show(session: Session, address: str) -> None:
       vfiomgr show 0000:04:00.0
       vfiomgr show 04:00.0 --format yaml
     """
-    session.tell_of_cut_off_runs()
-    host = session.host(with_users=True, with_resets=True)
+    tell_of_cut_off_runs(session)
+    host = session.scan(with_users=True, with_resets=True)
     device = host.device(host.parse_address(address))
     facts = _facts(host, device)
     if session.format != "table":

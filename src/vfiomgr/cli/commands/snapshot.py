@@ -23,7 +23,7 @@ def snapshot(session: Session) -> None:
     """
     from vfiomgr.snapshot.document import write_snapshot  # noqa: PLC0415
 
-    host = session.host(with_users=True, with_readiness=True, with_resets=True, with_gpu_modes=True)
+    host = session.scan(with_users=True, with_readiness=True, with_resets=True, with_gpu_modes=True)
     text = write_snapshot(host)
     if session.format == "yaml":
         print_yaml(json.loads(text))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cdi import request, specification
 from vfiomgr.cli.apply import plan_or_apply, print_outcome
 from vfiomgr.cli.main import LazyGroup
 from vfiomgr.cli.output import (
@@ -30,9 +31,8 @@ from vfiomgr.containers.cdi.model import (
     Lifetime,
     Naming,
     NodeForm,
-    OfferRequest,
 )
-from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
+from vfiomgr.containers.cdi.requests import RemoveCdi
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.paths import HostPath
@@ -40,10 +40,12 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.cdi import CdiOptions
     from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
     from vfiomgr.containers.cdi.consumers import Consumer
     from vfiomgr.containers.cdi.listing import CdiEntry
     from vfiomgr.containers.cdi.model import CdiFile, CdiSpecification
+    from vfiomgr.containers.cdi.requests import WriteCdi
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -82,7 +84,7 @@ def named_file(path: str) -> CdiFile:
 
     """
     from vfiomgr.containers.cdi.model import CdiFile  # noqa: PLC0415
-    from vfiomgr.layout.commands.apply import STANDARD_INPUT, text_of  # noqa: PLC0415
+    from vfiomgr.documents.named_file import STANDARD_INPUT, text_of  # noqa: PLC0415
 
     name = "<stdin>.json" if path == STANDARD_INPUT else path
     return CdiFile(name, text_of(path, "a CDI specification"))
@@ -131,7 +133,7 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
 
     session: Session = context.obj
     consumers = consumers_named(consumer)
-    host = session.host_or_image()
+    host = session.scan_or_image()
     files = tuple(named_file(path) for path in paths) if paths else host.cdi_files
     is_image = host.pci_unlisted is not None
     nodes = present_nodes(session, host, files)
@@ -284,18 +286,16 @@ def generate(
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
         raise UsageError(message, "pass --write too: it knows where runtimes look")
-    wish = OfferRequest(
-        kind=kind,
-        addresses=session.addresses(addresses),
-        node=node,
-        name_by=name_by,
-        is_plain=not any(reader.is_kata for reader in consumers_named(consumer)),
-        consumer=consumer,
-    )
+    options: CdiOptions = {
+        "kind": kind,
+        "name_by": name_by,
+        "node": node,
+        "consumer": consumer,
+    }
     if write:
-        _write(session, WriteCdi(wish, lifetime))
+        _write(session, request(session, *addresses, lifetime=lifetime, **options))
     else:
-        _print(session, wish, output)
+        _print(session, specification(session, *addresses, **options), output)
 
 
 def _refuse_of_this_machine(session: Session, output: str) -> None:
@@ -318,15 +318,9 @@ def _write(session: Session, intent: WriteCdi) -> None:
         print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
 
 
-def _print(session: Session, wish: OfferRequest, output: str | None) -> None:
+def _print(session: Session, made: CdiSpecification, output: str | None) -> None:
     from vfiomgr.containers.cdi.document import document_of, render_specification  # noqa: PLC0415
-    from vfiomgr.containers.cdi.generate import nothing_ready, specification_of  # noqa: PLC0415
 
-    host = session.host()
-    made = specification_of(host, wish)
-    if not made.devices:
-        raise nothing_ready(host)
-    _tell_of_mediated(host, wish)
     if output is not None:
         _save(output, made, dry_run=session.dry_run)
     elif session.format == "yaml":
@@ -343,14 +337,6 @@ def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
         return
     rewrite(output, None, render_specification(made).encode())
     note(f"written to {output}")
-
-
-def _tell_of_mediated(host: HostSnapshot, wish: OfferRequest) -> None:
-    if not wish.is_plain and any(vgpu.uuid is not None for vgpu in host.vgpus):
-        note(
-            "vGPUs that are mediated devices are left out, since Kata cannot attach them: "
-            "--consumer containerd or podman has them, for containers that run a guest themselves"
-        )
 
 
 _HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
@@ -374,7 +360,7 @@ def list_devices(session: Session) -> None:
     from vfiomgr.containers.cdi.document import is_readable, read_file  # noqa: PLC0415
     from vfiomgr.containers.cdi.listing import entries  # noqa: PLC0415
 
-    host = session.host_or_image()
+    host = session.scan_or_image()
     found = list(entries(host, present_nodes(session, host, host.cdi_files) or {}))
     if session.format != "table":
         print_document("CdiDeviceList", {"items": found}, session.format)
@@ -431,7 +417,7 @@ def remove(
         raise UsageError(message, "vfiomgr cdi list shows them")
     intent = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
     if stale and session.snapshot is None:
-        session.devices()  # where they cannot be listed, all would seem stale
+        session.scan_devices()  # where they cannot be listed, all would seem stale
     outcome = plan_or_apply(session, intent, only_files=not stale)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()

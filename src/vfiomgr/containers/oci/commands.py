@@ -237,7 +237,7 @@ def inject(
         "run it on the host itself, or with --root",
     )
     document = read_bundle(bundle)
-    host = session.devices()
+    host = session.scan_devices()
     units = _units(host, names, only=only)
     _refuse(session, host, [unit for unit, _ in units], runtime)
     injections = [_injection(session, unit, node, runtime, cdi) for unit, cdi in units]
@@ -342,7 +342,7 @@ def _refuse(
             refuse_mediated(host, unit.name, lifted)
     oci_plan.refuse_noiommu(host, units)
     if oci_plan.waiting(host, units):
-        oci_plan.refuse_unready(session.host(), units)
+        oci_plan.refuse_unready(session.scan(), units)
 
 
 def _injection(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr import api
-from vfiomgr.cli.apply import options_of, plan_body, print_outcome
+from vfiomgr.cli.apply import options_of, print_outcome
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.containers.runtimes.model import PROGRAMS, RECORD, RuntimeRequest
@@ -209,7 +209,7 @@ def _print_plan(session: Session, prepared: Prepared) -> None:
     plan = api.plan_files(prepared.intent, tree=session.files)
     texts = dict(_differences(plan))
     if session.format != "table":
-        body = {**plan_body(plan), "not_checked": prepared.unchecked, "differences": texts}
+        body = {**plan.to_document(), "not_checked": prepared.unchecked, "differences": texts}
         print_document("Plan", body, session.format)
         return
     say(f"plan: {plan.summary}")

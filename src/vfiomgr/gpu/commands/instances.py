@@ -47,7 +47,7 @@ def list_instances(session: Session, gpu: str | None) -> None:
       vfiomgr vgpu instances list
       vfiomgr vgpu instances list 0000:41:00.0 --format json
     """
-    host = session.host(with_gpu_modes=True)
+    host = session.scan(with_gpu_modes=True)
     found = host.gpu_partitions
     if gpu is not None:
         device = host.device(host.parse_address(gpu))

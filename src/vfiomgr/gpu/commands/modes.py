@@ -9,12 +9,12 @@ import click
 from vfiomgr.cli.apply import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_together
 from vfiomgr.diagnostic import ALLOWANCES, Allowance
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from vfiomgr.api import Outcome
@@ -62,7 +62,7 @@ def mode(
 
 
 def _show(session: Session, gpu: str | None) -> None:
-    host = session.host(with_gpu_modes=True)
+    host = session.scan(with_gpu_modes=True)
     modes = host.gpu_modes
     if gpu is not None:
         address = host.device(host.parse_address(gpu)).address

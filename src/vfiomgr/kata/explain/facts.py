@@ -27,7 +27,6 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.containers.cdi.model import CdiEdits, CdiSpecification
     from vfiomgr.containers.runtimes.handlers import (
         CriName,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.source import HostSource
     from vfiomgr.version import Version
 
 
@@ -217,16 +217,16 @@ def configuration_paths(
     return (*own, *search_path(runtime))
 
 
-def configuration_of(session: Session, handler: str) -> ConfigurationFacts:
+def configuration_of(host: HostSource, handler: str) -> ConfigurationFacts:
     """The configuration of a handler, as the container runtime or vfiomgr's own place has it."""
-    if session.snapshot is not None:
+    if host.snapshot is not None:
         return ConfigurationFacts((), problem="a snapshot does not hold the configuration")
-    return read_settings_of(session.tree, _paths_of(handler, installed_handler(session, handler)))
+    return read_settings_of(host.tree, _paths_of(handler, installed_handler(host, handler)))
 
 
-def installed_handler(session: Session, handler: str) -> HandlerEntry | None:
+def installed_handler(host: HostSource, handler: str) -> HandlerEntry | None:
     """What the container runtime of the host knows of a handler."""
-    return None if session.snapshot else read_handlers(session.tree, None).handler(handler)
+    return None if host.snapshot else read_handlers(host.tree, None).handler(handler)
 
 
 def _paths_of(handler: str, entry: HandlerEntry | None) -> tuple[HostPath, ...]:
@@ -257,7 +257,7 @@ def _facts(file: KataConfigurationFile, looked: tuple[str, ...]) -> Configuratio
     return ConfigurationFacts(looked, file, settings, documents)
 
 
-def named_configuration(session: Session, typed: str) -> ConfigurationFacts:
+def named_configuration(host: HostSource, typed: str) -> ConfigurationFacts:
     """A file that a user named: below the root where it is there, else on this machine.
 
     Raises:
@@ -266,7 +266,7 @@ def named_configuration(session: Session, typed: str) -> ConfigurationFacts:
     """
     place = HostPath(os.path.abspath(typed))
     own = HostTree(_MACHINE)
-    trees = [own] if session.snapshot is not None else [session.tree, own]
+    trees = [own] if host.snapshot is not None else [host.tree, own]
     for tree in trees:
         facts = read_settings_of(tree, (place,))
         if facts.file is not None:

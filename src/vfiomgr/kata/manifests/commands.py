@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.options import WholeNumber, guest_mebibytes, mebibytes
+from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import note, print_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_together
 from vfiomgr.containers.cdi.generate import offers as ready_groups
 from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.cdi.names import is_kind
@@ -38,9 +37,11 @@ from vfiomgr.kata.manifests.plan import (
     resource_of_none,
     units_of,
 )
-from vfiomgr.kata.model import DEFAULT_HANDLER
-from vfiomgr.passthrough.commands import tell_how_to_bind
+from vfiomgr.kata.model import DEFAULT_HANDLER, guest_mebibytes
 from vfiomgr.passthrough.guards import bridge
+from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
+from vfiomgr.units import mebibytes
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +138,7 @@ def pod(
       vfiomgr kata pod --deployment --resource nvidia.com/pgpu --count 2
       vfiomgr kata pod --naming model --image registry.example/train:1 --namespace research
     """
-    host = session.host()
+    host = session.scan()
     if resource is not None:
         require_resource("--resource", resource)
     units = _units(host, addresses)
@@ -156,7 +157,7 @@ def pod(
     offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
     wishes = pods_for(offered, options, together=together)
     print_objects([render.workload(wish) for wish in wishes], session.format)
-    _tell(host, offered, wishes)
+    _tell(session, host, offered, wishes)
 
 
 def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
@@ -176,14 +177,17 @@ def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, .
 
 
 def _tell(
-    host: HostSnapshot, offered: dict[str, tuple[PodDevice, ...]], wishes: tuple[PodRequest, ...]
+    session: Session,
+    host: HostSnapshot,
+    offered: dict[str, tuple[PodDevice, ...]],
+    wishes: tuple[PodRequest, ...],
 ) -> None:
     """What is still missing for the pods to start."""
     units = [unit for found in offered.values() for unit in found]
     if not units:
         note("nothing is ready for a guest yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create")
     lead = [unit.lead for unit in units]
-    tell_how_to_bind(host, [d for d in lead if not host.is_ready_for_guests(d)])
+    tell_how_to_bind(session, host, [d for d in lead if not host.is_ready_for_guests(d)])
     asked = {item.name: item.count for wish in wishes for item in wish.resources}
     for name, count in asked.items():
         if not is_kind(name):

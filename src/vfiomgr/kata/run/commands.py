@@ -14,14 +14,15 @@ from vfiomgr.containers.oci import plan as oci_plan
 from vfiomgr.containers.oci.commands import tell_who_comes_along
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import UsageError
-from vfiomgr.kata.config.commands.release import kata_release, read_installation, release_options
+from vfiomgr.kata.config.commands.release import release_options
 from vfiomgr.kata.explain.facts import installed_handler
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration, search_path
+from vfiomgr.kata.release import kata_release, read_installation
 from vfiomgr.kata.run.command import DOCKER_FILE, RunRequest, Tool, run_command
 from vfiomgr.kata.settings import NO_PORT, read_settings
-from vfiomgr.passthrough.commands import tell_how_to_bind
+from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
@@ -100,19 +101,19 @@ def command(
     """
     installation = read_installation(session)
     is_known = bool(kata_version or installation.version)
-    release = kata_release(installation, kata_version, runtime) if is_known else None
+    release = kata_release(session, installation, kata_version, runtime) if is_known else None
     entry = None if config or runtime else installed_handler(session, DEFAULT_HANDLER)
     config = config or _handler_configuration(session, entry)
     wanted = release.runtime if release is not None else runtime
     settings = _configuration(session, wanted, config)
-    host = session.devices()
+    host = session.scan_devices()
     units = units_of(host, [DeviceRequest(name, is_alone=only) for name in devices])
     for unit in units:
         refuse_mediated(host, unit.name)
     oci_plan.refuse_noiommu(host, units)
     waiting = oci_plan.waiting(host, units)
     if node == "cdev" and waiting:
-        oci_plan.refuse_unready(session.host(), units)
+        oci_plan.refuse_unready(session.scan(), units)
     own = [path for unit in units for path in oci_plan.device_nodes(unit, node)]
     found = run_command(
         RunRequest(
@@ -132,8 +133,8 @@ def command(
     if node == "group":
         tell_who_comes_along(host, units)
     if waiting:
-        around = session.host()
-        tell_how_to_bind(around, [around.device(device.address) for device in waiting])
+        around = session.scan()
+        tell_how_to_bind(session, around, [around.device(device.address) for device in waiting])
 
 
 def _print(session: Session, found: RunCommand, devices: Sequence[str]) -> None:

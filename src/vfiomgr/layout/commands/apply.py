@@ -6,60 +6,53 @@ import json
 import shlex
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr import api
 from vfiomgr.cli.apply import (
-    not_checked,
-    options_of,
-    plan_body,
+    host_of,
     print_outcome,
     print_plan,
     tell_step,
 )
 from vfiomgr.cli.output import note, print_document, print_text, say
-from vfiomgr.cli.printable import printable
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.cli.usage import forbid_together
 from vfiomgr.diagnostic import ALLOWANCES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.engine.transaction import slots_with_serials
+from vfiomgr.documents.printable import printable
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import (
     HostError,
-    InvalidDocument,
     RollbackIncomplete,
     StillDiffers,
-    UsageError,
     VfiomgrError,
 )
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.layout.applied import reversion
+from vfiomgr.layout.named import ApplyLayout, layout_of_text
 from vfiomgr.layout.saved_plan import KIND, is_plan, read_plan
+from vfiomgr.library import not_checked, tell_of_cut_off_runs
 from vfiomgr.paths import BOOT_ID
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.progress import Progress
 
-    from vfiomgr.api import Options
     from vfiomgr.diagnostic import Allowance
     from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.step import Step
+    from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.model import LayoutFile
-    from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.layout.saved_plan import ReviewedPlan
-    from vfiomgr.snapshot.model import HostSnapshot
-
-
-STANDARD_INPUT = "-"
-_MOST_BYTES = 16 << 20
-"""No layout, plan, pod or specification has as many."""
+    from vfiomgr.library import Host
 
 
 def read_layout_file(path: str) -> LayoutFile:
@@ -75,44 +68,6 @@ def read_layout_file(path: str) -> LayoutFile:
     return read_layouts(text_of(path, "a layout file"), source_of(path))
 
 
-def source_of(path: str) -> str:
-    """What a file is called in errors."""
-    return "<stdin>" if path == STANDARD_INPUT else path
-
-
-def text_of(path: str, what: str) -> str:
-    """The text of a file that a user named.
-
-    Raises:
-        UsageError: it cannot be read.
-        InvalidDocument: the file is not text, or is too long.
-
-    """
-    source = source_of(path)
-    try:
-        data = _read(path)
-        if len(data) > _MOST_BYTES:
-            message = f"cannot read {what} {source}: it is larger than {_MOST_BYTES >> 20} MiB"
-            raise InvalidDocument(message, "check whether it is the right file")
-        return data.decode()
-    except OSError as error:
-        message = f"cannot read {what} {source}: {error.strerror}"
-        raise UsageError(
-            message, "name a file that is there and may be read, or - for a pipe"
-        ) from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        message = f"{source}: no UTF-8 text in line {line}"
-        raise InvalidDocument(message, "save it as UTF-8") from None
-
-
-def _read(path: str) -> bytes:
-    if path == STANDARD_INPUT:
-        return sys.stdin.buffer.read(_MOST_BYTES + 1)
-    with open(path, "rb") as file:
-        return file.read(_MOST_BYTES + 1)
-
-
 _BAR_WIDTH = 30
 _COUNT_WIDTH = 7
 """`999/999`; counts of any length take the same room, so that nothing beside them moves."""
@@ -121,10 +76,10 @@ _UNPLANNED = "reading the host"
 
 
 @contextmanager
-def followed(session: Session) -> Iterator[Options]:
-    """The options of a change that is told of as long as it is under way."""
+def followed(session: Session) -> Iterator[Host]:
+    """The host of a session, whose changes are told of as long as they are under way."""
     if not sys.stderr.isatty():
-        yield {**options_of(session), "on_step": tell_step}
+        yield host_of(session, on_step=tell_step)
         return
     from rich.text import Text  # noqa: PLC0415 - slow to import
 
@@ -149,12 +104,7 @@ def followed(session: Session) -> Iterator[Options]:
         def print_above(text: str) -> None:
             progress.console.print(Text(printable(text)), soft_wrap=True)
 
-        yield {
-            **options_of(session),
-            "on_plan": plan_begins,
-            "on_step": step_begins,
-            "on_note": print_above,
-        }
+        yield host_of(session, on_plan=plan_begins, on_step=step_begins, on_note=print_above)
 
 
 def _bar() -> Progress:
@@ -221,21 +171,22 @@ def plan(
     """
     from vfiomgr.layout.compare import compare, plan_of  # noqa: PLC0415 - brings pydantic
 
-    session.tell_of_cut_off_runs()
-    intent = _intent(session, file, name, allow)
-    host = host_for(session, intent)
+    library = host_of(session)
+    tell_of_cut_off_runs(session)
+    intent = ApplyLayout(file, name, frozenset(allow)).request(session)
+    host = library.facts_for(intent)
     compared = compare(host, intent)
     if session.format == "table":
         _print_differences(compared)
-    made = plan_of(host, intent, compared)
+    made = replace(plan_of(host, intent, compared), not_checked=not_checked(host, intent))
     body = _planned(intent, compared, made)
     if out is not None:
         _write_plan(out, body)
         note(f"written to {out}; apply it with: vfiomgr apply {shlex.quote(str(out))}")
     if session.format != "table":
-        print_document(KIND, {**body, "not_checked": not_checked(host, intent)}, session.format)
+        print_document(KIND, {**body, "not_checked": made.not_checked}, session.format)
         return
-    print_plan(session, made, not_checked(host, intent))
+    print_plan(session, made)
 
 
 @click.command("apply")
@@ -269,22 +220,20 @@ def apply(
         option = "--layout" if name else "--keep-going" if keep_going else "--allow"
         forbid_together("a plan", option, "a plan was made for all that it says, and no more")
     if reviewed is None:
-        intent = intent_of(session, text, source_of(file), name, frozenset(allow))
+        intent = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     else:
         intent = reviewed.intent
     if session.dry_run:
-        host = host_for(session, intent)
-        made = api.plan(host, intent)
+        made = host_of(session).plan(intent)
         if reviewed is not None:
             refuse_other_steps(made.steps, reviewed.steps)
-        print_plan(session, made, not_checked(host, intent))
+        print_plan(session, made)
         return 0
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
     if keep_going:
         return _apply_each(session, intent)
-    with followed(session) as options:
-        steps = reviewed.steps if reviewed else None
-        outcome = api.apply(intent, tree=session.tree, reviewed=steps, **options)
+    with followed(session) as host:
+        outcome = host.apply(intent, reviewed=reviewed.steps if reviewed else None)
     done = [f"the host is as the layout {intent.name} wants it"] if outcome.is_changed else []
     print_outcome(session, outcome, done, layout=intent.name)
     if outcome.is_changed and session.format == "table":
@@ -306,8 +255,8 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allow
     """
     from vfiomgr.layout.compare import compare  # noqa: PLC0415 - brings pydantic
 
-    intent = _intent(session, file, name, allow)
-    compared = compare(host_for(session, intent), intent)
+    intent = ApplyLayout(file, name, frozenset(allow)).request(session)
+    compared = compare(host_of(session).facts_for(intent), intent)
     differences = compared.differences
     if session.format != "table":
         body = {
@@ -339,7 +288,7 @@ def export(session: Session, *, name: str) -> None:
     from vfiomgr.layout.export import export as exported  # noqa: PLC0415
     from vfiomgr.layout.model import LayoutFile  # noqa: PLC0415 - brings pydantic
 
-    host = session.host(with_gpu_modes=True)
+    host = session.scan(with_gpu_modes=True)
     file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
     if session.format == "json":
         print_text(json.dumps(to_jsonable(file), indent=2) + "\n")
@@ -375,41 +324,14 @@ def revert(session: Session, *, allow: tuple[Allowance, ...]) -> None:
         except PermissionError:
             message = "the journal can be read by root alone"
             raise HostError(message, "run it as root, e.g. with sudo") from None
-        host = session.host(with_users=True)
-        print_plan(session, api.plan(host, intent), not_checked(host, intent))
+        print_plan(session, host_of(session).plan(intent))
         return
-    with followed(session) as options:
-        outcome = api.revert(tree=session.tree, allow=frozenset(allow), **options)
+    with followed(session) as host:
+        outcome = host.revert_layout(allow)
     print_outcome(session, outcome, ["the host is as it was before the layout"])
 
 
 # ---- what they share
-
-
-def _intent(
-    session: Session, file: str, name: str | None, allow: tuple[Allowance, ...]
-) -> ApplyLayout:
-    text = text_of(file, "a layout file")
-    return intent_of(session, text, source_of(file), name, frozenset(allow))
-
-
-def intent_of(
-    session: Session, text: str, source: str, name: str | None, allow: frozenset[Allowance]
-) -> ApplyLayout:
-    """The wish for a layout of a text, with what of this host it takes."""
-    from vfiomgr.layout.document import choose_layout, read_layouts  # noqa: PLC0415
-
-    chosen, layout = choose_layout(read_layouts(text, source), name)
-    tree = None if session.snapshot is not None else session.tree
-    return api.layout_intent(tree, chosen, layout, allow=allow)
-
-
-def host_for(session: Session, intent: ApplyLayout) -> HostSnapshot:
-    """The host with all that a layout is compared to."""
-    slots: frozenset[tuple[int, int, int]] = frozenset()
-    if session.snapshot is None:
-        slots = slots_with_serials(session.tree, intent)
-    return session.host(with_users=True, with_resets=True, with_gpu_modes=True, serials_of=slots)
 
 
 def _reviewed(text: str, source: str) -> ReviewedPlan | None:
@@ -423,11 +345,11 @@ def _reviewed(text: str, source: str) -> ReviewedPlan | None:
     return read_plan(document, source) if is_plan(document) else None
 
 
-def _planned(intent: ApplyLayout, compared: Comparison, made: Plan) -> dict[str, object]:
+def _planned(intent: requests.ApplyLayout, compared: Comparison, made: Plan) -> dict[str, object]:
     return {
         "layout": intent.name,
         "differences": to_jsonable(compared.differences),
-        **plan_body(made),
+        **made.to_document(),
         "later": made.later,
         "intent": to_jsonable(intent),
     }
@@ -443,15 +365,15 @@ def _print_differences(compared: Comparison) -> None:
         say(f"  {difference}")
 
 
-def _is_changed(result: api.Outcome | VfiomgrError) -> bool:
+def _is_changed(result: Outcome | VfiomgrError) -> bool:
     if isinstance(result, VfiomgrError):
         return isinstance(result, StillDiffers)
     return result.is_changed
 
 
-def _apply_each(session: Session, intent: ApplyLayout) -> int:
-    with followed(session) as options:
-        results = api.apply_each(intent, tree=session.tree, **options)
+def _apply_each(session: Session, intent: requests.ApplyLayout) -> int:
+    with followed(session) as host:
+        results = host.apply_each(intent)
     failed = [error for _, error in results if isinstance(error, VfiomgrError)]
     if session.format != "table":
         items = [

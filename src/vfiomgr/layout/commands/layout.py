@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.apply import (
-    not_checked,
     plan_or_apply,
     print_outcome,
-    print_plan,
     update_initramfs_option,
 )
 from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
-from vfiomgr.cli.program import program_for_units
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError
-from vfiomgr.layout.commands.apply import source_of, text_of
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.program import program_for_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,10 +73,10 @@ def install(
       vfiomgr layout install fleet.yaml --layout kata-node --dry-run
       vfiomgr layout install host.yaml --enforce --update-initramfs
     """
-    from vfiomgr.layout.commands.apply import host_for, intent_of  # noqa: PLC0415 - not for schemas
+    from vfiomgr.layout.named import layout_of_text  # noqa: PLC0415 - not for schemas
 
     text = text_of(file, "a layout file")
-    wish = intent_of(session, text, source_of(file), name, frozenset(allow))
+    wish = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     intent = InstallLayout(
         wish,
         text,
@@ -86,12 +84,6 @@ def install(
         update_initramfs=update_initramfs,
         program=program_for_units(session),
     )
-    if session.dry_run:
-        host = host_for(session, wish)
-        from vfiomgr.engine.registry import plan  # noqa: PLC0415 - not for schemas
-
-        print_plan(session, plan(host, intent), not_checked(host, intent))
-        return
     _told(session, plan_or_apply(session, intent), "vfiomgr layout uninstall", layout=wish.name)
 
 
@@ -310,7 +302,7 @@ def _configs(path: str) -> VgpuConfigs:
 def _host(session: Session, configs: VgpuConfigs | None) -> HostSnapshot | None:
     """The host; a configuration file alone does without one."""
     try:
-        return session.host(with_readiness=True)
+        return session.scan(with_readiness=True)
     except (HostError, UsageError) as error:
         if configs is None or session.snapshot is not None:
             raise

@@ -14,10 +14,11 @@ from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.diagnostic import ALLOWANCES
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
 from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges
-from vfiomgr.layout.commands.apply import STANDARD_INPUT, intent_of, source_of, text_of
+from vfiomgr.layout.named import layout_of_text
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class _FollowedLayout:
         if text is None:
             text = text_of(self._file, "a layout file")
         name = self._name or self._installed_name()
-        intent = intent_of(self._session, text, source_of(self._file), name, self._allow)
+        intent = layout_of_text(self._session, text, source_of(self._file), name, self._allow)
         self.chosen = intent.name
         return intent
 

@@ -8,7 +8,7 @@ from typing import Literal
 from vfiomgr.libvirt.model.domain import DomainIommu, NumaCell, PciController
 from vfiomgr.vgpu.guest_device import DeviceRequest, GuestHostdev
 
-Firmware = Literal["bios", "efi"]
+Firmware = Literal["efi", "bios"]
 NumaMode = Literal["strict", "preferred", "off"]
 DomainKind = Literal["kvm", "qemu"]
 IommuModel = Literal["intel", "virtio", "amd"]

@@ -8,10 +8,10 @@ import click
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.documents.named_file import source_of
 from vfiomgr.errors import GuestKeepsDevice
-from vfiomgr.layout.commands.apply import source_of
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.commands.edit import read_xml
+from vfiomgr.libvirt.xml.files import read_xml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +87,7 @@ def attach(
         known = connection.domain(domain)
         scope = usual_scope(known, live=live, config=config)
         wish = AttachRequest(devices, scope, managed, only, allow_claimed="claimed" in allow)
-        host = session.host(with_users=scope.live)
+        host = session.scan(with_users=scope.live)
         plan = plan_attach(host, connection.hypervisor(), known, wish)
         exchanges = [e for item in plan.items for e in _to_attach(item)]
         _carry_out(session, connection, known, plan, exchanges, "attach")
@@ -348,7 +348,7 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
         hypervisor = connection.hypervisor()
     for text in unread_domains(hypervisor):
         note(text)
-    found = claims_of(session.devices(), hypervisor, domain)
+    found = claims_of(session.scan_devices(), hypervisor, domain)
     if session.format != "table":
         print_document("DomainDeviceList", {"items": list(map(_item, found))}, session.format)
     elif found:

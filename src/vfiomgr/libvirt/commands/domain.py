@@ -2,162 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.options import WholeNumber, mebibytes
-from vfiomgr.cli.output import note, print_document, print_text
+from vfiomgr.cli.options import WholeNumber
+from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_alone
-from vfiomgr.errors import UsageError
-from vfiomgr.libvirt.build.model import (
-    DirectBoot,
-    DiskBus,
-    DomainKind,
-    DomainRequest,
-    Firmware,
-    Graphics,
-    GuestDisk,
-    GuestNetwork,
-    IommuModel,
-    NetworkModel,
-    NumaMode,
-    System,
+from vfiomgr.libvirt.build.named import (
+    ADDRESS_BITS,
+    MOST_SPARE_PORTS,
+    MOST_VCPUS,
+    PAGES,
+    SPARE_PORTS,
 )
-from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
-from vfiomgr.libvirt.build.plan import plan_guest
-from vfiomgr.libvirt.commands import connection
 from vfiomgr.libvirt.commands.connection import version_option
-from vfiomgr.libvirt.commands.hostdev import refuse_to_hurt, tell_what_waits
+from vfiomgr.libvirt.domains import planned_domain
 from vfiomgr.libvirt.xml import render
-from vfiomgr.units import MIB
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.named import DomainOptions
     from vfiomgr.version import Version
-
-
-_DEVICE_KEYS = (
-    "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
-    "subsystem=VENDOR:DEVICE"
-)
-_FLAGS = {
-    "managed": "is_managed",
-    "unassigned": "is_unassigned",
-    "display": "display",
-    "ramfb": "ramfb",
-    "vga": "has_vga",
-}
-_VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem"}
-_SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
-FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
-"""What QEMU writes to and libvirt has a word for (virStorageFileFormat)."""
-_NETWORK = re.compile(r"[^/\s\x00-\x1f][^/\x00-\x1f]*")
-_BRIDGE = re.compile(r"[A-Za-z0-9_.\-\\:/]+")
-"""deviceName of libvirt's schema (basictypes.rng)."""
-_BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
-_MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}
-PAGES = {"2M": 2 << 20, "1G": 1 << 30}
-"""The sizes of huge pages that an x86 CPU has."""
-
-
-def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
-    """`0000:04:00.0,rom=/x.rom`: a name, and how it is given.
-
-    Raises:
-        UsageError: a word that says nothing.
-
-    """
-    name, *words = text.split(",")
-    options: dict[str, object] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key in _FLAGS and not equals:
-            options[_FLAGS[key]] = True
-        elif key in _VALUES and value:
-            options[_VALUES[key]] = value
-        elif word != "only":
-            message = f"--device {text}: {word!r} says nothing about a device"
-            raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
-    has_iommufd = has_iommufd and "unassigned" not in words
-    hand_over = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
-    return DeviceRequest(name, hand_over, is_alone="only" in words)
-
-
-def parse_disk(text: str) -> GuestDisk:
-    """`/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw,bus=sata`.
-
-    A format is never guessed from what is in a file: a guest could write another there.
-
-    Raises:
-        UsageError: neither the name nor the option tells the format.
-
-    """
-    path, *words = text.split(",")
-    options = dict(word.partition("=")[::2] for word in words)
-    known = "raw" if path.startswith("/dev/") else _SUFFIXES.get(os.path.splitext(path)[1])
-    for key, value in options.items():
-        if key not in ("format", "bus") or not value or (key == "bus" and value not in _BUSES):
-            message = f"--disk {text}: {f'{key}={value}'.rstrip('=')!r} says nothing about a disk"
-            raise UsageError(
-                message, "write --disk FILE, format=qcow2, bus=virtio or sata after it"
-            )
-    given = options.get("format") or known
-    if given is None:
-        message = f"--disk {text}: the name does not tell the format"
-        raise UsageError(message, f"write --disk {shlex.quote(path)},format=raw or qcow2")
-    if given not in FORMATS:
-        message = f"--disk {text}: libvirt has no disks of the format {given}"
-        converted = f"qemu-img convert -O qcow2 {shlex.quote(path)} disk.qcow2"
-        raise UsageError(message, f"it has {', '.join(FORMATS)}; {converted} makes one of them")
-    return GuestDisk(os.path.abspath(path), given, _BUSES.get(options.get("bus", "")))
-
-
-def parse_direct_boot(
-    kernel: str | None, initrd: str | None, arguments: str | None
-) -> DirectBoot | None:
-    """A kernel that QEMU starts itself.
-
-    Raises:
-        UsageError: something for a kernel, and none.
-
-    """
-    if kernel is not None:
-        place = None if initrd is None else os.path.abspath(initrd)
-        return DirectBoot(os.path.abspath(kernel), place, arguments)
-    for option, value in (("--initrd", initrd), ("--kernel-arguments", arguments)):
-        if value is not None:
-            forbid_alone(option, "--kernel", "boot loaders have their own")
-    return None
-
-
-def parse_network(text: str) -> GuestNetwork:
-    """A network of libvirt's, or `bridge=br0`; `,model=e1000e` may follow.
-
-    Raises:
-        UsageError: no name.
-
-    """
-    place, comma, word = text.partition(",")
-    model = _MODELS.get(word.removeprefix("model="))
-    key, equals, name = place.partition("=")
-    is_bridge = key == "bridge" and _BRIDGE.fullmatch(name) is not None
-    is_network = _NETWORK.fullmatch(place) is not None
-    if not (is_bridge or is_network) or (equals and not is_bridge) or (comma and model is None):
-        message = f"--network {text!r} is no network"
-        hint = "write the name of a network of libvirt's, or bridge=br0; ,model=virtio or e1000e"
-        raise UsageError(message, hint)
-    return GuestNetwork("bridge" if is_bridge else "network", name or place, model)
-
-
-_SPARE_PORTS = 4
 
 
 def _decorated(function: Callable[..., Any], options: Iterable[Any]) -> Callable[..., Any]:
@@ -176,8 +44,8 @@ def _of_machine(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option(
             "--spare-ports",
-            type=WholeNumber(0, 64),
-            default=_SPARE_PORTS,
+            type=WholeNumber(0, MOST_SPARE_PORTS),
+            default=SPARE_PORTS,
             show_default=True,
             metavar="N",
             help="Root ports that stay free, to attach devices later.",
@@ -220,7 +88,7 @@ def _of_machine(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--vcpus",
-            type=WholeNumber(1, 4096),
+            type=WholeNumber(1, MOST_VCPUS),
             required=True,
             metavar="N",
             help="More than 255 need --viommu intel.",
@@ -296,7 +164,7 @@ def _of_host(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--hard-limit", metavar="SIZE", help="All that QEMU may use and lock."),
         click.option(
             "--address-bits",
-            type=WholeNumber(32, 52),
+            type=WholeNumber(*ADDRESS_BITS),
             metavar="N",
             help="Physical addresses of N bits at most, for systems that fail with the host's.",
         ),
@@ -323,90 +191,6 @@ def _of_host(function: Callable[..., Any]) -> Callable[..., Any]:
     return _decorated(function, options)
 
 
-class GuestOptions(TypedDict):
-    """What they give to the command."""
-
-    memory: str
-    vcpus: int
-    system: System
-    tpm: bool
-    secure_boot: bool
-    hide_kvm: bool
-    disks: tuple[str, ...]
-    cdroms: tuple[str, ...]
-    networks: tuple[str, ...]
-    boot: tuple[str, ...]
-    kernel: str | None
-    initrd: str | None
-    kernel_arguments: str | None
-    firmware: Firmware
-    virt_type: DomainKind
-    graphics: Graphics
-    spare_ports: int
-    devices: tuple[str, ...]
-    no_hotplug: bool
-    numa: NumaMode
-    no_pinning: bool
-    hugepages: str | None
-    viommu: IommuModel | None
-    iommufd: bool
-    address_bits: int | None
-    fixed_aperture: bool
-    hard_limit: str | None
-    locked: bool
-
-
-def wish_of(name: str, said: GuestOptions) -> DomainRequest:
-    """The guest that somebody wishes for.
-
-    Raises:
-        UsageError: a word that means nothing.
-
-    """
-    pages, limit = said["hugepages"], said["hard_limit"]
-    return DomainRequest(
-        name=name,
-        memory_bytes=_bytes("--memory", said["memory"]),
-        vcpus=said["vcpus"],
-        devices=tuple(parse_device(d, has_iommufd=said["iommufd"]) for d in said["devices"]),
-        disks=tuple(map(parse_disk, said["disks"])),
-        cdroms=tuple(map(os.path.abspath, said["cdroms"])),
-        networks=tuple(map(parse_network, said["networks"])),
-        boot=said["boot"],
-        direct_boot=parse_direct_boot(said["kernel"], said["initrd"], said["kernel_arguments"]),
-        firmware=said["firmware"],
-        kind=said["virt_type"],
-        numa=said["numa"],
-        has_pinning=not said["no_pinning"],
-        hugepage_bytes=None if pages is None else PAGES[pages],
-        viommu=said["viommu"],
-        graphics=said["graphics"],
-        spare_ports=said["spare_ports"],
-        hard_limit_bytes=None if limit is None else _bytes("--hard-limit", limit),
-        is_locked=said["locked"],
-        has_fixed_aperture=said["fixed_aperture"],
-        address_bits=said["address_bits"],
-        has_hotplug=not said["no_hotplug"],
-        hides_kvm=said["hide_kvm"],
-        system=said["system"],
-        has_tpm=said["tpm"] or (said["secure_boot"] and said["system"] == "windows"),
-        has_secure_boot=said["secure_boot"],
-    )
-
-
-def _bytes(option: str, text: str) -> int:
-    """A size of a guest's, with its unit: 16 may be meant as GiB, and would be MiB.
-
-    Raises:
-        UsageError: it has no unit, or is no size.
-
-    """
-    if text.strip().isdecimal():
-        message = f"{option} {text} has no unit"
-        raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
-    return mebibytes(option, text) * MIB
-
-
 @click.command("domain")
 @click.argument("name")
 @of_guest
@@ -420,7 +204,7 @@ def domain(
     name: str,
     explain: bool,
     libvirt_version: str | None,
-    **options: Unpack[GuestOptions],
+    **options: Unpack[DomainOptions],
 ) -> None:
     """Print the XML of a whole domain that has these devices, for virsh define.
 
@@ -454,17 +238,8 @@ def domain(
       vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd \\
         --kernel-arguments console=ttyS0
     """
-    wish = wish_of(name, options)
-    host = session.host()
-    libvirt = connection.libvirt_version(session, libvirt_version)()
-    depends = options["iommufd"] or wish.vcpus > MOST_WITHOUT_EIM
-    qemu = connection.qemu_version(session)() if depends else None
-    plan = plan_guest(host, wish, libvirt, qemu)
-    refuse_to_hurt(lambda: session.host(with_users=True), plan.hostdevs, host)
-    _print(session, plan, libvirt, explain=explain)
-    for line in plan.notes:
-        note(line)
-    tell_what_waits(lambda: host, plan.hostdevs, host)
+    plan, version = planned_domain(session, name, libvirt_version, options)
+    _print(session, plan, version, explain=explain)
 
 
 def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool) -> None:

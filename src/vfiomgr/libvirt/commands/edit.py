@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
@@ -14,10 +13,10 @@ import click
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
-from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.errors import HostError, UsageError
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.layout.commands.apply import STANDARD_INPUT, source_of
 from vfiomgr.libvirt.attach.domain_edit import (
     Additions,
     Placed,
@@ -28,23 +27,20 @@ from vfiomgr.libvirt.attach.domain_edit import (
 )
 from vfiomgr.libvirt.build.address_spaces import space_objections
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
+from vfiomgr.libvirt.build.named import hand_over
 from vfiomgr.libvirt.commands.connection import (
     DEFAULT_URI,
     connect_option,
     connected,
-    qemu_version,
     version_option,
 )
-from vfiomgr.libvirt.commands.connection import libvirt_version as version_of_libvirt
-from vfiomgr.libvirt.commands.hostdev import (
-    DeviceOptions,
-    hand_over,
-    of_device,
-    refuse_to_hurt,
-    tell_what_waits,
-)
+from vfiomgr.libvirt.commands.hostdev import of_device
+from vfiomgr.libvirt.hostdevs import refuse_to_hurt, tell_what_waits
+from vfiomgr.libvirt.installed import libvirt_version as version_of_libvirt
+from vfiomgr.libvirt.installed import qemu_version
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
+from vfiomgr.libvirt.xml.files import read_xml
 from vfiomgr.libvirt.xml.read import domain_of
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.guest_device import DeviceRequest, is_uuid, units_of
@@ -52,6 +48,7 @@ from vfiomgr.vgpu.guest_device import DeviceRequest, is_uuid, units_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.libvirt.build.named import DeviceOptions
     from vfiomgr.libvirt.model.domain import Domain
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice, GuestHostdev
@@ -147,34 +144,6 @@ def _difference(done: Edited) -> Iterator[str]:
 def _lines(text: bytes, encoding: str) -> list[str]:
     decoded = text.decode(encoding)
     return [line for line in decoded.replace("\n", "\n\0").split("\0") if line]
-
-
-MOST_BYTES = 10 << 20
-"""What virsh reads of a file, too (VSH_MAX_XML_FILE of tools/vsh.h)."""
-_REMEDY = "name a file that is there, or - for a pipe; virsh dumpxml makes one"
-
-
-def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
-    """A file byte by byte, as long as a domain's may be.
-
-    Raises:
-        UsageError: it cannot be read.
-        InvalidDocument: it is longer, or never ends.
-
-    """
-    try:
-        if path == STANDARD_INPUT:
-            text = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                text = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        message = f"cannot read the domain {path}: {error.strerror}"
-        raise UsageError(message, remedy) from None
-    if len(text) > MOST_BYTES:
-        message = f"{source_of(path)} has more than {MOST_BYTES >> 20} MiB: it is no domain's XML"
-        raise InvalidDocument(message, "virsh reads no longer ones either; is it the right file?")
-    return text
 
 
 _OWN_DIRECTORY = "/libvirt/qemu"
@@ -391,7 +360,7 @@ def edit(
     place = place_of(target, output, uri, is_change=not session.dry_run)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
     if host is not None:
-        refuse_to_hurt(lambda: session.host(with_users=True), hostdevs, host)
+        refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
     if session.dry_run:
         print_difference(session, done)
     else:
@@ -399,13 +368,13 @@ def edit(
         undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
         print_edited(session, done, is_piped=place.is_pipe, undo=undo)
     if host is not None:
-        tell_what_waits(lambda: host, hostdevs, host)
+        tell_what_waits(session, lambda: host, hostdevs, host)
 
 
 def _host(session: Session, *, required: bool) -> HostSnapshot | None:
     """The host; what only goes may be of one that is elsewhere."""
     try:
-        return session.host()
+        return session.scan()
     except (HostError, UsageError):
         if required or session.snapshot is not None:
             raise

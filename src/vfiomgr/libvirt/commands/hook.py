@@ -12,13 +12,13 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.cli.program import own_program
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
 from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE
 from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
 from vfiomgr.libvirt.model.domain import NAMESPACE
 from vfiomgr.paths import SCRIPT
+from vfiomgr.persistence.program import own_program
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
-from vfiomgr.libvirt.commands import connection
+from vfiomgr.libvirt.build.hostdevs import LAST_BUS
 from vfiomgr.libvirt.commands.connection import version_option
+from vfiomgr.libvirt.hostdevs import FIRST_BUS, planned_hostdevs
 from vfiomgr.libvirt.xml import render
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestHostdev
-
-_FIRST_BUS = 8
-"""Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
+    from vfiomgr.libvirt.build.named import DeviceOptions
 
 
 def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,35 +53,6 @@ def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-class DeviceOptions(TypedDict):
-    """What the options of `of_device` give to a command."""
-
-    managed: bool
-    display: bool
-    ramfb: bool
-    rom: str | None
-    boot_order: int | None
-    driver_model: str | None
-    iommufd: bool
-    unassigned: bool
-    acpi_nodes: str | None
-
-
-def hand_over(options: DeviceOptions) -> HostdevOptions:
-    """What they say of the device."""
-    return HostdevOptions(
-        is_managed=options["managed"],
-        display=options["display"],
-        ramfb=options["ramfb"],
-        rom=options["rom"],
-        boot_order=options["boot_order"],
-        driver_model=options["driver_model"],
-        has_iommufd=options["iommufd"],
-        is_unassigned=options["unassigned"],
-        acpi_nodes=options["acpi_nodes"],
-    )
-
-
 @click.command("hostdev")
 @click.argument(
     "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
@@ -94,7 +60,7 @@ def hand_over(options: DeviceOptions) -> HostdevOptions:
 @click.option(
     "--guest-bus",
     type=WholeNumber(1, LAST_BUS),
-    default=_FIRST_BUS,
+    default=FIRST_BUS,
     show_default=True,
     help="Index of the guest's root port for the first device of several functions.",
 )
@@ -127,58 +93,9 @@ def hostdev(
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
-    host = session.slots_of(devices)
-    units = units_of(
-        host, [DeviceRequest(name, hand_over(options), is_alone=only) for name in devices]
-    )
-    check(
-        units,
-        connection.libvirt_version(session, libvirt_version),
-        connection.qemu_version(session),
-    )
-    hostdevs = tuple(places(units, guest_bus))
-    refuse_to_hurt(lambda: session.host(with_users=True), hostdevs, host)
+    hostdevs = planned_hostdevs(session, devices, guest_bus, libvirt_version, only, options)
     elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         print_text("".join(elements))
     else:
         print_document("HostdevList", {"items": elements}, session.format)
-    tell_what_waits(session.host, hostdevs, host)
-
-
-def refuse_to_hurt(
-    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
-) -> None:
-    """What libvirt is to bind, it binds without any guard: so they are kept here.
-
-    `host` knows the devices, `around` gives all of the host, which is asked for where it matters.
-
-    Raises:
-        Refusal: `vfiomgr bind` would refuse one of the devices.
-
-    """
-    devices = [host.device(h.device.address) for h in hostdevs if h.device.address]
-    managed = [h.device.address for h in hostdevs if h.device.managed]
-    taken = [d.address for d in devices if d.address in managed and not d.is_on_vfio]
-    if taken:
-        from vfiomgr.diagnostic import refuse_if_any  # noqa: PLC0415 - only then
-        from vfiomgr.passthrough.guards import taking  # noqa: PLC0415 - only then
-
-        whole = around()
-        refuse_if_any(taking(whole, [whole.device(address) for address in taken]), frozenset())
-
-
-def tell_what_waits(
-    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
-) -> None:
-    """What makes devices ready for the guest that vfiomgr is to bind."""
-    bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
-    waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
-    if waiting:
-        from vfiomgr.passthrough import commands as passthrough_commands  # noqa: PLC0415 - only then
-
-        if len(waiting) > passthrough_commands.MOST:
-            passthrough_commands.tell_of_many([host.device(address) for address in waiting])
-            return
-        whole = around()
-        passthrough_commands.tell_how_to_bind(whole, [whole.device(address) for address in waiting])

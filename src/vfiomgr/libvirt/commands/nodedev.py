@@ -120,7 +120,7 @@ def define(
     from vfiomgr.libvirt.xml.render import node_mdev  # noqa: PLC0415
 
     name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
-    host = session.host(with_gpu_modes=True)
+    host = session.scan(with_gpu_modes=True)
     wish = wished_mdev(host, host.parse_address(parent), wanted)
     element = node_mdev(name, parent_name(wish.parent), wish.type)
     if session.dry_run:
@@ -155,7 +155,7 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
     from vfiomgr.libvirt.nodedev import refuse_without_room  # noqa: PLC0415
 
     def look(_connection: Connection, mdev: NodeMdev) -> None:
-        refuse_without_room(session.host(with_gpu_modes=True), mdev.parent, mdev.type)
+        refuse_without_room(session.scan(with_gpu_modes=True), mdev.parent, mdev.type)
 
     _change(
         session,

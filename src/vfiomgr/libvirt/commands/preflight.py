@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr import api
 from vfiomgr.check.model import Report
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.cli.usage import forbid_together
+from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
 from vfiomgr.errors import HostError, UsageError
-from vfiomgr.layout.commands.apply import STANDARD_INPUT, source_of
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
-from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.commands.edit import read_xml
+from vfiomgr.libvirt.checks import check_domains
+from vfiomgr.libvirt.checks import hypervisor as hypervisor_at
+from vfiomgr.libvirt.client.deadline import DEADLINE
+from vfiomgr.libvirt.commands.connection import complete_domain, connect_option
 from vfiomgr.libvirt.model.domain import Domain
-from vfiomgr.paths import HostPath
+from vfiomgr.libvirt.xml.files import read_xml
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     hypervisor, why_not = None, "the host is another machine's"
     if wanted or _is_this_machine(session):
         _refuse_remote(session, uri)
-        hypervisor, why_not = _asked(uri, must_answer=wanted)
+        hypervisor, why_not = _asked(session, uri, must_answer=wanted)
     domains = tuple(_domains(names, hypervisor, every=every))
     judged = _judge(session, domains, hypervisor)
     if session.format == "table":
@@ -120,18 +120,15 @@ def _refuse_remote(session: Session, uri: str) -> None:
         raise UsageError(message, hint)
 
 
-def _asked(uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
+def _asked(session: Session, uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
     """What libvirt tells, or why it does not.
 
     Raises:
         HostError: it does not answer, and it must.
 
     """
-    # Only who may write is told what the host offers: virConnectGetDomainCapabilities.
-    may_write = os.geteuid() == 0 or "/session" in uri
     try:
-        with connected(uri, read_only=not may_write) as connection:
-            return connection.hypervisor(), ""
+        return hypervisor_at(uri, deadline=session.deadline or DEADLINE), ""
     except HostError as error:
         if must_answer:
             raise
@@ -178,25 +175,8 @@ def _read(path: str) -> Domain:
 def _judge(
     session: Session, domains: Sequence[Domain], hypervisor: Hypervisor | None
 ) -> list[_Judged]:
-    if not domains:
-        return []
-    host = session.host(with_users=True, with_readiness=True)
-    files = _roms(session, domains)
-    reports = api.preflight(host, domains, hypervisor, files)
+    reports = check_domains(session, domains, hypervisor)
     return [_Judged(*pair) for pair in zip(domains, reports, strict=True)]
-
-
-def _roms(session: Session, domains: Sequence[Domain]) -> dict[str, bool] | None:
-    """Which ROMs are there; None where the files are those of another machine."""
-    if session.snapshot is not None:
-        return None
-    named = {hostdev.rom_file for domain in domains for hostdev in domain.hostdevs}
-    return {path: _is_regular(session, path) for path in named if path and path.startswith("/")}
-
-
-def _is_regular(session: Session, path: str) -> bool:
-    status = session.tree.status(HostPath(path))
-    return status is not None and stat.S_ISREG(status.st_mode)
 
 
 def _print(judged: Sequence[_Judged], why_not: str) -> None:

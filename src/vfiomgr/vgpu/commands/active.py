@@ -27,7 +27,7 @@ _UNSEEN = "?"
 
 def list_active(session: Session) -> None:
     """What vGPUs there are."""
-    host = session.host()
+    host = session.scan()
     functions = function_vgpus(host)
     devices = tuple(filter(None, (_function(host, vgpu) for vgpu in functions)))
     host = session.with_vgpu_users(host, devices)

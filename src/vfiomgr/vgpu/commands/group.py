@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import uuid as uuids
 from typing import TYPE_CHECKING
 
 import click
 
 from vfiomgr.cli.apply import plan_or_apply, print_outcome
-from vfiomgr.cli.options import WholeNumber, mebibytes
+from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.definitions.commands import add_commands
-from vfiomgr.errors import UsageError
 from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
-from vfiomgr.vgpu.commands.names import uuid_of
+from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu, Strategy
-from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vfiomgr import api
     from vfiomgr.diagnostic import Allowance
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.named import VgpuOutcome
+    from vfiomgr.vgpu.requests import Strategy
 
 _TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
 
@@ -63,7 +58,7 @@ def types(session: Session, parent: str | None) -> None:
       vfiomgr vgpu types
       vfiomgr vgpu types --parent 0000:08:00.0 --format json
     """
-    host = session.host(with_gpu_modes=True)
+    host = session.scan(with_gpu_modes=True)
     found, items = _rooms(host, parent)
     together = totals(room for _, room in items)
     if session.format != "table":
@@ -252,44 +247,31 @@ def create(
       vfiomgr vgpu create --type A100-1-5C --count 2 --dry-run
       vfiomgr vgpu create --parent mtty --type mtty-2 --dry-run
     """
-    if type_name is None and framebuffer is None and series is None and heads is None:
-        message = "which vGPU? There is no --type, and no --framebuffer, --series or --heads"
-        raise UsageError(message, "vfiomgr vgpu types shows what there is, e.g. --type A10-4Q")
-    if uuid is not None and count > 1:
-        message = f"--uuid names one vGPU, and --count asks for {count}"
-        raise UsageError(message, "leave out one of them")
-    names = (uuid_of(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
-    intent = CreateVgpu(
-        uuids=names,
+    request = CreateVgpu(
         type=type_name,
-        framebuffer=None if framebuffer is None else mebibytes("--framebuffer", framebuffer),
-        series=series.upper() if series else None,
+        framebuffer=framebuffer,
+        series=series,
         heads=heads,
+        count=count,
         parent=parent,
         numa_node=numa_node,
         strategy=strategy,
-    )
-    outcome = plan_or_apply(session, intent)
+        uuid=uuid,
+    ).request(session)
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
-        _print_created(session, outcome, _made(outcome) or list(names))
+        _print_created(session, created(request, outcome))
 
 
-def _print_created(session: Session, outcome: api.Outcome, names: Sequence[str]) -> None:
+def _print_created(session: Session, outcome: VgpuOutcome) -> None:
     """The names alone on standard output, for a script to take."""
     if session.format != "table":
-        print_outcome(session, outcome, [], vgpus=names)
+        print_outcome(session, outcome, [], vgpus=outcome.names)
         return
     for text in (*outcome.plan.notes, *outcome.plan.already):
         note(text if outcome.is_changed else f"{text}: nothing to do")
-    for name in names:
+    for name in outcome.names:
         say(name)
-
-
-def _made(outcome: api.Outcome) -> list[str]:
-    """The names of the vGPUs that there are now."""
-    made = [step.uuid for step in outcome.plan.steps if isinstance(step, CreateMdev)]
-    functions = [s for s in outcome.plan.steps if isinstance(s, SetVgpuType) and s.after]
-    return [*made, *(str(step.device.address) for step in functions)]
 
 
 @vgpu.command("remove")
@@ -320,30 +302,9 @@ def remove(
       vfiomgr vgpu remove 0000:41:00.4
       vfiomgr vgpu remove --all --parent 0000:41:00.0
     """
-    if bool(name) is every or (parent is not None and not every):
-        message = "name vGPUs, or pass --all (and then perhaps --parent)"
-        raise UsageError(message, "vfiomgr vgpu list shows all")
-    host = session.devices() if name else None
-    chosen = tuple(_name(host, text) for text in name) if host else ()
-    intent = RemoveVgpu(chosen, every=every, parent=parent, allow=frozenset(allow))
-    outcome = plan_or_apply(session, intent)
-    if outcome is not None:
-        steps = outcome.plan.steps
-        removed = [step.uuid for step in steps if isinstance(step, RemoveMdev)]
-        removed += [str(s.device.address) for s in steps if isinstance(s, SetVgpuType)]
-        print_outcome(session, outcome, [f"removed {text}" for text in removed], vgpus=removed)
-
-
-def _name(host: HostSnapshot, text: str) -> str:
-    """A UUID, or an address in any way of writing it."""
-    try:
-        return str(uuids.UUID(text))
-    except ValueError:
-        pass
-    try:
-        return str(host.parse_address(text))
-    except UsageError as error:
-        if ":" in text:
-            raise
-        message = f"{text!r} is neither a UUID nor the address of a virtual function"
-        raise UsageError(message, "vfiomgr vgpu list shows what vGPUs are called") from error
+    request = RemoveVgpu(*name, every=every, parent=parent, allow=allow)
+    done = plan_or_apply(session, request)
+    if done is not None:
+        outcome = removed(done)
+        lines = [f"removed {text}" for text in outcome.names]
+        print_outcome(session, outcome, lines, vgpus=outcome.names)

@@ -8,40 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import guest_mebibytes
-from vfiomgr.cli.output import note, print_document, print_text, say, say_text
+from vfiomgr.cli.output import print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_together
-from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config import render
-from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_together
-from vfiomgr.kata.config.commands.bases import (
-    Base,
-    found_base,
-    named_base,
-    tell_of_drop_ins,
-    tell_of_taken_in,
-    with_drop_in,
-)
-from vfiomgr.kata.config.commands.release import kata_release, read_installation, release_options
-from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataRequest, KataSetup
-from vfiomgr.kata.config.plan import plan_config
-from vfiomgr.kata.explain.image import refuse_mediated
-from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.settings import parse
-from vfiomgr.passthrough.commands import tell_how_to_bind
-from vfiomgr.passthrough.guards import bridge
+from vfiomgr.kata.config.commands.release import release_options
+from vfiomgr.kata.config.model import DROP_IN
+from vfiomgr.kata.configurations import planned_configuration, tell_of_devices
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vfiomgr.check.model import Finding
     from vfiomgr.kata.config.model import KataPlan, Plug
     from vfiomgr.kata.model import KataHypervisor, RuntimeName
-    from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 _MACHINE = "/"
@@ -83,14 +61,6 @@ def _located(session: Session, path: str) -> str:
 
 def _is_below(path: str, root: str) -> bool:
     return path.startswith(f"{root}/")
-
-
-_FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")
-_KUBELETS = (
-    POD_RESOURCES,
-    HostPath("/var/lib/k0s/kubelet/pod-resources/kubelet.sock"),
-    HostPath("/var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock"),
-)
 
 
 @click.command("config")
@@ -177,142 +147,25 @@ def config(
         --whole /opt/kata/share/defaults/kata-containers/configuration-qemu.toml \\
         --output /etc/kata-containers/vfiomgr/kata-vfio/configuration.toml
     """
-    if whole is not None and beside is not None:
-        forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
     target = None if output is None else output_path(session, output)
-    host = session.host()
-    for text in addresses:
-        refuse_mediated(host, text)
-    named = [host.device(host.parse_address(text)) for text in addresses]
-    refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
-    functions = {d.address: d for device in named for d in host.slot(device)}
-    bound = {d.address: d for d in host.devices if host.is_ready_for_guests(d)}
-    installation = read_installation(session)
-    named_file = whole or beside
-    base = named_base(session, named_file, hypervisor, runtime) if named_file else None
-    runtime = base.settings.runtime if base is not None else runtime
-    release = kata_release(installation, kata_version, runtime)
-    base = base or found_base(installation, release, hypervisor)
-    wish = KataRequest(
-        release=release,
-        functions=tuple((functions if addresses else bound).values()),
+    made = planned_configuration(
+        session,
+        addresses,
+        version=kata_version,
+        runtime=runtime,
         hypervisor=hypervisor,
         plug=plug,
-        memory_mib=None if memory is None else guest_mebibytes("--memory", memory),
-        firmware=_firmware(session, firmware),
-        has_pod_resources=pod_resources,
-        annotations=tuple(name for text in annotations for name in text.split(",") if name.strip()),
-        kernel_params=tuple((kernel_params or "").split()),
+        whole=whole,
+        beside=beside,
+        memory=memory,
+        firmware=firmware,
+        pod_resources=pod_resources,
+        annotations=annotations,
+        kernel_params=kernel_params,
+        is_verbose=bool(session.verbose),
     )
-    settings = None if base is None else base.settings
-    plan = plan_config(host, wish, key_table(), settings, _setup(session))
-    text = _rendered(plan, base if whole is not None else None, session)
-    if whole is None:
-        tell_of_drop_ins(installation, base, plan)
-    if base is not None and whole is not None:
-        tell_of_taken_in(base)
-    elif base is not None:
-        _tell_of_configured(base, plan, session)
-    path = target or _path(base, is_whole=whole is not None)
-    _deliver(session, plan, text, path, target)
-    for line in plan.notes:
-        note(line)
-    _tell_of_devices(host, functions, bound, is_all=not addresses)
-
-
-def _firmware(session: Session, path: str | None) -> str | None:
-    """What was named, as Kata wants it; a note where it is not there."""
-    path = _absolute("--firmware", path)
-    is_seen = path is not None and session.snapshot is None
-    if path is not None and is_seen and not session.tree.exists(HostPath(path)):
-        note(f"--firmware {path} is not there yet: Kata starts no guest without it")
-    return path
-
-
-def _absolute(option: str, path: str | None) -> str | None:
-    if path is not None and not path.startswith("/"):
-        message = f"{option} {path}: Kata wants the whole path"
-        raise UsageError(message, f"write it from / on, e.g. {option} {_FIRMWARE}")
-    return path
-
-
-def _setup(session: Session) -> KataSetup:
-    """What lies on the host, as far as its tree is there."""
-    if session.snapshot is not None:
-        return KataSetup()
-    tree = session.tree
-    kubelets = (path for path in _KUBELETS if tree.exists(path.parent.parent))
-    return KataSetup(
-        pod_resources=next(kubelets, POD_RESOURCES),
-        firmware=_FIRMWARE if tree.exists(_FIRMWARE) else None,
-    )
-
-
-def _rendered(plan: KataPlan, whole: Base | None, session: Session) -> str:
-    """The text, which this Kata takes.
-
-    Raises:
-        Refusal: the configuration that it is made of has what Kata refuses.
-
-    """
-    if whole is None:
-        text = render.render_drop_in(plan)
-    else:
-        file = whole.file
-        text = render.render_whole(file.text, file.resolved, whole.drop_ins, plan)
-    source = whole.file.path if whole is not None else DROP_IN
-    document = parse(text, source)
-    findings = check_keys(
-        document, plan.release, key_table(), source=source, is_drop_in=whole is None
-    )
-    blockers = [each for each in findings if each.severity == "blocker" and not _is_foreign(each)]
-    if blockers:
-        told = tuple((f"{each.title}: {each.why}", each.remedy) for each in blockers)
-        message = f"{source}: {'; '.join(reason for reason, _ in told)}"
-        raise Refusal(message, "; ".join(dict.fromkeys(way for _, way in told)), told)
-    _tell_of_findings(source, findings, session)
-    return text
-
-
-def _tell_of_configured(base: Base, plan: KataPlan, session: Session) -> None:
-    """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
-    main = (base.file.resolved, base.file.text, False)
-    table = key_table()
-    for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
-        findings = check_one_by_one(
-            parse(text, path), plan.release, table, source=path, is_drop_in=is_drop_in
-        )
-        refused = (each for each in findings if each.severity == "blocker")
-        _tell_of_findings(path, findings if session.verbose else tuple(refused), session)
-    source = f"{base.file.resolved} with its drop-ins and this one"
-    document = with_drop_in(base, render.render_drop_in(plan))
-    _tell_of_findings(source, check_together(document, plan.release, table, source=source), session)
-
-
-def _is_foreign(finding: Finding) -> bool:
-    """Whether it is about a key that vfiomgr did not write; its user may know more of it."""
-    return finding.id == "kata-unknown-key"
-
-
-def _tell_of_findings(source: str, findings: Iterable[Finding], session: Session) -> None:
-    """Print what Kata refuses; the keys that it ignores in one line, unless -v asks for all."""
-    ignored = [each for each in findings if each.severity == "warning" and _is_foreign(each)]
-    short = () if session.verbose else ignored
-    for each in findings:
-        if each.severity != "info" and each not in short:
-            note(f"{source}: {each.title}: {each.why}; {each.remedy}")
-        elif each.severity == "info" and session.verbose:
-            note(f"{source}: {each.title}: {each.why}")
-    if short:
-        names = ", ".join(each.title.rpartition(" know ")[2] for each in short)
-        note(f"{source} has keys that this Kata ignores (-v tells more): {names}")
-
-
-def _path(base: Base | None, *, is_whole: bool) -> str:
-    """Where the text belongs, as far as that is known."""
-    if is_whole:
-        return ""
-    return base.file.drop_in_directory / DROP_IN if base is not None else f"config.d/{DROP_IN}"
+    _deliver(session, made.plan, made.text, target or made.path, target)
+    tell_of_devices(session, made)
 
 
 def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str | None) -> None:
@@ -388,24 +241,3 @@ def _write(path: str, text: str) -> None:
 def _difference(before: str, after: str, path: str) -> str:
     old, new = (text.splitlines(keepends=True) for text in (before, after))
     return "".join(difflib.unified_diff(old, new, path, path))
-
-
-def _tell_of_devices(
-    host: HostSnapshot,
-    functions: dict[PciAddress, PciDevice],
-    bound: dict[PciAddress, PciDevice],
-    *,
-    is_all: bool,
-) -> None:
-    """What of the devices no guest can take yet, and what never can."""
-    if is_all and not bound:
-        note(
-            "this is for no device yet, since nothing is bound: vfiomgr bind ADDRESS, or vfiomgr "
-            "vgpu create, and then again"
-        )
-    tell_how_to_bind(host, [d for d in functions.values() if d.address not in bound])
-    if any(vgpu.uuid is not None for vgpu in host.vgpus):
-        note(
-            "vGPUs that are mediated devices are left out: Kata cannot attach them; "
-            "libvirt can, with vfiomgr libvirt hostdev UUID"
-        )

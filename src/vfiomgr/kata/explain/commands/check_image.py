@@ -72,7 +72,7 @@ def check_image(
 
 
 def _devices(session: Session, addresses: tuple[str, ...]) -> list[PciDevice]:
-    host = session.devices()
+    host = session.scan_devices()
     if not addresses:
         known = (d for d in host.devices if d.is_graphics_or_accelerator)
         return [device for device in known if host.is_ready_for_guests(device)]

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.output import Marked, note, print_document, say
+from vfiomgr.cli.output import Marked, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.cli.usage import forbid_together
-from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.model import DEFAULT_KIND
-from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.errors import UsageError
-from vfiomgr.kata.config.commands.release import read_installation, release_options
-from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext
-from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
-from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.config.commands.release import release_options
 from vfiomgr.kata.explain.model import LIST
-from vfiomgr.kata.explain.plan import explain as explain_chain
-from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec
-from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.manifests.model import require_label, require_resource
-from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, KataRelease, handler_configuration
-from vfiomgr.layout.commands.apply import STANDARD_INPUT, source_of, text_of
-from vfiomgr.passthrough.guards import bridge
-from vfiomgr.version import Version
+from vfiomgr.kata.explain.pods import explain_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.cli.session import Format
-    from vfiomgr.containers.runtimes.handlers import CriName, HandlerEntry, HandlerFacts
-    from vfiomgr.kata.explain.context import ShimState
+    from vfiomgr.containers.runtimes.handlers import CriName
     from vfiomgr.kata.explain.model import ChainBreak, DeviceChain, KataTrace, TraceStep
     from vfiomgr.kata.model import RuntimeName
-    from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 _COLOURS = {"ok": "green", "broken": "red", "unknown": "yellow"}
@@ -208,208 +188,16 @@ def explain(
       vfiomgr --root /srv/node kata explain pod.yaml --handler kata-gpu --config kata.toml
     """
     session = context.find_object(Session) or Session()
-    version = None if kata_version is None else Version.parse(kata_version)
-    if handler is not None:
-        require_label("--handler", handler)
-    if resource is not None:
-        require_resource("--resource", resource)
-    host = session.host()
-    scene = _Scene(session, host, version, runtime, config, cri)
-    if _is_file(subject):
-        objects = _read(subject)
-        found = [scene.explain(spec, objects, handler) for spec in objects.pods]
-    else:
-        found = [scene.explain_device(subject, resource, handler or DEFAULT_HANDLER)]
-    for told in dict.fromkeys(filter(None, scene.beyond_known)):
-        note(f"{told}: it is judged as that one")
+    found = explain_pod(
+        session,
+        subject,
+        version=kata_version,
+        runtime=runtime,
+        config=config,
+        handler=handler,
+        cri=cri,
+        resource=resource,
+    )
     print_explanations(found, session.format, is_whole=bool(session.verbose))
     if any(explanation.is_broken for explanation in found):
         context.exit(1)
-
-
-def _is_file(subject: str) -> bool:
-    """Whether the argument is a file, or looks like the name of one."""
-    if subject == STANDARD_INPUT or os.path.exists(subject):
-        return True
-    return subject.endswith((".yaml", ".yml", ".json"))
-
-
-def _read(subject: str) -> Objects:
-    from vfiomgr.kata.explain.pod import read_objects  # noqa: PLC0415 - slow
-
-    return read_objects(text_of(subject, "the pod"), source_of(subject))
-
-
-_NOTHING = Objects((), (), ())
-
-
-def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
-    """A pod that asks for one device of a kind."""
-    container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
-    return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
-
-
-class _Scene:
-    """What does not depend on the pod."""
-
-    def __init__(  # noqa: PLR0917 - what was typed
-        self,
-        session: Session,
-        host: HostSnapshot,
-        version: Version | None,
-        runtime: RuntimeName | None,
-        config: str | None,
-        cri: CriName | None,
-    ) -> None:
-        self._session, self._host = session, host
-        self._version, self._runtime, self._config = version, runtime, config
-        self._is_live = session.snapshot is None
-        self._cri: CriName = cri or "containerd"
-        self._handlers: HandlerFacts | None = None
-        self._installed = read_installation(session)
-        self.beyond_known: list[str | None] = []
-        if self._is_live:
-            self._handlers = gather.read_handlers(session.tree, cri)
-            self._cri = self._handlers.cri
-
-    def explain(
-        self,
-        spec: PodSpec,
-        objects: Objects,
-        handler: str | None,
-        *,
-        only: Iterable[PciDevice] = (),
-        only_name: str | None = None,
-    ) -> KataTrace:
-        """The chain of one pod."""
-        classes = (c for c in objects.runtime_classes if c.name == spec.runtime_class)
-        runtime_class = next(classes, None)
-        name = handler or (runtime_class.handler if runtime_class else spec.runtime_class)
-        entry = None
-        if self._handlers is not None and name is not None:
-            entry = self._handlers.handler(name)
-        conf_file = None
-        if self._is_live and name is not None and not self._lacks(entry):
-            program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
-            conf_file = kata_conf_file(self._session.tree, self._cri, program)
-        version, source = self._version_told()
-        shim_runtime = self._runtime_of_shim(entry)
-        runtime = self._runtime or shim_runtime
-        likely = runtime or self._installed.default_runtime(version)
-        configuration = self._configuration(entry, conf_file, name, likely)
-        settings, tree = configuration.settings, self._session.tree if self._is_live else None
-        if runtime is None and settings is not None and "runtime" in settings.document:
-            runtime = settings.runtime
-        release = KataRelease(version, runtime or likely)
-        self.beyond_known.append(release.beyond_known)
-        return explain_chain(
-            PodContext(
-                host=self._host,
-                pod=spec,
-                runtime_class=runtime_class,
-                handler_name=name,
-                release=release,
-                release_source=source,
-                cri=self._cri,
-                handlers=self._handlers,
-                configuration=configuration,
-                keys=key_table(),
-                conf_file=conf_file,
-                shim=self._shim(entry),
-                shim_runtime=shim_runtime,
-                shims=tuple(shim.path for shim in self._installed.shims),
-                kubelet=gather.read_kubelet(tree) if tree else None,
-                absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
-                guest_image=gather.image_of(tree, settings) if tree and settings else None,
-                has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
-                is_machine=tree is not None and tree.is_machine,
-                only=frozenset(device.address for device in only),
-                only_name=only_name,
-            )
-        )
-
-    def explain_device(self, text: str, resource: str | None, handler: str) -> KataTrace:
-        """The chain of a pod that asks for a device, and for nothing else.
-
-        Raises:
-            Refusal: it is a bridge or a mediated device.
-            UsageError: there is none of that name.
-
-        """
-        if "=" in text:
-            return self._explain_name(text, resource, handler)
-        refuse_mediated(self._host, text)
-        device = self._host.device(self._host.parse_address(text))
-        refuse_if_any(list(bridge(self._host, device)), frozenset())
-        kind = resource or self._kind_of(device) or DEFAULT_KIND
-        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
-
-    def _explain_name(self, text: str, resource: str | None, handler: str) -> KataTrace:
-        """The same for a device by its name in CDI, KIND=NAME."""
-        kind, _, name = text.partition("=")
-        known = [read_file(file) for file in self._host.cdi_files]
-        if not any(s.kind == kind and name in [d.name for d in s.devices] for s in known):
-            message = f"no CDI specification of this host has {text}"
-            raise UsageError(message, "vfiomgr cdi list shows what there is")
-        if resource not in (None, kind):
-            forbid_together("--resource", text, f"the resource is {kind}, the kind")
-        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only_name=name)
-
-    def _kind_of(self, device: PciDevice) -> str | None:
-        """The kind of the first specification that has the device's node."""
-        nodes = self._host.guest_nodes(device)
-        for file in self._host.cdi_files:
-            specification = read_file(file)
-            for own in specification.devices:
-                if any(node.on_host in nodes for node in own.edits.device_nodes):
-                    return specification.kind
-        return None
-
-    def _lacks(self, entry: HandlerEntry | None) -> bool:
-        """Whether the container runtime is known to have no such handler."""
-        return entry is None and self._handlers is not None and self._handlers.is_known
-
-    def _shim(self, entry: HandlerEntry | None) -> ShimState:
-        program = (entry.runtime_path or entry.shim) if entry is not None else ""
-        if not program or not self._is_live:
-            return "not looked for"
-        if has_program(self._session.tree, program):
-            return "there"
-        return "missing" if program.startswith("/") else "not found"
-
-    def _version_told(self) -> tuple[Version, str]:
-        """Which version it is, and what tells."""
-        version = self._version or self._installed.version or NEWEST
-        source = "taken: the newest that is known"
-        if self._version is not None:
-            source = "--kata-version"
-        elif self._installed.version is not None:
-            source = self._installed.version_source
-        return version, source
-
-    def _runtime_of_shim(self, entry: HandlerEntry | None) -> RuntimeName | None:
-        """Of the handler's shim, by its path and where links of it lead."""
-        program = (entry.runtime_path or entry.shim) if entry is not None else ""
-        if not self._is_live:
-            return None
-        return runtime_of(self._session.tree, program)
-
-    def _configuration(
-        self,
-        entry: HandlerEntry | None,
-        conf_file: tuple[str, str] | None,
-        handler: str | None,
-        runtime: RuntimeName,
-    ) -> ConfigurationFacts:
-        if self._config is not None:
-            return gather.named_configuration(self._session, self._config)
-        if not self._is_live:
-            return ConfigurationFacts((), problem="a snapshot does not hold it")
-        if handler is None or (entry is not None and not entry.is_kata):
-            return ConfigurationFacts((), problem="no handler of Kata's is named")
-        if self._lacks(entry):
-            own = gather.read_settings_of(self._session.tree, [handler_configuration(handler)])
-            problem = f"there is no handler {handler} that would name one"
-            return own if own.file is not None else ConfigurationFacts((), problem=problem)
-        paths = gather.configuration_paths(entry, conf_file, handler, runtime)
-        return gather.read_settings_of(self._session.tree, paths)

@@ -17,16 +17,16 @@ from vfiomgr.persistence.facts import has_systemd
 from vfiomgr.persistence.model import require_plain
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.session import Session
+    from vfiomgr.snapshot.source import HostSource
 
 _MODULE = ("-I", "-m", "vfiomgr")
 _ASK = "import json, sys, vfiomgr; print(json.dumps([vfiomgr.__file__, sys.prefix, sys.path]))"
 _SECONDS = 30
 
 
-def program_for_units(session: Session) -> str | None:
+def program_for_units(host: HostSource) -> str | None:
     """As `own_program`; None where no systemd runs the host, so that no unit is written."""
-    return own_program() if has_systemd(session.files) else None
+    return own_program() if has_systemd(host.files) else None
 
 
 def own_program() -> str | None:

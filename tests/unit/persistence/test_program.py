@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr import __main__ as entry
-from vfiomgr.cli import program
 from vfiomgr.errors import Refusal
+from vfiomgr.persistence import program
 from vfiomgr.persistence.model import RULES
 
 if TYPE_CHECKING:

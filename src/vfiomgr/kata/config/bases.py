@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.cli.output import note
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata.config.model import DROP_IN
+from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import KataConfigurationFile, search_path
 from vfiomgr.kata.settings import KataSettings, parse, read_settings, require_tables
 from vfiomgr.paths import HostPath
@@ -16,9 +16,9 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.kata.config.model import KataPlan
     from vfiomgr.kata.model import KataHypervisor, KataInstallation, KataRelease, RuntimeName
+    from vfiomgr.snapshot.source import HostSource
 
 _TABLES: dict[KataHypervisor, tuple[str, ...]] = {
     "qemu": ("qemu",),
@@ -41,7 +41,7 @@ class Base:
 
 
 def named_base(
-    session: Session, name: str, hypervisor: KataHypervisor, runtime: RuntimeName | None
+    host: HostSource, name: str, hypervisor: KataHypervisor, runtime: RuntimeName | None
 ) -> Base:
     """The configuration of a name.
 
@@ -50,7 +50,7 @@ def named_base(
         InvalidDocument: it is no TOML, or a section of it no table.
 
     """
-    file = _named(session, name)
+    file = _named(host, name)
     base = _read(file)
     tables = base.settings.document.get("hypervisor")
     wanted = _TABLES[hypervisor]
@@ -66,7 +66,10 @@ def named_base(
 
 
 def found_base(
-    installation: KataInstallation, release: KataRelease, hypervisor: KataHypervisor
+    host: HostSource,
+    installation: KataInstallation,
+    release: KataRelease,
+    hypervisor: KataHypervisor,
 ) -> Base | None:
     """The one that the runtime finds by itself, where it is for the hypervisor and can be read."""
     for path in search_path(release.runtime):
@@ -76,7 +79,7 @@ def found_base(
         try:
             base = _read(file)
         except InvalidDocument as error:
-            note(f"{error.message}: what it configures is not counted")
+            host.on_note(f"{error.message}: what it configures is not counted")
             continue
         if base.settings.hypervisor in _TABLES[hypervisor]:
             return base
@@ -113,15 +116,13 @@ def _require_hypervisor(name: str, settings: KataSettings, hypervisor: KataHyper
     raise UsageError(message, hint)
 
 
-def _named(session: Session, name: str) -> KataConfigurationFile:
+def _named(host: HostSource, name: str) -> KataConfigurationFile:
     """A file of the host, or one that lies here."""
-    from vfiomgr.kata.facts import read_configuration  # noqa: PLC0415 - most name none
-
     path = HostPath(os.path.abspath(name))
     found = None
-    if session.snapshot is None and name.startswith("/"):
-        found = read_configuration(session.tree, path)
-    found = found or read_configuration(session.machine, path)
+    if host.snapshot is None and name.startswith("/"):
+        found = read_configuration(host.tree, path)
+    found = found or read_configuration(host.machine, path)
     if found is None:
         message = f"cannot read the configuration {name}"
         raise UsageError(message, "Kata's own lie in /opt/kata/share/defaults/kata-containers")
@@ -140,10 +141,12 @@ def with_drop_in(base: Base, text: str) -> Mapping[str, Any]:
     return read_settings(base.file.resolved, base.file.text, drop_ins).document
 
 
-def tell_of_drop_ins(installation: KataInstallation, base: Base | None, plan: KataPlan) -> None:
+def tell_of_drop_ins(
+    host: HostSource, installation: KataInstallation, base: Base | None, plan: KataPlan
+) -> None:
     """What else a drop-in concerns, and what keeps it from having its say."""
     if base is None and installation.shims:
-        note(
+        host.on_note(
             f"no configuration for {plan.hypervisor} was found where {plan.release} looks for its "
             "own: --beside names the one that the drop-in is for"
         )
@@ -154,18 +157,18 @@ def tell_of_drop_ins(installation: KataInstallation, base: Base | None, plan: Ka
         named = ", ".join(path.name for path in neighbours[:_MOST_NAMED])
         rest = len(neighbours) - _MOST_NAMED
         others = f"{named} and {rest} more" if rest > 0 else named
-        note(
+        host.on_note(
             f"{base.file.drop_in_directory} is also that of {others}: all of them get these keys; "
             "--whole makes a configuration of its own"
         )
     for path, text in base.drop_ins:
         if not path.endswith(".toml"):
-            note(f"{path} is read too, whatever it is called: move it elsewhere")
+            host.on_note(f"{path} is read too, whatever it is called: move it elsewhere")
         if path.name > DROP_IN:
-            _tell_of_later(path, text, plan)
+            _tell_of_later(host, path, text, plan)
 
 
-def _tell_of_later(path: HostPath, text: str, plan: KataPlan) -> None:
+def _tell_of_later(host: HostSource, path: HostPath, text: str, plan: KataPlan) -> None:
     document = parse(text, path)
     for entry in plan.entries:
         table: object = document
@@ -174,11 +177,11 @@ def _tell_of_later(path: HostPath, text: str, plan: KataPlan) -> None:
         if isinstance(table, dict) and entry.key in table:
             value = list(entry.value) if isinstance(entry.value, tuple) else entry.value
             if table[entry.key] != value:
-                note(f"{path} is read later, and sets {entry.key} to {table[entry.key]!r}")
+                host.on_note(f"{path} is read later, and sets {entry.key} to {table[entry.key]!r}")
 
 
-def tell_of_taken_in(base: Base) -> None:
+def tell_of_taken_in(host: HostSource, base: Base) -> None:
     """Which drop-ins a whole configuration has become one with."""
     if base.drop_ins:
         names = ", ".join(path for path, _ in base.drop_ins)
-        note(f"what {names} set was taken in: a configuration elsewhere has other drop-ins")
+        host.on_note(f"what {names} set was taken in: a configuration elsewhere has other drop-ins")

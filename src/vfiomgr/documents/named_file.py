@@ -1,0 +1,49 @@
+"""Files that users name: a path, or - for what is piped in."""
+
+from __future__ import annotations
+
+import sys
+
+from vfiomgr.errors import InvalidDocument, UsageError
+
+STANDARD_INPUT = "-"
+_MOST_BYTES = 16 << 20
+"""No layout, plan, pod or specification has as many."""
+
+
+def source_of(path: str) -> str:
+    """What a file is called in errors."""
+    return "<stdin>" if path == STANDARD_INPUT else path
+
+
+def text_of(path: str, what: str) -> str:
+    """The text of a file that a user named.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: the file is not text, or is too long.
+
+    """
+    source = source_of(path)
+    try:
+        data = _read(path)
+        if len(data) > _MOST_BYTES:
+            message = f"cannot read {what} {source}: it is larger than {_MOST_BYTES >> 20} MiB"
+            raise InvalidDocument(message, "check whether it is the right file")
+        return data.decode()
+    except OSError as error:
+        message = f"cannot read {what} {source}: {error.strerror}"
+        raise UsageError(
+            message, "name a file that is there and may be read, or - for a pipe"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        message = f"{source}: no UTF-8 text in line {line}"
+        raise InvalidDocument(message, "save it as UTF-8") from None
+
+
+def _read(path: str) -> bytes:
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer.read(_MOST_BYTES + 1)
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES + 1)

@@ -1,0 +1,301 @@
+"""A configuration of Kata for the devices of a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.kata.config import render
+from vfiomgr.kata.config.bases import (
+    Base,
+    found_base,
+    named_base,
+    tell_of_drop_ins,
+    tell_of_taken_in,
+    with_drop_in,
+)
+from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_together
+from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataPlan, KataRequest, KataSetup, Plug
+from vfiomgr.kata.config.plan import plan_config
+from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.keys import key_table
+from vfiomgr.kata.model import KataHypervisor, RuntimeName, guest_mebibytes
+from vfiomgr.kata.release import kata_release, read_installation
+from vfiomgr.kata.settings import parse
+from vfiomgr.passthrough.guards import bridge
+from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciDevice
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.usage import forbid_together, require_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.check.model import Finding
+    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.source import HostSource
+
+_FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")
+_KUBELETS = (
+    POD_RESOURCES,
+    HostPath("/var/lib/k0s/kubelet/pod-resources/kubelet.sock"),
+    HostPath("/var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KataConfiguration:
+    """A configuration, where it belongs, and what it was made from."""
+
+    text: str
+    """TOML: a drop-in, or all of a configuration."""
+    path: str
+    """Of a drop-in: `…/config.d/50-vfiomgr.toml`, as far as that is known."""
+    plan: KataPlan
+    asked: tuple[PciDevice, ...]
+    """The devices that were named, with their slots; none for all that are ready."""
+    host: HostSnapshot
+
+    def __str__(self) -> str:
+        """The text."""
+        return self.text
+
+
+def configuration(  # noqa: PLR0913 - all but the host have defaults
+    host: HostSource,
+    *devices: str | PciAddress,
+    version: str | None = None,
+    runtime: RuntimeName | None = None,
+    hypervisor: KataHypervisor = "qemu",
+    plug: Plug | None = None,
+    whole: str | None = None,
+    beside: str | None = None,
+    memory: str | None = None,
+    firmware: str | None = None,
+    pod_resources: bool | None = None,
+    annotations: Iterable[str] = (),
+    kernel_params: str | None = None,
+) -> KataConfiguration:
+    """Kata's configuration for a guest with these devices, or with all that are ready for guests.
+
+    It is a drop-in for config.d, or with `whole` that configuration file, changed; `beside` names
+    the one that a drop-in is for. `version` is Kata's (`3.31`; None: the one that is installed),
+    `runtime` `go` or `rs`, `hypervisor` `qemu` or `clh`, `plug` `cold` or `hot`, `memory` a size
+    with its unit (`16G`), `firmware` a path of the host. No key is written that the release does
+    not have. What should be known besides is noted.
+
+    Raises:
+        UsageError: a name, a size, a version or a file cannot be read.
+        UnknownDevice: the host has no such device.
+        InvalidDocument: the configuration that it is made of is malformed.
+        Refusal: this Kata cannot do it, or a device cannot go to it.
+
+    """
+    made = planned_configuration(
+        host,
+        [str(device) for device in devices],
+        version=version,
+        runtime=runtime,
+        hypervisor=hypervisor,
+        plug=plug,
+        whole=whole,
+        beside=beside,
+        memory=memory,
+        firmware=firmware,
+        pod_resources=pod_resources,
+        annotations=annotations,
+        kernel_params=kernel_params,
+    )
+    tell_of_devices(host, made)
+    return made
+
+
+def planned_configuration(  # noqa: PLR0913 - what a user says of it
+    host: HostSource,
+    names: Iterable[str],
+    *,
+    version: str | None,
+    runtime: RuntimeName | None,
+    hypervisor: KataHypervisor,
+    plug: Plug | None,
+    whole: str | None,
+    beside: str | None,
+    memory: str | None,
+    firmware: str | None,
+    pod_resources: bool | None,
+    annotations: Iterable[str],
+    kernel_params: str | None,
+    is_verbose: bool = False,
+) -> KataConfiguration:
+    """As `configuration`, without what `tell_of_devices` notes."""
+    if whole is not None and beside is not None:
+        forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
+    require_choice("--runtime", runtime, get_args(RuntimeName))
+    require_choice("--hypervisor", hypervisor, get_args(KataHypervisor))
+    require_choice("--plug", plug, get_args(Plug))
+    seen = host.scan()
+    asked = _named(seen, tuple(names))
+    bound = tuple(device for device in seen.devices if seen.is_ready_for_guests(device))
+    installation = read_installation(host)
+    named_file = whole or beside
+    base = named_base(host, named_file, hypervisor, runtime) if named_file else None
+    runtime = base.settings.runtime if base is not None else runtime
+    release = kata_release(host, installation, version, runtime)
+    base = base or found_base(host, installation, release, hypervisor)
+    wish = KataRequest(
+        release=release,
+        functions=asked or bound,
+        hypervisor=hypervisor,
+        plug=plug,
+        memory_mib=None if memory is None else guest_mebibytes("--memory", memory),
+        firmware=_firmware(host, firmware),
+        has_pod_resources=pod_resources,
+        annotations=tuple(name for text in annotations for name in text.split(",") if name.strip()),
+        kernel_params=tuple((kernel_params or "").split()),
+    )
+    settings = None if base is None else base.settings
+    plan = plan_config(seen, wish, key_table(), settings, _setup(host))
+    text = _rendered(host, plan, base if whole is not None else None, is_verbose=is_verbose)
+    if whole is None:
+        tell_of_drop_ins(host, installation, base, plan)
+    if base is not None and whole is not None:
+        tell_of_taken_in(host, base)
+    elif base is not None:
+        _tell_of_configured(host, base, plan, is_verbose=is_verbose)
+    return KataConfiguration(text, _path(base, is_whole=whole is not None), plan, asked, seen)
+
+
+def _named(host: HostSnapshot, names: tuple[str, ...]) -> tuple[PciDevice, ...]:
+    """The devices of these names, with all functions of their slots.
+
+    Raises:
+        Refusal: one is a bridge or a mediated device.
+
+    """
+    for text in names:
+        refuse_mediated(host, text)
+    named = [host.device(host.parse_address(text)) for text in names]
+    refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
+    return tuple({d.address: d for device in named for d in host.slot(device)}.values())
+
+
+def _firmware(host: HostSource, path: str | None) -> str | None:
+    """What was named, as Kata wants it; a note where it is not there."""
+    path = _absolute("--firmware", path)
+    is_seen = path is not None and host.snapshot is None
+    if path is not None and is_seen and not host.tree.exists(HostPath(path)):
+        host.on_note(f"--firmware {path} is not there yet: Kata starts no guest without it")
+    return path
+
+
+def _absolute(option: str, path: str | None) -> str | None:
+    if path is not None and not path.startswith("/"):
+        message = f"{option} {path}: Kata wants the whole path"
+        raise UsageError(message, f"write it from / on, e.g. {option} {_FIRMWARE}")
+    return path
+
+
+def _setup(host: HostSource) -> KataSetup:
+    """What lies on the host, as far as its tree is there."""
+    if host.snapshot is not None:
+        return KataSetup()
+    tree = host.tree
+    kubelets = (path for path in _KUBELETS if tree.exists(path.parent.parent))
+    return KataSetup(
+        pod_resources=next(kubelets, POD_RESOURCES),
+        firmware=_FIRMWARE if tree.exists(_FIRMWARE) else None,
+    )
+
+
+def _rendered(host: HostSource, plan: KataPlan, whole: Base | None, *, is_verbose: bool) -> str:
+    """The text, which this Kata takes.
+
+    Raises:
+        Refusal: the configuration that it is made of has what Kata refuses.
+
+    """
+    if whole is None:
+        text = render.render_drop_in(plan)
+    else:
+        file = whole.file
+        text = render.render_whole(file.text, file.resolved, whole.drop_ins, plan)
+    source = whole.file.path if whole is not None else DROP_IN
+    document = parse(text, source)
+    findings = check_keys(
+        document, plan.release, key_table(), source=source, is_drop_in=whole is None
+    )
+    blockers = [each for each in findings if each.severity == "blocker" and not _is_foreign(each)]
+    if blockers:
+        told = tuple((f"{each.title}: {each.why}", each.remedy) for each in blockers)
+        message = f"{source}: {'; '.join(reason for reason, _ in told)}"
+        raise Refusal(message, "; ".join(dict.fromkeys(way for _, way in told)), told)
+    _tell_of_findings(host, source, findings, is_verbose=is_verbose)
+    return text
+
+
+def _tell_of_configured(host: HostSource, base: Base, plan: KataPlan, *, is_verbose: bool) -> None:
+    """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
+    main = (base.file.resolved, base.file.text, False)
+    table = key_table()
+    for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
+        findings = check_one_by_one(
+            parse(text, path), plan.release, table, source=path, is_drop_in=is_drop_in
+        )
+        refused = (each for each in findings if each.severity == "blocker")
+        _tell_of_findings(
+            host, path, findings if is_verbose else tuple(refused), is_verbose=is_verbose
+        )
+    source = f"{base.file.resolved} with its drop-ins and this one"
+    document = with_drop_in(base, render.render_drop_in(plan))
+    together = check_together(document, plan.release, table, source=source)
+    _tell_of_findings(host, source, together, is_verbose=is_verbose)
+
+
+def _is_foreign(finding: Finding) -> bool:
+    """Whether it is about a key that vfiomgr did not write; its user may know more of it."""
+    return finding.id == "kata-unknown-key"
+
+
+def _tell_of_findings(
+    host: HostSource, source: str, findings: Iterable[Finding], *, is_verbose: bool
+) -> None:
+    """Print what Kata refuses; the keys that it ignores in one line, unless -v asks for all."""
+    ignored = [each for each in findings if each.severity == "warning" and _is_foreign(each)]
+    short = () if is_verbose else ignored
+    for each in findings:
+        if each.severity != "info" and each not in short:
+            host.on_note(f"{source}: {each.title}: {each.why}; {each.remedy}")
+        elif each.severity == "info" and is_verbose:
+            host.on_note(f"{source}: {each.title}: {each.why}")
+    if short:
+        names = ", ".join(each.title.rpartition(" know ")[2] for each in short)
+        host.on_note(f"{source} has keys that this Kata ignores (-v tells more): {names}")
+
+
+def _path(base: Base | None, *, is_whole: bool) -> str:
+    """Where the text belongs, as far as that is known."""
+    if is_whole:
+        return ""
+    return base.file.drop_in_directory / DROP_IN if base is not None else f"config.d/{DROP_IN}"
+
+
+def tell_of_devices(host: HostSource, made: KataConfiguration) -> None:
+    """Note what the plan says, which devices no guest can take yet, and which never can."""
+    for line in made.plan.notes:
+        host.on_note(line)
+    seen = made.host
+    if not made.asked and not any(map(seen.is_ready_for_guests, seen.devices)):
+        host.on_note(
+            "this is for no device yet, since nothing is bound: vfiomgr bind ADDRESS, or vfiomgr "
+            "vgpu create, and then again"
+        )
+    waiting = [d for d in made.asked if not seen.is_ready_for_guests(d)]
+    tell_how_to_bind(host, seen, waiting)
+    if any(vgpu.uuid is not None for vgpu in seen.vgpus):
+        host.on_note(
+            "vGPUs that are mediated devices are left out: Kata cannot attach them; "
+            "libvirt can, with vfiomgr libvirt hostdev UUID"
+        )

@@ -1,0 +1,272 @@
+"""Why a pod gets its devices, or does not: the facts of a host and of a pod, put together."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, get_args
+
+from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.cdi.model import DEFAULT_KIND
+from vfiomgr.containers.runtimes.handlers import CriName
+from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
+from vfiomgr.errors import UsageError
+from vfiomgr.kata.explain import facts as gather
+from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext
+from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
+from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.explain.plan import explain as explain_chain
+from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
+from vfiomgr.kata.keys import key_table
+from vfiomgr.kata.manifests.model import require_label, require_resource
+from vfiomgr.kata.model import (
+    DEFAULT_HANDLER,
+    NEWEST,
+    KataRelease,
+    RuntimeName,
+    handler_configuration,
+)
+from vfiomgr.kata.release import read_installation
+from vfiomgr.passthrough.guards import bridge
+from vfiomgr.usage import forbid_together, require_choice
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
+    from vfiomgr.kata.explain.context import ShimState
+    from vfiomgr.kata.explain.model import KataTrace
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.source import HostSource
+
+
+def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
+    host: HostSource,
+    pod: str | os.PathLike[str],
+    *,
+    version: str | None = None,
+    runtime: RuntimeName | None = None,
+    config: str | None = None,
+    handler: str | None = None,
+    cri: CriName | None = None,
+    resource: str | None = None,
+) -> tuple[KataTrace, ...]:
+    """Follow a device to the guest of each pod of a file, link by link, to what breaks the way.
+
+    `pod` is a file of Kubernetes (YAML or JSON), or a device: an address, or KIND=NAME of CDI, for
+    which a pod that asks for it is taken. `version` is Kata's (`3.31`; None: the one that is
+    installed), `runtime` `go` or `rs`, `config` Kata's configuration, `handler` what the
+    RuntimeClass names, `cri` `containerd` or `crio`, and `resource` what the device plugin calls a
+    device. Nothing is started, and no cluster is asked.
+
+    Raises:
+        UsageError: there is no such file or device, or an option cannot be read.
+        InvalidDocument: the file holds no pod.
+        Refusal: the device is a bridge, or a mediated device.
+
+    """
+    require_choice("--runtime", runtime, get_args(RuntimeName))
+    require_choice("--cri", cri, get_args(CriName))
+    subject = os.fspath(pod)
+    told = None if version is None else Version.parse(version)
+    if handler is not None:
+        require_label("--handler", handler)
+    if resource is not None:
+        require_resource("--resource", resource)
+    scene = _Scene(host, host.scan(), told, runtime, config, cri)
+    if _is_file(subject):
+        objects = _read(subject)
+        found = tuple(scene.explain(spec, objects, handler) for spec in objects.pods)
+    else:
+        found = (scene.explain_device(subject, resource, handler or DEFAULT_HANDLER),)
+    for text in dict.fromkeys(filter(None, scene.beyond_known)):
+        host.on_note(f"{text}: it is judged as that one")
+    return found
+
+
+def _is_file(subject: str) -> bool:
+    """Whether the argument is a file, or looks like the name of one."""
+    if subject == STANDARD_INPUT or os.path.exists(subject):
+        return True
+    return subject.endswith((".yaml", ".yml", ".json"))
+
+
+def _read(subject: str) -> Objects:
+    return read_objects(text_of(subject, "the pod"), source_of(subject))
+
+
+_NOTHING = Objects((), (), ())
+
+
+def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
+    """A pod that asks for one device of a kind."""
+    container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
+    return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
+
+
+class _Scene:
+    """What does not depend on the pod."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what was typed
+        self,
+        source: HostSource,
+        host: HostSnapshot,
+        version: Version | None,
+        runtime: RuntimeName | None,
+        config: str | None,
+        cri: CriName | None,
+    ) -> None:
+        self._source, self._host = source, host
+        self._version, self._runtime, self._config = version, runtime, config
+        self._is_live = source.snapshot is None
+        self._cri: CriName = cri or "containerd"
+        self._handlers: HandlerFacts | None = None
+        self._installed = read_installation(source)
+        self.beyond_known: list[str | None] = []
+        if self._is_live:
+            self._handlers = gather.read_handlers(source.tree, cri)
+            self._cri = self._handlers.cri
+
+    def explain(
+        self,
+        spec: PodSpec,
+        objects: Objects,
+        handler: str | None,
+        *,
+        only: Iterable[PciDevice] = (),
+        only_name: str | None = None,
+    ) -> KataTrace:
+        """The chain of one pod."""
+        classes = (c for c in objects.runtime_classes if c.name == spec.runtime_class)
+        runtime_class = next(classes, None)
+        name = handler or (runtime_class.handler if runtime_class else spec.runtime_class)
+        entry = None
+        if self._handlers is not None and name is not None:
+            entry = self._handlers.handler(name)
+        conf_file = None
+        if self._is_live and name is not None and not self._lacks(entry):
+            program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
+            conf_file = kata_conf_file(self._source.tree, self._cri, program)
+        version, source = self._version_told()
+        shim_runtime = self._runtime_of_shim(entry)
+        runtime = self._runtime or shim_runtime
+        likely = runtime or self._installed.default_runtime(version)
+        configuration = self._configuration(entry, conf_file, name, likely)
+        settings, tree = configuration.settings, self._source.tree if self._is_live else None
+        if runtime is None and settings is not None and "runtime" in settings.document:
+            runtime = settings.runtime
+        release = KataRelease(version, runtime or likely)
+        self.beyond_known.append(release.beyond_known)
+        return explain_chain(
+            PodContext(
+                host=self._host,
+                pod=spec,
+                runtime_class=runtime_class,
+                handler_name=name,
+                release=release,
+                release_source=source,
+                cri=self._cri,
+                handlers=self._handlers,
+                configuration=configuration,
+                keys=key_table(),
+                conf_file=conf_file,
+                shim=self._shim(entry),
+                shim_runtime=shim_runtime,
+                shims=tuple(shim.path for shim in self._installed.shims),
+                kubelet=gather.read_kubelet(tree) if tree else None,
+                absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
+                guest_image=gather.image_of(tree, settings) if tree and settings else None,
+                has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
+                is_machine=tree is not None and tree.is_machine,
+                only=frozenset(device.address for device in only),
+                only_name=only_name,
+            )
+        )
+
+    def explain_device(self, text: str, resource: str | None, handler: str) -> KataTrace:
+        """The chain of a pod that asks for a device, and for nothing else.
+
+        Raises:
+            Refusal: it is a bridge or a mediated device.
+            UsageError: there is none of that name.
+
+        """
+        if "=" in text:
+            return self._explain_name(text, resource, handler)
+        refuse_mediated(self._host, text)
+        device = self._host.device(self._host.parse_address(text))
+        refuse_if_any(list(bridge(self._host, device)), frozenset())
+        kind = resource or self._kind_of(device) or DEFAULT_KIND
+        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
+
+    def _explain_name(self, text: str, resource: str | None, handler: str) -> KataTrace:
+        """The same for a device by its name in CDI, KIND=NAME."""
+        kind, _, name = text.partition("=")
+        known = [read_file(file) for file in self._host.cdi_files]
+        if not any(s.kind == kind and name in [d.name for d in s.devices] for s in known):
+            message = f"no CDI specification of this host has {text}"
+            raise UsageError(message, "vfiomgr cdi list shows what there is")
+        if resource not in (None, kind):
+            forbid_together("--resource", text, f"the resource is {kind}, the kind")
+        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only_name=name)
+
+    def _kind_of(self, device: PciDevice) -> str | None:
+        """The kind of the first specification that has the device's node."""
+        nodes = self._host.guest_nodes(device)
+        for file in self._host.cdi_files:
+            specification = read_file(file)
+            for own in specification.devices:
+                if any(node.on_host in nodes for node in own.edits.device_nodes):
+                    return specification.kind
+        return None
+
+    def _lacks(self, entry: HandlerEntry | None) -> bool:
+        """Whether the container runtime is known to have no such handler."""
+        return entry is None and self._handlers is not None and self._handlers.is_known
+
+    def _shim(self, entry: HandlerEntry | None) -> ShimState:
+        program = (entry.runtime_path or entry.shim) if entry is not None else ""
+        if not program or not self._is_live:
+            return "not looked for"
+        if has_program(self._source.tree, program):
+            return "there"
+        return "missing" if program.startswith("/") else "not found"
+
+    def _version_told(self) -> tuple[Version, str]:
+        """Which version it is, and what tells."""
+        version = self._version or self._installed.version or NEWEST
+        source = "taken: the newest that is known"
+        if self._version is not None:
+            source = "--kata-version"
+        elif self._installed.version is not None:
+            source = self._installed.version_source
+        return version, source
+
+    def _runtime_of_shim(self, entry: HandlerEntry | None) -> RuntimeName | None:
+        """Of the handler's shim, by its path and where links of it lead."""
+        program = (entry.runtime_path or entry.shim) if entry is not None else ""
+        if not self._is_live:
+            return None
+        return runtime_of(self._source.tree, program)
+
+    def _configuration(
+        self,
+        entry: HandlerEntry | None,
+        conf_file: tuple[str, str] | None,
+        handler: str | None,
+        runtime: RuntimeName,
+    ) -> ConfigurationFacts:
+        if self._config is not None:
+            return gather.named_configuration(self._source, self._config)
+        if not self._is_live:
+            return ConfigurationFacts((), problem="a snapshot does not hold it")
+        if handler is None or (entry is not None and not entry.is_kata):
+            return ConfigurationFacts((), problem="no handler of Kata's is named")
+        if self._lacks(entry):
+            own = gather.read_settings_of(self._source.tree, [handler_configuration(handler)])
+            problem = f"there is no handler {handler} that would name one"
+            return own if own.file is not None else ConfigurationFacts((), problem=problem)
+        paths = gather.configuration_paths(entry, conf_file, handler, runtime)
+        return gather.read_settings_of(self._source.tree, paths)

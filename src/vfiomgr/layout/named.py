@@ -1,0 +1,75 @@
+"""The request to apply a layout that is in a file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Allowance
+from vfiomgr.documents.named_file import source_of, text_of
+from vfiomgr.host.accounts import find_owner
+from vfiomgr.layout import requests
+from vfiomgr.paths import MACHINE_ID
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.layout.model import Layout
+    from vfiomgr.snapshot.source import HostSource
+
+
+@dataclass(frozen=True)
+class ApplyLayout:
+    """Bring the host to a layout of `file`; devices already in the desired state are left alone."""
+
+    file: str | os.PathLike[str]
+    """A layout file in YAML or JSON."""
+    layout: str | None = None
+    """Which one, where the file has several."""
+    allow: frozenset[Allowance] = frozenset()
+    """Safety checks to override; a refusal names them."""
+
+    def request(self, host: HostSource) -> requests.ApplyLayout:
+        """The request for a host.
+
+        Raises:
+            UsageError: the file cannot be read, or names an account that the host does not have.
+            InvalidDocument: it has no such layout, or a malformed one.
+
+        """
+        path = os.fspath(self.file)
+        text = text_of(path, "a layout file")
+        return layout_of_text(host, text, source_of(path), self.layout, self.allow)
+
+
+def layout_of_text(
+    host: HostSource, text: str, source: str, name: str | None, allow: frozenset[Allowance]
+) -> requests.ApplyLayout:
+    """The request for a layout of a text, with what of this host it takes."""
+    from vfiomgr.layout.document import choose_layout, read_layouts  # noqa: PLC0415 - brings YAML
+
+    chosen, layout = choose_layout(read_layouts(text, source), name)
+    tree = None if host.snapshot is not None else host.tree
+    return layout_intent(tree, chosen, layout, allow=allow)
+
+
+def layout_intent(
+    tree: HostTree | None,
+    name: str,
+    layout: Layout,
+    *,
+    allow: frozenset[Allowance] = frozenset(),
+) -> requests.ApplyLayout:
+    """The wish for a layout, with what of the host it takes: accounts, and what names come from.
+
+    Raises:
+        UsageError: the host has no such account; without a tree, one is not a number.
+
+    """
+    from hashlib import sha256  # noqa: PLC0415 - slow to import
+
+    owners = tuple(find_owner(tree, owner) for owner in layout.owners)
+    machine = None if tree is None else tree.read(MACHINE_ID)
+    # The identifier itself is confidential (machine-id(5)).
+    seed = sha256(f"vfiomgr {machine}".encode()).hexdigest() if machine else ""
+    return requests.ApplyLayout(name, layout, owners, seed, allow)

@@ -1,0 +1,375 @@
+"""The Python interface: a host, what it has, and changes of it.
+
+    import vfiomgr
+
+    host = vfiomgr.Host()
+    print(host.plan(vfiomgr.Bind("04:00.0")))
+    host.bind("04:00.0")
+
+Whatever a command of vfiomgr does, it does through this.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
+
+from vfiomgr import api
+from vfiomgr.diagnostic import ALLOWANCES, REVERSIBLE
+from vfiomgr.engine.journal import survey
+from vfiomgr.engine.lost_state import unusable
+from vfiomgr.engine.request import Request
+from vfiomgr.engine.transaction import slots_with_serials
+from vfiomgr.host.tree import HostTree
+from vfiomgr.passthrough import requests as passthrough_requests
+from vfiomgr.passthrough.named import Bind, Reset, Unbind
+from vfiomgr.paths import BOOT_ID
+from vfiomgr.snapshot.source import MACHINE, HostSource
+from vfiomgr.usage import chosen
+from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOutcome, created, removed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.check.model import Report
+    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.run import Outcome
+    from vfiomgr.engine.step import Step
+    from vfiomgr.errors import VfiomgrError
+    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.passthrough.named import BindOptions, UnbindOptions
+    from vfiomgr.pci.iommu import IommuGroup
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.reset_capabilities import ResetMethod
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.vgpu.named import VgpuOptions
+
+
+class NamedRequest(Protocol):
+    """A request whose devices, sizes and files are named as on the command line."""
+
+    def request(self, host: HostSource) -> Request:
+        """The request for a host, on which short addresses and accounts are looked up."""
+
+
+class Reports(TypedDict, total=False):
+    """Functions that are called while a host is read or changed; all of them may be left out."""
+
+    on_note: Callable[[str], None] | None
+    """With what a reader should know: what was assumed, left out, or is waited for."""
+    on_step: Callable[[Step], None] | None
+    """With each step as it begins."""
+    on_plan: Callable[[Plan], None] | None
+    """With each plan that is run: one may follow from another."""
+
+
+class Host(HostSource):
+    """A host: this machine, another root than /, or (`from_snapshot`) a recorded one.
+
+    Each question reads the host again; `scan` gives all answers of one moment.
+
+    `on_note`, `on_step` and `on_plan` are called with what they are named by (`Reports`).
+    `deadline` is how many seconds one step may take; None for the usual time (60, for an initramfs
+    900).
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | HostTree = MACHINE,
+        *,
+        deadline: float | None = None,
+        **reports: Unpack[Reports],
+    ) -> None:
+        if isinstance(root, HostTree):
+            self.tree = self.files = root
+            self.root = root.root
+        else:
+            self.root = os.fspath(root)
+        self._deadline = deadline
+        self._reports = reports
+
+    @classmethod
+    def from_snapshot(cls, snapshot: str | os.PathLike[str], **reports: Unpack[Reports]) -> Self:
+        """The host that a file made by `vfiomgr snapshot` describes; it is read, not changed.
+
+        Raises:
+            UsageError: the file cannot be read.
+            InvalidDocument: it holds no snapshot.
+
+        """
+        host = cls(**reports)
+        host.snapshot = os.fspath(snapshot)
+        host.scan()
+        return host
+
+    def on_note(self, text: str) -> None:
+        """Pass on what a reader should know."""
+        report = self._reports.get("on_note")
+        if report is not None:
+            report(text)
+
+    # ---- what there is
+
+    @property
+    def devices(self) -> tuple[PciDevice, ...]:
+        """All PCI functions, sorted by address."""
+        return self.scan_devices().devices
+
+    @property
+    def gpus(self) -> tuple[PciDevice, ...]:
+        """The GPUs and accelerators, virtual functions of them included, sorted by address."""
+        return tuple(device for device in self.devices if device.is_graphics_or_accelerator)
+
+    @property
+    def groups(self) -> tuple[IommuGroup, ...]:
+        """The IOMMU groups, sorted by number."""
+        return self.scan_devices().groups
+
+    @property
+    def vgpus(self) -> tuple[Vgpu, ...]:
+        """The active vGPUs, sorted by parent and name."""
+        return self.scan_devices().vgpus
+
+    def device(self, address: str | PciAddress) -> PciDevice:
+        """The PCI function at an address; `04:00.0` will do where it is unambiguous.
+
+        Raises:
+            UsageError: the text is no address, or is ambiguous.
+            UnknownDevice: there is no such function.
+
+        """
+        found = self.slots_of((str(address),))
+        return found.device(found.parse_address(str(address)))
+
+    def check(self) -> Report:
+        """Check whether this host is ready for passthrough: findings with evidence and remedy."""
+        return api.check(self.scan(with_readiness=True))
+
+    # ---- what is changed
+
+    def plan(self, request: Request | NamedRequest, *, only_files: bool = False) -> Plan:
+        """The steps from the host as it is to what the request asks for; nothing is changed.
+
+        With `only_files` no device has a part in it, so that an image will do.
+
+        Raises:
+            Refusal: a safety check forbids it.
+            UsageError: the request contradicts itself, or names what the host does not have.
+
+        """
+        wanted = self.request(request)
+        tell_of_cut_off_runs(self)
+        if only_files:
+            return api.plan(self.scan_or_image(), wanted)
+        host = self.facts_for(wanted)
+        return replace(api.plan(host, wanted), not_checked=not_checked(host, wanted))
+
+    def apply(
+        self,
+        request: Request | NamedRequest,
+        *,
+        reviewed: tuple[Step, ...] | None = None,
+        only_files: bool = False,
+    ) -> Outcome:
+        """Plan a request on the host as it is, and run the plan: all of it, or nothing.
+
+        With `reviewed`, the plan must have these very steps: `host.plan(request).steps`. With
+        `only_files` no device has a part in it, so that an image will do.
+
+        Raises:
+            Refusal: a safety check forbids it; nothing was changed.
+            UsageError: as `plan`, or the host is a recorded one; nothing was changed.
+            NeedsRoot: the right to change the host is missing; nothing was changed.
+            RolledBack: a step failed; everything is as it was before.
+            RollbackIncomplete: a step failed, and undoing it, too; the message says what is left.
+            StuckInKernel: the kernel did not return from a step within the deadline.
+
+        """
+        self.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
+        wanted = self.request(request)
+        tree = self.files if only_files else self.tree
+        return api.apply(wanted, tree=tree, reviewed=reviewed, **self.options)
+
+    def bind(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> Outcome:
+        """Bind devices to vfio-pci for passthrough, with all functions of their slots.
+
+        Raises:
+            VfiomgrError: as `apply`.
+
+        """
+        return self.apply(Bind(*devices, **options))
+
+    def unbind(self, *devices: str | PciAddress, **options: Unpack[UnbindOptions]) -> Outcome:
+        """Give devices back to the drivers that they had.
+
+        Raises:
+            VfiomgrError: as `apply`.
+
+        """
+        return self.apply(Unbind(*devices, **options))
+
+    def reset(
+        self,
+        device: str | PciAddress,
+        method: ResetMethod | None = None,
+        allow: Iterable[Allowance] = (),
+    ) -> Outcome:
+        """Reset a device, and verify that it answers as before.
+
+        Raises:
+            VfiomgrError: as `apply`.
+
+        """
+        return self.apply(Reset(device, method, allow))
+
+    def create_vgpu(self, **options: Unpack[VgpuOptions]) -> VgpuOutcome:
+        """Create vGPUs; `names` of the outcome are their UUIDs, or addresses.
+
+        Raises:
+            VfiomgrError: as `apply`.
+
+        """
+        request = CreateVgpu(**options).request(self)
+        return created(request, self.apply(request))
+
+    def remove_vgpu(
+        self,
+        *names: str,
+        every: bool = False,
+        parent: str | None = None,
+        allow: Iterable[Allowance] = (),
+    ) -> VgpuOutcome:
+        """Remove vGPUs by UUID or address, or `every` one that vfiomgr made (on `parent`).
+
+        Raises:
+            VfiomgrError: as `apply`.
+
+        """
+        return removed(self.apply(RemoveVgpu(*names, every=every, parent=parent, allow=allow)))
+
+    def apply_layout(
+        self,
+        file: str | os.PathLike[str],
+        layout: str | None = None,
+        allow: Iterable[Allowance] = (),
+    ) -> Outcome:
+        """Bring the host to a layout of a file (`layout` names it where there are several).
+
+        Raises:
+            InvalidDocument: the file has no such layout, or a malformed one.
+            VfiomgrError: as `apply`.
+
+        """
+        from vfiomgr.layout.named import ApplyLayout  # noqa: PLC0415 - brings pydantic
+
+        return self.apply(ApplyLayout(file, layout, chosen("--allow", allow, ALLOWANCES)))
+
+    def apply_each(self, request: ApplyLayout) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
+        """As `apply`, of what can be done of a layout: one part that fails keeps no other from it.
+
+        Each device that differs, with what came of it; one that is missing has no name.
+
+        Raises:
+            NeedsRoot: the right to change the host is missing; nothing was changed.
+
+        """
+        return api.apply_each(request, tree=self.tree, **self.options)
+
+    def revert_layout(self, allow: Iterable[Allowance] = ()) -> Outcome:
+        """Undo the layout that was applied last, with all later corrections of it.
+
+        Raises:
+            Refusal: there is none, or a device that would be moved is in use.
+            VfiomgrError: as `apply`.
+
+        """
+        self.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
+        overridden = chosen("--allow", allow, REVERSIBLE)
+        return api.revert(tree=self.tree, allow=overridden, **self.options)
+
+    def recover(
+        self, *, finish: bool = False, allow: Iterable[Allowance] = ()
+    ) -> tuple[CutOff, ...]:
+        """Roll back interrupted operations, the latest first, or `finish` them; which they were.
+
+        Raises:
+            Refusal: the kernel has still not returned, or a safety check forbids it.
+            InvalidDocument: a journal cannot be read.
+            VfiomgrError: as `apply`.
+
+        """
+        self.require_live("a snapshot holds no journal", "run vfiomgr recover on the host itself")
+        overridden = chosen("--allow", allow, REVERSIBLE)
+        return api.recover(tree=self.files, finish=finish, allow=overridden, **self.options)
+
+    # ---- what a change is made of
+
+    @property
+    def options(self) -> api.Options:
+        """How changes are made, and who is told of them."""
+        options: api.Options = {
+            "machine": self.machine,
+            "on_note": self.on_note,
+            "deadline": self._deadline,
+        }
+        if (on_step := self._reports.get("on_step")) is not None:
+            options["on_step"] = on_step
+        if (on_plan := self._reports.get("on_plan")) is not None:
+            options["on_plan"] = on_plan
+        return options
+
+    def request(self, request: Request | NamedRequest) -> Request:
+        """The request with what this host says of its names: addresses, accounts, files.
+
+        Raises:
+            UsageError: a name cannot be read, or options contradict each other.
+
+        """
+        return request if isinstance(request, Request) else request.request(self)
+
+    def facts_for(self, request: Request) -> HostSnapshot:
+        """The facts that a request is planned on."""
+        slots: frozenset[tuple[int, int, int]] = frozenset()
+        if self.snapshot is None and request.needs_serials:
+            slots = slots_with_serials(self.tree, request)
+        return self.scan(
+            with_users=True,
+            with_resets=request.needs_resets,
+            with_gpu_modes=request.needs_gpu_modes,
+            serials_of=slots,
+        )
+
+
+def tell_of_cut_off_runs(host: HostSource) -> None:
+    """Note which earlier runs were left half done, where this user may read the journal."""
+    if host.snapshot is not None:
+        return
+    boot_id = host.files.read(BOOT_ID)
+    with suppress(PermissionError):
+        left = survey(host.files, boot_id)
+        for run in left.cut_off:
+            host.on_note(f"left half done: {run.summary}, in: {run.step}; vfiomgr recover ends it")
+        for text in unusable(left):
+            host.on_note(text)
+
+
+def not_checked(host: HostSnapshot, request: Request) -> tuple[str, ...]:
+    """What a plan for this host could not look at, and what is missing for it."""
+    return tuple(_not_checked(host, request))
+
+
+def _not_checked(host: HostSnapshot, request: Request) -> Iterator[str]:
+    if host.users is None:
+        yield "who holds the devices: only root of a running host sees it"
+        if host.host_uses is not None:
+            yield "mounts in other namespaces and disks in exclusive use: requires root"
+    if host.host_uses is None:
+        yield "mounted file systems and the default route: this host has no /proc"
+    driver = request.driver if isinstance(request, passthrough_requests.Bind) else None
+    if driver is not None and host.vfio_modules is None:
+        yield f"whether there is a driver {driver}: this host has no lists of modules"

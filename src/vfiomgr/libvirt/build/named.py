@@ -1,0 +1,328 @@
+"""A guest as people describe it: `--device NAME,display`, `--disk FILE,format=raw`, `16G`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Required, TypedDict, get_args
+
+from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.build.model import (
+    DirectBoot,
+    DiskBus,
+    DomainKind,
+    DomainRequest,
+    Firmware,
+    Graphics,
+    GuestDisk,
+    GuestNetwork,
+    IommuModel,
+    NetworkModel,
+    NumaMode,
+    System,
+)
+from vfiomgr.units import MIB, mebibytes
+from vfiomgr.usage import forbid_alone, require_choice, require_whole
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DEVICE_KEYS = (
+    "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
+    "subsystem=VENDOR:DEVICE"
+)
+_FLAGS = {
+    "managed": "is_managed",
+    "unassigned": "is_unassigned",
+    "display": "display",
+    "ramfb": "ramfb",
+    "vga": "has_vga",
+}
+_VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem"}
+_SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
+FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
+"""What QEMU writes to and libvirt has a word for (virStorageFileFormat)."""
+_NETWORK = re.compile(r"[^/\s\x00-\x1f][^/\x00-\x1f]*")
+_BRIDGE = re.compile(r"[A-Za-z0-9_.\-\\:/]+")
+"""deviceName of libvirt's schema (basictypes.rng)."""
+_BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
+_MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}
+PAGES = {"2M": 2 << 20, "1G": 1 << 30}
+"""The sizes of huge pages that an x86 CPU has."""
+
+
+def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
+    """`0000:04:00.0,rom=/x.rom`: a name, and how it is given.
+
+    Raises:
+        UsageError: a word that says nothing.
+
+    """
+    name, *words = text.split(",")
+    options: dict[str, object] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in _FLAGS and not equals:
+            options[_FLAGS[key]] = True
+        elif key in _VALUES and value:
+            options[_VALUES[key]] = value
+        elif word != "only":
+            message = f"--device {text}: {word!r} says nothing about a device"
+            raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
+    has_iommufd = has_iommufd and "unassigned" not in words
+    hand_over = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
+    return DeviceRequest(name, hand_over, is_alone="only" in words)
+
+
+def parse_disk(text: str) -> GuestDisk:
+    """`/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw,bus=sata`.
+
+    A format is never guessed from what is in a file: a guest could write another there.
+
+    Raises:
+        UsageError: neither the name nor the option tells the format.
+
+    """
+    path, *words = text.split(",")
+    options = dict(word.partition("=")[::2] for word in words)
+    known = "raw" if path.startswith("/dev/") else _SUFFIXES.get(os.path.splitext(path)[1])
+    for key, value in options.items():
+        if key not in ("format", "bus") or not value or (key == "bus" and value not in _BUSES):
+            message = f"--disk {text}: {f'{key}={value}'.rstrip('=')!r} says nothing about a disk"
+            raise UsageError(
+                message, "write --disk FILE, format=qcow2, bus=virtio or sata after it"
+            )
+    given = options.get("format") or known
+    if given is None:
+        message = f"--disk {text}: the name does not tell the format"
+        raise UsageError(message, f"write --disk {shlex.quote(path)},format=raw or qcow2")
+    if given not in FORMATS:
+        message = f"--disk {text}: libvirt has no disks of the format {given}"
+        converted = f"qemu-img convert -O qcow2 {shlex.quote(path)} disk.qcow2"
+        raise UsageError(message, f"it has {', '.join(FORMATS)}; {converted} makes one of them")
+    return GuestDisk(os.path.abspath(path), given, _BUSES.get(options.get("bus", "")))
+
+
+def parse_direct_boot(
+    kernel: str | None, initrd: str | None, arguments: str | None
+) -> DirectBoot | None:
+    """A kernel that QEMU starts itself.
+
+    Raises:
+        UsageError: something for a kernel, and none.
+
+    """
+    if kernel is not None:
+        place = None if initrd is None else os.path.abspath(initrd)
+        return DirectBoot(os.path.abspath(kernel), place, arguments)
+    for option, value in (("--initrd", initrd), ("--kernel-arguments", arguments)):
+        if value is not None:
+            forbid_alone(option, "--kernel", "boot loaders have their own")
+    return None
+
+
+def parse_network(text: str) -> GuestNetwork:
+    """A network of libvirt's, or `bridge=br0`; `,model=e1000e` may follow.
+
+    Raises:
+        UsageError: no name.
+
+    """
+    place, comma, word = text.partition(",")
+    model = _MODELS.get(word.removeprefix("model="))
+    key, equals, name = place.partition("=")
+    is_bridge = key == "bridge" and _BRIDGE.fullmatch(name) is not None
+    is_network = _NETWORK.fullmatch(place) is not None
+    if not (is_bridge or is_network) or (equals and not is_bridge) or (comma and model is None):
+        message = f"--network {text!r} is no network"
+        hint = "write the name of a network of libvirt's, or bridge=br0; ,model=virtio or e1000e"
+        raise UsageError(message, hint)
+    return GuestNetwork("bridge" if is_bridge else "network", name or place, model)
+
+
+SPARE_PORTS, MOST_SPARE_PORTS = 4, 64
+MOST_VCPUS = 4096
+ADDRESS_BITS = (32, 52)
+
+
+class DomainOptions(TypedDict, total=False):
+    """A guest; all but its memory and its CPUs may be left out."""
+
+    memory: Required[str]
+    """With its unit: `16G`, `16384M`."""
+    vcpus: Required[int]
+    """More than 255 need `viommu="intel"`."""
+    system: System
+    """What it runs: `linux`, or `windows`, which gets its clock, Hyper-V, and a disk it knows."""
+    tpm: bool
+    """An emulated TPM 2.0 (swtpm)."""
+    secure_boot: bool
+    """Start signed systems only, with Microsoft's keys enrolled; Windows gets a TPM."""
+    hide_kvm: bool
+    """Hide KVM from drivers that stop where they see it (NVIDIA's before 465)."""
+    disks: Iterable[str]
+    """`FILE[,format=F][,bus=B]`: images or block devices; bus is virtio or sata."""
+    cdroms: Iterable[str]
+    """Images to install from."""
+    networks: Iterable[str]
+    """`NAME` of libvirt's or `bridge=BR`; `,model=virtio` or `e1000e` may follow."""
+    boot: Iterable[str]
+    """`disk`, `cdrom`, `network` or a device, in the order of trying.  [disk, cdrom]"""
+    kernel: str | None
+    """A file of the host, started past boot loaders."""
+    initrd: str | None
+    """For `kernel`."""
+    kernel_arguments: str | None
+    """For `kernel`."""
+    firmware: Firmware
+    """`efi` (OVMF) or `bios` (SeaBIOS).  [efi]"""
+    virt_type: DomainKind
+    """`kvm` or `qemu`.  [kvm]"""
+    graphics: Graphics
+    """`vnc`, on 127.0.0.1, or `none`.  [vnc]"""
+    spare_ports: int
+    """Root ports that stay free, to attach devices later: 0 to 64.  [4]"""
+    devices: Iterable[str]
+    """Addresses and UUIDs; `,managed`, `,rom=FILE` and so on may follow, as for `--device`."""
+    no_hotplug: bool
+    """Ports of the devices without hot-plug: Windows does not offer to eject them."""
+    numa: NumaMode
+    """Memory on the NUMA nodes of its devices: `strict`, `preferred` or `off`.  [strict]"""
+    no_pinning: bool
+    """Its CPUs run anywhere."""
+    hugepages: str | None
+    """`2M` or `1G`: memory from the host's pools."""
+    viommu: IommuModel | None
+    """A virtual IOMMU, for nested virtualization."""
+    iommufd: bool
+    """Devices through /dev/iommu (libvirt 12.1)."""
+    address_bits: int | None
+    """Width of its physical addresses at most: 32 to 52."""
+    fixed_aperture: bool
+    """Write the size of the window for large BARs; OVMF before 2022.11 needs it."""
+    hard_limit: str | None
+    """All memory that QEMU may use and lock, with its unit."""
+    locked: bool
+    """Lock all of its memory, without a limit."""
+
+
+def wish_of(name: str, said: DomainOptions) -> DomainRequest:
+    """The guest that somebody wishes for.
+
+    Raises:
+        UsageError: a word that means nothing.
+
+    """
+    pages, limit = said.get("hugepages"), said.get("hard_limit")
+    _require_known(said)
+    has_iommufd = said.get("iommufd", False)
+    system = said.get("system", "linux")
+    has_secure_boot = said.get("secure_boot", False)
+    return DomainRequest(
+        name=name,
+        memory_bytes=_bytes("--memory", said["memory"]),
+        vcpus=said["vcpus"],
+        devices=tuple(parse_device(d, has_iommufd=has_iommufd) for d in said.get("devices", ())),
+        disks=tuple(map(parse_disk, said.get("disks", ()))),
+        cdroms=tuple(map(os.path.abspath, said.get("cdroms", ()))),
+        networks=tuple(map(parse_network, said.get("networks", ()))),
+        boot=tuple(said.get("boot", ())),
+        direct_boot=parse_direct_boot(
+            said.get("kernel"), said.get("initrd"), said.get("kernel_arguments")
+        ),
+        firmware=said.get("firmware", "efi"),
+        kind=said.get("virt_type", "kvm"),
+        numa=said.get("numa", "strict"),
+        has_pinning=not said.get("no_pinning", False),
+        hugepage_bytes=None if pages is None else PAGES[pages],
+        viommu=said.get("viommu"),
+        graphics=said.get("graphics", "vnc"),
+        spare_ports=said.get("spare_ports", SPARE_PORTS),
+        hard_limit_bytes=None if limit is None else _bytes("--hard-limit", limit),
+        is_locked=said.get("locked", False),
+        has_fixed_aperture=said.get("fixed_aperture", False),
+        address_bits=said.get("address_bits"),
+        has_hotplug=not said.get("no_hotplug", False),
+        hides_kvm=said.get("hide_kvm", False),
+        system=system,
+        has_tpm=said.get("tpm", False) or (has_secure_boot and system == "windows"),
+        has_secure_boot=has_secure_boot,
+    )
+
+
+def _require_known(said: DomainOptions) -> None:
+    """Make sure that words and numbers are those that the options have.
+
+    Raises:
+        UsageError: one is not.
+
+    """
+    require_whole("--vcpus", said["vcpus"], 1, MOST_VCPUS)
+    require_whole("--spare-ports", said.get("spare_ports"), 0, MOST_SPARE_PORTS)
+    require_whole("--address-bits", said.get("address_bits"), *ADDRESS_BITS)
+    require_choice("--hugepages", said.get("hugepages"), tuple(PAGES))
+    require_choice("--firmware", said.get("firmware"), get_args(Firmware))
+    require_choice("--virt-type", said.get("virt_type"), get_args(DomainKind))
+    require_choice("--numa", said.get("numa"), get_args(NumaMode))
+    require_choice("--viommu", said.get("viommu"), get_args(IommuModel))
+    require_choice("--graphics", said.get("graphics"), get_args(Graphics))
+    require_choice("--os", said.get("system"), get_args(System))
+
+
+def _bytes(option: str, text: str) -> int:
+    """A size of a guest's, with its unit: 16 may be meant as GiB, and would be MiB.
+
+    Raises:
+        UsageError: it has no unit, or is no size.
+
+    """
+    if text.strip().isdecimal():
+        message = f"{option} {text} has no unit"
+        raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
+    return mebibytes(option, text) * MIB
+
+
+class DeviceOptions(TypedDict, total=False):
+    """How a device is given to a guest; all of it may be left out."""
+
+    managed: bool
+    """Let libvirt bind and unbind it, instead of vfiomgr."""
+    display: bool
+    """Show the vGPU's display in <graphics>."""
+    ramfb: bool
+    """A framebuffer until the guest's driver is loaded."""
+    rom: str | None
+    """Its option ROM: a file, or `off` for none."""
+    boot_order: int | None
+    """When the firmware tries it, from 1 on."""
+    driver_model: str | None
+    """The VFIO driver that libvirt binds it to (libvirt 10.0)."""
+    iommufd: bool
+    """Through /dev/iommu (libvirt 12.1)."""
+    unassigned: bool
+    """The guest does not get it: libvirt detaches it for its IOMMU group."""
+    acpi_nodes: str | None
+    """Memoryless cells of the guest for its own memory, `1-8` (libvirt 11.8; GB200)."""
+
+
+def hand_over(options: DeviceOptions) -> HostdevOptions:
+    """What they say of the device.
+
+    Raises:
+        UsageError: a number is out of its range.
+
+    """
+    require_whole("--boot-order", options.get("boot_order"), 1)
+    return HostdevOptions(
+        is_managed=options.get("managed", False),
+        display=options.get("display", False),
+        ramfb=options.get("ramfb", False),
+        rom=options.get("rom"),
+        boot_order=options.get("boot_order"),
+        driver_model=options.get("driver_model"),
+        has_iommufd=options.get("iommufd", False),
+        is_unassigned=options.get("unassigned", False),
+        acpi_nodes=options.get("acpi_nodes"),
+    )

@@ -1,0 +1,81 @@
+"""What would break the next start of a domain: `vfiomgr.libvirt.check_domain`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.named_file import source_of
+from vfiomgr.libvirt.client.connection import connect
+from vfiomgr.libvirt.client.deadline import DEADLINE
+from vfiomgr.libvirt.preflight.plan import preflight
+from vfiomgr.libvirt.xml.files import read_xml
+from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.check.model import Report
+    from vfiomgr.libvirt.model.domain import Domain, Hypervisor
+    from vfiomgr.snapshot.source import HostSource
+
+
+def hypervisor(uri: str = "qemu:///system", *, deadline: float = DEADLINE) -> Hypervisor:
+    """What a libvirt says of itself and its domains; it has `deadline` seconds for each answer.
+
+    Raises:
+        LibvirtFailed: it cannot be connected to.
+        LibvirtSilent: it has not answered in time.
+
+    """
+    # Only who may write is told what the host offers: virConnectGetDomainCapabilities.
+    may_write = os.geteuid() == 0 or "/session" in uri
+    with connect(uri, read_only=not may_write, deadline=deadline) as connection:
+        return connection.hypervisor()
+
+
+def check_domain(
+    host: HostSource, xml: str | os.PathLike[str], hypervisor: Hypervisor | None = None
+) -> Report:
+    """Check what would break the next start of a domain: findings with evidence and remedy.
+
+    `xml` is the domain, or a file that holds it. What only libvirt knows is not checked without
+    `hypervisor`; `Report.not_checked` says what.
+
+    Raises:
+        UsageError: there is no such file.
+        InvalidDocument: it holds no domain.
+
+    """
+    text = os.fspath(xml)
+    if text.lstrip().startswith("<"):
+        domain = read_domain(text.encode(), "<xml>")
+    else:
+        domain = read_domain(read_xml(text), source_of(text))
+    (report,) = check_domains(host, [domain], hypervisor)
+    return report
+
+
+def check_domains(
+    host: HostSource, domains: Sequence[Domain], hypervisor: Hypervisor | None
+) -> tuple[Report, ...]:
+    """As `check_domain`, of several that have been read."""
+    if not domains:
+        return ()
+    seen = host.scan(with_users=True, with_readiness=True)
+    return preflight(seen, domains, hypervisor, _roms(host, domains))
+
+
+def _roms(host: HostSource, domains: Sequence[Domain]) -> dict[str, bool] | None:
+    """Which ROMs are there; None where the files are those of another machine."""
+    if host.snapshot is not None:
+        return None
+    named = {hostdev.rom_file for domain in domains for hostdev in domain.hostdevs}
+    return {path: _is_regular(host, path) for path in named if path and path.startswith("/")}
+
+
+def _is_regular(host: HostSource, path: str) -> bool:
+    status = host.tree.status(HostPath(path))
+    return status is not None and stat.S_ISREG(status.st_mode)

@@ -1,0 +1,237 @@
+"""Where facts of a host come from: a tree, as it is now, or a snapshot that was taken of one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.host.tree import HostTree
+from vfiomgr.paths import PCI_DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+MACHINE = "/"
+"""The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
+_NVIDIA = "10de"
+_LONGEST_SNAPSHOT = 512 << 20
+"""Characters; a host of 16,384 functions takes a twentieth of it."""
+_ROOT_HINT = "--root takes a directory that looks like the root of a host"
+
+
+class HostSource:
+    """A host to read: the tree below `root`, or what the file `snapshot` says of one.
+
+    A tree is read again for each question, a snapshot once.
+    """
+
+    root: str = MACHINE
+    snapshot: str | None = None
+
+    def on_note(self, text: str) -> None:
+        """Take what a reader should know besides the answer: what was assumed, or left out."""
+
+    def share_with(self, other: HostSource) -> None:
+        """Have another one read the same host, with what was read of a snapshot."""
+        shared = ("root", "snapshot", "tree", "files", "machine", "_loaded")
+        vars(other).update({name: vars(self)[name] for name in shared if name in vars(self)})
+
+    @property
+    def _has_sys(self) -> bool:
+        return os.path.isdir(os.path.join(self.root, "sys"))
+
+    @cached_property
+    def tree(self) -> HostTree:
+        """The tree to read and change.
+
+        Raises:
+            UsageError: there is no host below the root.
+
+        """
+        if not self._has_sys:
+            message = f"{self.root!r} holds no host: there is no directory sys in it"
+            raise UsageError(message, _ROOT_HINT)
+        return HostTree(self.root)
+
+    @cached_property
+    def files(self) -> HostTree:
+        """The tree for those who are about files of the host alone: any directory, e.g. an image.
+
+        Raises:
+            UsageError: there is no such directory.
+
+        """
+        if not os.path.isdir(self.root):
+            message = f"{self.root!r} is no directory"
+            raise UsageError(message, _ROOT_HINT)
+        return HostTree(self.root)
+
+    @cached_property
+    def machine(self) -> HostTree:
+        """The machine that vfiomgr runs on, whose tables name hardware that `tree` does not."""
+        return HostTree(MACHINE)
+
+    def scan(
+        self,
+        *,
+        with_users: bool = False,
+        with_readiness: bool = False,
+        with_resets: bool = False,
+        with_gpu_modes: bool = False,
+        serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    ) -> HostSnapshot:
+        """The facts of the host, of one moment; those of a snapshot are what it was made with.
+
+        `with_users` adds who holds devices (only root sees it), `with_readiness` what `check`
+        needs, `with_resets` what configuration spaces say of resets, `with_gpu_modes` what
+        nvidia-smi says of vGPUs; serial numbers are read in the slots of `serials_of`.
+
+        Raises:
+            UsageError: there is no host below the root, or the snapshot cannot be read.
+            InvalidDocument: the snapshot is malformed.
+            HostError: this machine's PCI devices cannot be listed.
+
+        """
+        from vfiomgr.snapshot.scan import scan  # noqa: PLC0415 - not every command scans
+
+        if self.snapshot is not None:
+            return self._loaded
+        host = scan(
+            self.tree,
+            self.machine,
+            with_users=with_users,
+            with_readiness=with_readiness,
+            with_resets=with_resets,
+            with_gpu_modes=with_gpu_modes,
+            serials_of=serials_of,
+        )
+        return self._required(host)
+
+    def scan_or_image(self) -> HostSnapshot:
+        """As `scan`, for those who are about files: of an image the devices are not known."""
+        from vfiomgr.snapshot.scan import scan  # noqa: PLC0415 - not every command scans
+
+        is_image = self.snapshot is None and self.root != MACHINE and not self._has_sys
+        return scan(self.files, self.machine) if is_image else self.scan()
+
+    def scan_devices(self) -> HostSnapshot:
+        """As `scan`, but from a tree nothing besides the devices, which takes a fraction of it."""
+        from vfiomgr.snapshot.scan import scan_devices  # noqa: PLC0415 - not every command scans
+
+        if self.snapshot is not None:
+            return self._loaded
+        return self._required(scan_devices(self.tree, self.machine))
+
+    def slots_of(self, names: Iterable[str]) -> HostSnapshot:
+        """As `scan_devices`, where it can be with the functions alone that share a slot with these.
+
+        No names of vGPUs, nor of functions that are not there, which only the whole host explains.
+        NVIDIA's virtual functions are what their siblings on the driver are (host/vendor_vgpu.py).
+        """
+        if self.snapshot is not None:
+            return self._loaded
+        from vfiomgr.pci.facts import list_addresses  # noqa: PLC0415 - few commands name devices
+        from vfiomgr.pci.model import PciAddress  # noqa: PLC0415 - as the two
+        from vfiomgr.snapshot.scan import scan_devices  # noqa: PLC0415 - not every command scans
+
+        known = list_addresses(self.tree)
+        try:
+            wanted = frozenset(PciAddress.parse(name, known) for name in names)
+        except UsageError:
+            return self.scan_devices()
+        only = frozenset(address.slot for address in wanted)
+        host = scan_devices(self.tree, self.machine, only=only)
+        there = {device.address for device in host.devices}
+        is_vendors = any(d.vendor_id == _NVIDIA and d.physical_function for d in host.devices)
+        return self.scan_devices() if is_vendors or not wanted <= there else host
+
+    def with_vgpu_users(
+        self, host: HostSnapshot, functions: tuple[PciDevice, ...] = ()
+    ) -> HostSnapshot:
+        """With those who use its vGPUs alone: a look for all users takes many times as long.
+
+        It is taken where one of the virtual `functions` that are vGPUs has nodes of a host driver,
+        which a process can also have mapped without having them open.
+        """
+        from vfiomgr.snapshot.users import read_holders, read_users  # noqa: PLC0415
+
+        if self.snapshot is not None:
+            return host
+        if any(device.nodes for device in functions):
+            return replace(host, users=read_users(self.tree))
+        holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
+        nodes = {node for holder in holders for node in host.guest_nodes(holder)}
+        return replace(host, users=read_holders(self.tree, nodes))
+
+    def require_live(self, why: str, remedy: str) -> None:
+        """Make sure that a tree is meant.
+
+        Raises:
+            UsageError: a snapshot is.
+
+        """
+        if self.snapshot is not None:
+            raise UsageError(why, remedy)
+
+    def addresses(self, texts: Iterable[str | PciAddress]) -> tuple[PciAddress, ...]:
+        """Addresses as users type them; the domain may be left out where it is plain.
+
+        Raises:
+            UsageError: a text is no address, or fits functions of several domains.
+
+        """
+        from vfiomgr.pci.model import PciAddress, is_address  # noqa: PLC0415 - not for --version
+
+        names = [str(text) for text in texts]
+        if self.snapshot is not None:
+            return tuple(map(self._loaded.parse_address, names))
+        known = [PciAddress.parse(n) for n in self.tree.children(PCI_DEVICES) if is_address(n)]
+        return tuple(PciAddress.parse(name, known) for name in names)
+
+    def _required(self, host: HostSnapshot) -> HostSnapshot:
+        """The same, where its functions could be listed: else all answers about it were wrong."""
+        if host.pci_unlisted is None:
+            return host
+        why = f"{PCI_DEVICES} cannot be listed: {host.pci_unlisted}"
+        if self.root != MACHINE:
+            message = f"{self.root!r} holds no host: {why}"
+            raise UsageError(message, _ROOT_HINT)
+        remedy = "mount sysfs on /sys, or run vfiomgr where the host's own /sys is seen"
+        raise HostError(why, remedy)
+
+    @cached_property
+    def _loaded(self) -> HostSnapshot:
+        if self.root != MACHINE:
+            message = f"--snapshot {self.snapshot} and --root {self.root} name two different hosts"
+            raise UsageError(message, "pass one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
+        host = _load_snapshot(self.snapshot or "")
+        if host.pci_unlisted is not None:
+            message = f"{self.snapshot} shows no host: {PCI_DEVICES}: {host.pci_unlisted}"
+            raise InvalidDocument(message, "make it on the host, with: vfiomgr snapshot")
+        return host
+
+
+def _load_snapshot(source: str) -> HostSnapshot:
+    from vfiomgr.snapshot.document import read_snapshot  # noqa: PLC0415 - brings pydantic
+
+    try:
+        with open(source, encoding="utf-8") as file:
+            text = file.read(_LONGEST_SNAPSHOT + 1)
+    except OSError as error:
+        message = f"cannot read the snapshot {source}: {error.strerror}"
+        raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
+    except UnicodeDecodeError:
+        message = f"{source}: neither JSON nor YAML, not even text"
+        raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json") from None
+    if len(text) > _LONGEST_SNAPSHOT:
+        most = _LONGEST_SNAPSHOT >> 20
+        message = f"cannot read the snapshot {source}: it is larger than {most} MiB"
+        raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json")
+    return read_snapshot(text, source)

@@ -1,0 +1,73 @@
+"""Options that contradict each other, or have no meaning: told alike to shells and to Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from vfiomgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_Word = TypeVar("_Word", bound=str)
+
+
+def forbid_together(one: str, other: str, why: str) -> NoReturn:
+    """Refuse two options that cannot both be meant.
+
+    Raises:
+        UsageError: always.
+
+    """
+    message = f"{one} and {other} contradict each other: {why}"
+    raise UsageError(message, f"pass {one} or {other}")
+
+
+def forbid_alone(option: str, without: str, why: str) -> NoReturn:
+    """Refuse an option that does nothing without another one.
+
+    Raises:
+        UsageError: always.
+
+    """
+    message = f"{option} does nothing without {without}: {why}"
+    raise UsageError(message, f"pass {without} too, or leave out {option}")
+
+
+def require_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
+    """Make sure that a word is one of a few, or is left out.
+
+    Raises:
+        UsageError: it is another one.
+
+    """
+    if value is not None and value not in choices:
+        known = ", ".join(map(repr, choices))
+        message = f"{option}: {value!r} is not {'one of ' * (len(choices) > 1)}{known}"
+        raise UsageError(message, "write one of them")
+
+
+def chosen(option: str, values: Iterable[_Word], choices: Sequence[_Word]) -> frozenset[_Word]:
+    """Some of a few words.
+
+    Raises:
+        UsageError: one is another word.
+
+    """
+    found = tuple(values)
+    for value in found:
+        require_choice(option, value, choices)
+    return frozenset(found)
+
+
+def require_whole(option: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Make sure that a whole number is in its range, or is left out.
+
+    Raises:
+        UsageError: it is not.
+
+    """
+    if value is not None and not least <= value <= (value if most is None else most):
+        upward = "up" if most is None else f"to {most}"
+        message = f"{option}: {str(value)!r} is no whole number from {least} {upward}"
+        raise UsageError(message, "write another number")
