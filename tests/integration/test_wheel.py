@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import shutil
@@ -18,6 +19,16 @@ from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS_PROBE
 
 CHECKOUT = Path(__file__).parents[2]
 BOUND = "0000:02:00.0"
+WRONG = """\
+import vfiomgr
+vfiomgr.Host().bind("04:00.0", persit=True)
+vfiomgr.Host().bind(4)
+vfiomgr.Host().create_vgpu(count="2")
+vfiomgr.libvirt.domain_xml(vfiomgr.Host(), "win", memory="16G")
+vfiomgr.kata.configuration(vfiomgr.Host(), hypervisor="xen")
+vfiomgr.nothing
+"""
+"""A mistake in each line but the first."""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +79,27 @@ def test_it_takes_no_packages_of_the_callers_path(vfiomgr: Path, tmp_path: Path)
     command = [str(vfiomgr), "--version"]
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     assert result.stdout.startswith("vfiomgr, version")
+
+
+def test_programs_that_use_it_are_typed(vfiomgr: Path, tmp_path: Path) -> None:
+    """The example of the documents, and the lines of the tutorial, by the installed wheel."""
+    tutorial = doctest.script_from_examples((CHECKOUT / "docs/python.md").read_text())
+    (tmp_path / "tutorial.py").write_text(tutorial)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    example = shutil.copy(CHECKOUT / "docs/examples/passthrough.py", tmp_path)
+    checker = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir=cache"]
+    checker += ["--python-executable", str(vfiomgr.with_name("python"))]
+    for program in (example, "tutorial.py"):
+        said = subprocess.run(
+            [*checker, program], check=False, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert said.returncode == 0, said.stdout
+    said = subprocess.run(
+        [*checker, "wrong.py"], check=False, capture_output=True, text=True, cwd=tmp_path
+    )
+    errors = [line for line in said.stdout.splitlines() if ": error: " in line]
+    lines = [line.partition(": error: ")[0] for line in errors]
+    assert lines == [f"wrong.py:{number}" for number in range(2, WRONG.count("\n") + 1)]
 
 
 def test_it_plans_a_bind(vfiomgr: Path, recording: Path) -> None:
