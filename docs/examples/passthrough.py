@@ -13,7 +13,7 @@ try:
     xml = vfiomgr.libvirt.domain_xml(
         host, "example", memory="512M", vcpus=1, virt_type="qemu", firmware="bios", devices=[gpu]
     )
-    print(*(one.title for one in vfiomgr.libvirt.check_domain(host, xml).findings), sep="\n")
+    print(*(one.summary for one in vfiomgr.libvirt.check_domain(host, xml).findings), sep="\n")
     subprocess.run(["virsh", "create", "/dev/stdin"], input=xml, text=True, check=True)
     try:
         created = host.create_vgpu(type=vgpu_type)

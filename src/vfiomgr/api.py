@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
     from vfiomgr.definitions.requests import RestoreVgpus
     from vfiomgr.definitions.restore_apply import Restored
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.request import Request
@@ -147,7 +147,7 @@ def apply_each(
 
 
 def revert(
-    *, tree: HostTree, allow: frozenset[Allowance] = frozenset(), **options: Unpack[Options]
+    *, tree: HostTree, allow: frozenset[Override] = frozenset(), **options: Unpack[Options]
 ) -> Outcome:
     """Take back the layout that was applied last, with later corrections of it.
 
@@ -162,7 +162,7 @@ def recover(
     *,
     tree: HostTree,
     finish: bool = False,
-    allow: frozenset[Allowance] = frozenset(),
+    allow: frozenset[Override] = frozenset(),
     **options: Unpack[Options],
 ) -> tuple[CutOff, ...]:
     """End the runs that were left half done: undo them, the latest first, or `finish` them.

@@ -1,46 +1,244 @@
-"""What speaks against a change, and what lifts it."""
+"""What a check or a refusal says: the rule, what it found, and the ways out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.errors import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.errors import VfiomgrError
 
 
-Allowance = Literal["boot-display", "in-use", "mounted-disk", "vgpu-function", "default-route"]
+Severity = Literal["blocker", "warning", "info", "ok"]
+"""A blocker keeps devices from a guest, or a request from a plan; a warning, some or not safely."""
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The gravest first."""
+
+Override = Literal["boot-display", "in-use", "mounted-disk", "vgpu-function", "default-route"]
 """The guards that a user may override, by the value of `--allow`."""
 
-ALLOWANCES: tuple[Allowance, ...] = get_args(Allowance)
-REVERSIBLE: tuple[Allowance, ...] = ("in-use", "mounted-disk", "default-route")
+OVERRIDES: tuple[Override, ...] = get_args(Override)
+REVERSIBLE: tuple[Override, ...] = ("in-use", "mounted-disk", "default-route")
 """Those of them that may speak against undoing a run."""
+
+OptionName = Literal[
+    "allow",
+    "only",
+    "not-only",
+    "with-group",
+    "not-driver",
+    "heterogeneous",
+    "not-heterogeneous",
+    "not-uuid",
+    "type",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
-    """One reason against a plan; `allowance` names the value of `--allow` that overrides it."""
+class Option:
+    """An option that a remedy names: what it is, and how it is typed on the command line.
 
-    reason: str
-    remedy: str
-    allowance: Allowance | None = None
-    is_network: bool = False
-    """Whether it speaks for an interface, and not for a process that would be waited for."""
+    Other interfaces have other words for it, as a layout has keys.
+    """
+
+    name: OptionName
+    words: str
+    """`pass --allow in-use`."""
+    value: str = ""
 
 
-def refuse_if_any(objections: Iterable[Objection], allow: frozenset[Allowance]) -> None:
-    """Raise one refusal that holds all objections which are not allowed.
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way out; where it takes an option, that stands between `text` and `then`."""
+
+    text: str
+    option: Option | None = None
+    then: str = ""
+    joint: str = ", or "
+    """What stands between the remedy before it and this one."""
+
+    def __str__(self) -> str:
+        """As it is typed on the command line."""
+        return f"{self.text}{self.option.words if self.option else ''}{self.then}"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Position:
+    """A line and a column of a document, both from 1."""
+
+    line: int = 1
+    column: int = 1
+
+
+def allow(override: Override, before: str = "", then: str = "", joint: str = ", or ") -> Remedy:
+    """To override the guard that found it."""
+    words = f"pass --allow {override}"
+    return Remedy(before, Option("allow", words, override), then, joint)
+
+
+LEAVE_IT_OUT = Remedy("", Option("only", "leave it out with --only"))
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding of a rule; several may be of one rule."""
+
+    rule: str
+    """Its identifier, which docs/rules.md and `vfiomgr explain` have."""
+    severity: Severity
+    subject: str
+    """What it is about: a device, a file, a domain; empty for the host."""
+    summary: str
+    evidence: tuple[str, ...] = ()
+    """What was read, and where: a reader can look again."""
+    why: str = ""
+    """Why it matters."""
+    remedies: tuple[Remedy, ...] = ()
+    override: Override | None = None
+    """The value of `--allow` that lifts it."""
+    place: Position | None = None
+    """Where in a document it is."""
+
+    @property
+    def remedy(self) -> str:
+        """All ways out in one sentence; empty where nothing is to be done."""
+        first, *others = self.remedies or (Remedy(""),)
+        return str(first) + "".join(f"{other.joint}{other}" for other in others)
+
+    @property
+    def line(self) -> int:
+        """Of its document; the first where nothing shows it."""
+        return 1 if self.place is None else self.place.line
+
+    @property
+    def hint(self) -> str:
+        """The ways out of a refusal, after what they all depend on."""
+        return f"{self.why}: {self.remedy}" if self.why else self.remedy
+
+    def without(self, *options: OptionName) -> Diagnostic:
+        """The same without the ways out that take such an option."""
+        return self.in_words(lambda o: None if o.name in options else o.words)
+
+    def in_words(self, words: Callable[[Option], str | None]) -> Diagnostic:
+        """The same with other words for options; a way out goes where there are none."""
+        return replace(self, remedies=tuple(_in_words(self.remedies, words)))
+
+
+def _in_words(
+    remedies: Iterable[Remedy], words: Callable[[Option], str | None]
+) -> Iterator[Remedy]:
+    for remedy in remedies:
+        told = "" if remedy.option is None else words(remedy.option)
+        if remedy.option is None:
+            yield remedy
+        elif told is not None:
+            yield replace(remedy, option=replace(remedy.option, words=told))
+
+
+def as_remedies(remedies: Iterable[str | Remedy]) -> tuple[Remedy, ...]:
+    """Those that say something."""
+    found = (Remedy(one) if isinstance(one, str) else one for one in remedies)
+    return tuple(one for one in found if str(one))
+
+
+def finding(  # noqa: PLR0913 - a field each
+    rule: str,
+    severity: Severity,
+    summary: str,
+    evidence: tuple[str, ...],
+    why: str,
+    *remedies: str | Remedy,
+    subject: object = "",
+) -> Diagnostic:
+    """What a check found."""
+    return Diagnostic(rule, severity, str(subject), summary, evidence, why, as_remedies(remedies))
+
+
+def blocker(
+    rule: str,
+    subject: object,
+    summary: str,
+    *remedies: str | Remedy,
+    why: str = "",
+    override: Override | None = None,
+) -> Diagnostic:
+    """What speaks against a plan."""
+    ways = as_remedies(remedies)
+    return Diagnostic(rule, "blocker", str(subject), summary, (), why, ways, override)
+
+
+def flaw(rule: str, place: Position, where: str, summary: str, remedy: str = "") -> Diagnostic:
+    """What cannot stay in a document; `where` is the part of it, in its own words."""
+    ways = as_remedies((remedy,))
+    return Diagnostic(rule, "blocker", where, summary, remedies=ways, place=place)
+
+
+def by_place(diagnostic: Diagnostic) -> tuple[Position, str, str, str]:
+    """The order of a document."""
+    place = diagnostic.place or Position()
+    return (place, diagnostic.subject, diagnostic.summary, diagnostic.remedy)
+
+
+def in_document(diagnostic: Diagnostic) -> str:
+    """`12:5: layout gpus, rule 2: unknown key 'drvier'; did you mean driver?`."""
+    place = diagnostic.place or Position()
+    parts = [part for part in (diagnostic.subject, diagnostic.summary) if part]
+    remedy = f"; {diagnostic.remedy}" if diagnostic.remedies else ""
+    return f"{place.line}:{place.column}: {': '.join(parts)}{remedy}"
+
+
+def refuse_if_any(diagnostics: Iterable[Diagnostic], allowed: frozenset[Override]) -> None:
+    """Raise one refusal that holds all diagnostics which are not overridden.
 
     Raises:
-        Refusal: one line of reasons, one line of remedies.
+        Refusal: one line of summaries, one line of remedies.
 
     """
-    standing = [o for o in objections if o.allowance is None or o.allowance not in allow]
-    if not standing:
-        return
-    told = dict.fromkeys((o.reason, o.remedy) for o in standing)
-    reasons = dict.fromkeys(reason for reason, _ in told)
-    remedies = dict.fromkeys(remedy for _, remedy in told)
-    raise Refusal("; ".join(reasons), "; ".join(remedies), tuple(told))
+    standing = [d for d in diagnostics if d.override is None or d.override not in allowed]
+    if standing:
+        raise refusal(standing)
+
+
+def refusal(diagnostics: Iterable[Diagnostic]) -> Refusal:
+    """One refusal for all of them; what is said twice is said once."""
+    told = {(d.summary, d.hint): d for d in reversed(list(diagnostics))}
+    kept = tuple(reversed(told.values()))
+    summaries = dict.fromkeys(d.summary for d in kept)
+    hints = dict.fromkeys(d.hint for d in kept)
+    return Refusal("; ".join(summaries), "; ".join(hints), kept)
+
+
+def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:
+    """What an error was raised for; of one without diagnostics, its own message."""
+    if isinstance(error, Refusal) and error.diagnostics:
+        return error.diagnostics
+    return (blocker("refused", "", error.message, error.remedy),)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What docs/rules.md and `vfiomgr explain` say of an identifier."""
+
+    name: str
+    section: str
+    meaning: str
+    remedy: str
+    """What lifts it."""
+
+
+_DECLARED: dict[tuple[str, str], Rule] = {}
+
+
+def declare(*rules: Rule) -> None:
+    """Add rules; those of vfiomgr itself are in the files rules.toml of its packages."""
+    _DECLARED.update({(rule.section, rule.name): rule for rule in rules})
+
+
+def declared() -> tuple[Rule, ...]:
+    """All rules that were declared, by section and name."""
+    return tuple(rule for _, rule in sorted(_DECLARED.items()))

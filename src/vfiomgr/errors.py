@@ -20,6 +20,11 @@ VfiomgrError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Diagnostic, Remedy
+
 
 class VfiomgrError(Exception):
     """Anything that a user is told about; `exit_code` is the process's exit status."""
@@ -28,10 +33,11 @@ class VfiomgrError(Exception):
     details: tuple[str, ...] = ()
     """What the message sums up, where that is several things: a line for each."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str | Remedy = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.remedy = hint
+        self.hint = str(hint)
 
 
 class UsageError(VfiomgrError):
@@ -57,16 +63,16 @@ class InvalidDocument(VfiomgrError):
 class Refusal(VfiomgrError):
     """A guard refuses the request; nothing was changed.
 
-    `objections` are what the message and the hint were joined from: each reason with its remedy.
+    `diagnostics` are what the message and the hint were joined from, where guards found them.
     """
 
     exit_code = 4
 
     def __init__(
-        self, message: str, hint: str = "", objections: tuple[tuple[str, str], ...] = ()
+        self, message: str, hint: str | Remedy = "", diagnostics: tuple[Diagnostic, ...] = ()
     ) -> None:
         super().__init__(message, hint)
-        self.objections = objections or ((message, hint),)
+        self.diagnostics = diagnostics
 
 
 class HostError(VfiomgrError):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 
 from vfiomgr import api
-from vfiomgr.diagnostic import ALLOWANCES, REVERSIBLE
+from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.lost_state import unusable
 from vfiomgr.engine.request import Request
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.check.model import Report
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
@@ -217,7 +217,7 @@ class Host(HostSource):
         self,
         device: str | PciAddress,
         method: ResetMethod | None = None,
-        allow: Iterable[Allowance] = (),
+        allow: Iterable[Override] = (),
     ) -> Outcome:
         """Reset a device, and verify that it answers as before.
 
@@ -242,7 +242,7 @@ class Host(HostSource):
         *names: str,
         every: bool = False,
         parent: str | None = None,
-        allow: Iterable[Allowance] = (),
+        allow: Iterable[Override] = (),
     ) -> VgpuOutcome:
         """Remove vGPUs by UUID or address, or `every` one that vfiomgr made (on `parent`).
 
@@ -256,7 +256,7 @@ class Host(HostSource):
         self,
         file: str | os.PathLike[str],
         layout: str | None = None,
-        allow: Iterable[Allowance] = (),
+        allow: Iterable[Override] = (),
     ) -> Outcome:
         """Bring the host to a layout of a file (`layout` names it where there are several).
 
@@ -267,7 +267,7 @@ class Host(HostSource):
         """
         from vfiomgr.layout.named import ApplyLayout  # noqa: PLC0415 - brings pydantic
 
-        return self.apply(ApplyLayout(file, layout, chosen("--allow", allow, ALLOWANCES)))
+        return self.apply(ApplyLayout(file, layout, chosen("--allow", allow, OVERRIDES)))
 
     def apply_each(self, request: ApplyLayout) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
         """As `apply`, of what can be done of a layout: one part that fails keeps no other from it.
@@ -280,7 +280,7 @@ class Host(HostSource):
         """
         return api.apply_each(request, tree=self.tree, **self.options)
 
-    def revert_layout(self, allow: Iterable[Allowance] = ()) -> Outcome:
+    def revert_layout(self, allow: Iterable[Override] = ()) -> Outcome:
         """Undo the layout that was applied last, with all later corrections of it.
 
         Raises:
@@ -293,7 +293,7 @@ class Host(HostSource):
         return api.revert(tree=self.tree, allow=overridden, **self.options)
 
     def recover(
-        self, *, finish: bool = False, allow: Iterable[Allowance] = ()
+        self, *, finish: bool = False, allow: Iterable[Override] = ()
     ) -> tuple[CutOff, ...]:
         """Roll back interrupted operations, the latest first, or `finish` them; which they were.
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.topology import Topology
-    from vfiomgr.check.model import Finding, Report
+    from vfiomgr.check.model import Report
+    from vfiomgr.diagnostic import Diagnostic
 
 
 def check() -> Report:
@@ -24,10 +25,10 @@ def check() -> Report:
     return api.check(api.scan(HostTree("/"), with_readiness=True))
 
 
-def by_rule(report: Report) -> dict[str, Finding]:
+def by_rule(report: Report) -> dict[str, Diagnostic]:
     """The findings; each rule has at most one here."""
-    assert len({finding.id for finding in report.findings}) == len(report.findings)
-    return {finding.id: finding for finding in report.findings}
+    assert len({finding.rule for finding in report.findings}) == len(report.findings)
+    return {finding.rule: finding for finding in report.findings}
 
 
 @pytest.fixture

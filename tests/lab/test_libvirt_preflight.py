@@ -80,7 +80,7 @@ def troubles(text: str) -> dict[str, str]:
     files = {d.rom_file: Path(d.rom_file).is_file() for d in read.hostdevs if d.rom_file}
     with connect(daemon.URI) as connection:
         (report,) = preflight(host, [read], connection.hypervisor(), files)
-    return {f.id: f.remedy for f in report.findings if f.severity in ("blocker", "warning")}
+    return {f.rule: f.remedy for f in report.findings if f.severity in ("blocker", "warning")}
 
 
 def why_not(text: str) -> str:

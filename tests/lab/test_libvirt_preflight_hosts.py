@@ -25,8 +25,8 @@ def troubles(text: str) -> set[str]:
     (report,) = preflight(host, [read_domain(text.encode(), "guest.xml")])
     found = [f for f in report.findings if f.severity in ("blocker", "warning")]
     for finding in found:
-        print(finding.id, *finding.evidence, sep="\n  ")
-    return {finding.id for finding in found}
+        print(finding.rule, *finding.evidence, sep="\n  ")
+    return {finding.rule for finding in found}
 
 
 @pytest.mark.topology("two-roots")

@@ -6,38 +6,19 @@ None stands for what this host, recording or snapshot cannot show; it is never t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from vfiomgr.diagnostic import Diagnostic, Severity
 from vfiomgr.pci.model import PciAddress
-
-Severity = Literal["blocker", "warning", "info", "ok"]
-"""A blocker keeps every device from going to a guest; a warning, some, or not safely."""
-
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""The gravest first."""
 
 ModuleState = Literal["loaded", "built-in", "available", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One answer of a check; `id` names its rule, and several findings may be of one rule."""
-
-    id: str
-    severity: Severity
-    title: str
-    evidence: tuple[str, ...]
-    """What was read, and where: a reader can look again."""
-    why: str
-    remedy: str = ""
-    """Empty where nothing is to be done."""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """All findings about a host, the gravest first, and what could not be looked at."""
+    """All findings, the gravest first, and what could not be looked at."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnostic, ...]
     not_checked: tuple[str, ...]
 
     def count(self, severity: Severity) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import SEVERITIES, Report
+from vfiomgr.check.model import Report
 from vfiomgr.check.rules import (
     amd_resets,
     devices,
@@ -18,17 +18,19 @@ from vfiomgr.check.rules import (
     modules,
     platform,
 )
+from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.snapshot.model import UNIDENTIFIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.check.model import Finding, Readiness
+    from vfiomgr.check.model import Readiness
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
-_OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Finding]], ...] = (
+_OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
     devices.none,
     devices.silence,
     groups.without_group,
@@ -41,7 +43,7 @@ _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Finding]], ...] = (
 )
 """Rules over what every scan reads."""
 
-_OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Finding]], ...] = (
+_OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Diagnostic]], ...] = (
     platform.interrupt_remapping,
     platform.no_iommu_mode,
     modules.vfio_pci,

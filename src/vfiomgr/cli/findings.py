@@ -7,22 +7,35 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import SEVERITIES
+from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.documents.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.check.model import Finding, Report, Severity
+    from vfiomgr.check.model import Report
+    from vfiomgr.diagnostic import Diagnostic, Severity
 from vfiomgr.cli.output import Marked, say
 
 _COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}
 
 
+def finding_document(found: Diagnostic) -> dict[str, object]:
+    """A finding in the JSON contract."""
+    return {
+        "id": found.rule,
+        "severity": found.severity,
+        "title": found.summary,
+        "evidence": found.evidence,
+        "why": found.why,
+        "remedy": found.remedy,
+    }
+
+
 def report_document(report: Report) -> dict[str, object]:
     """A report in the JSON contract."""
     return {
-        "items": report.findings,
+        "items": [finding_document(found) for found in report.findings],
         "not_checked": report.not_checked,
         "summary": {severity: report.count(severity) for severity in SEVERITIES},
     }
@@ -30,11 +43,11 @@ def report_document(report: Report) -> dict[str, object]:
 
 def print_findings(report: Report, *, every: bool) -> None:
     """Each finding with evidence, why it matters and its remedy; what is fine where `every`."""
-    for finding in report.findings:
-        if every or finding.severity != "ok":
-            colour = _COLOURS[finding.severity]
-            say(Marked(finding.severity, colour, f": {finding.title}"))
-            for label, text in _lines(finding):
+    for found in report.findings:
+        if every or found.severity != "ok":
+            colour = _COLOURS[found.severity]
+            say(Marked(found.severity, colour, f": {found.summary}"))
+            for label, text in _lines(found):
                 _print_line(label, text)
 
 
@@ -44,11 +57,11 @@ def counted(report: Report, severity: Severity) -> str:
     return f"{count} {severity}{'' if count == 1 else 's'}"
 
 
-def _lines(finding: Finding) -> Iterator[tuple[str, str]]:
-    yield from (("evidence", text) for text in finding.evidence)
-    yield "why", finding.why
-    if finding.remedy:
-        yield "remedy", finding.remedy
+def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
+    yield from (("evidence", text) for text in found.evidence)
+    yield "why", found.why
+    if found.remedies:
+        yield "remedy", found.remedy
 
 
 def _print_line(label: str, text: str) -> None:

@@ -73,8 +73,11 @@ _COMMANDS = {
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
+    "explain": ("vfiomgr.cli.commands.explain", "explain"),
 }
-_READING = frozenset({"list", "show", "groups", "check", "plan", "assert", "export", "snapshot"})
+_READING = frozenset(
+    {"list", "show", "groups", "check", "plan", "assert", "export", "snapshot", "explain"}
+)
 """Commands that change nothing: they may end at once."""
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
     from vfiomgr.definitions.restore_apply import Restored
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
@@ -327,7 +327,7 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
 )
 @session_options()
 @click.pass_obj
-def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Allowance, ...]) -> None:
+def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]) -> None:
     """Remove vGPUs, and keep their definitions; one that a guest holds is refused.
 
     \b

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vfiomgr.definitions.model.vgpu import Attributes
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 
 
@@ -55,7 +55,7 @@ class StopVgpu(Request):
     """Remove vGPUs, and keep their definitions."""
 
     names: tuple[str, ...]
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     kind: Literal["stop-vgpu"] = "stop-vgpu"
 
 

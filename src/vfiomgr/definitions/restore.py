@@ -15,7 +15,7 @@ from vfiomgr.definitions.start import (
     target_of,
     together,
 )
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import Refusal, VfiomgrError
@@ -145,12 +145,14 @@ def _divided(
     return replace(before, steps=(*before.steps, *part.steps), locks=tuple(sorted(locks)))
 
 
-def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Objection]:
+def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Diagnostic]:
     """MIG where the vGPUs are defined without: none of their types can be made."""
     address = definition.gpu.address
     mode = host.gpu_mode(host.device(address))
     if mode is not None and mode.mig and definition.mig is None:
-        yield Objection(
+        yield blocker(
+            "gpu-partitioned",
+            address,
             f"{address} is divided by MIG, and its vGPUs are defined without",
             f"if nobody needs its GPU instances: vfiomgr vgpu mode {address} --no-mig, then "
             "vfiomgr vgpu restore",

@@ -202,7 +202,7 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
     marks = present.steps if is_own else ()
     found = dict(host.defined.attributes_of(target.name))
     wrong = differing(target.attributes, found.items())
-    users = [o.reason for o in guards.held_by_guest(host, active)] if wrong else []
+    users = [o.summary for o in guards.held_by_guest(host, active)] if wrong else []
     if users:
         names = ", ".join(name for name, _ in wrong)
         why = f"{names} is not as defined, and is left so: {'; '.join(users)}"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vfiomgr.documents.located import Located, Position
+from vfiomgr.diagnostic import Position
+from vfiomgr.documents.located import Located
 from vfiomgr.documents.parsed import Malformed, parse_json
 from vfiomgr.errors import InvalidDocument
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vfiomgr.diagnostic import Position
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -16,31 +18,6 @@ def shown_path(path: Path) -> str:
     """`devices[0].containerEdits.deviceNodes[1].path`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Position:
-    """A line and a column, both from 1."""
-
-    line: int = 1
-    column: int = 1
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Flaw:
-    """Something in a document that cannot stay: where, what is wrong, and what would be right."""
-
-    place: Position
-    where: str
-    """The part of the document, in its own words: `layout gpus, rule 2`."""
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """`12:5: layout gpus, rule 2: unknown key 'drvier'; did you mean driver?`."""
-        parts = [part for part in (self.where, self.what) if part]
-        remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"{self.place.line}:{self.place.column}: {': '.join(parts)}{remedy}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

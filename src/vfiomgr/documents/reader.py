@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from vfiomgr.diagnostic import Diagnostic, Position, flaw, in_document
 from vfiomgr.documents.json_text import read_json
-from vfiomgr.documents.located import Flaw, Located, Path, Position
+from vfiomgr.documents.located import Located, Path
 from vfiomgr.documents.parsed import (
     TOO_LARGE,
     Malformed,
@@ -64,12 +65,12 @@ _ANY = Wording("a document", "documents", lambda _: "", merges="taken", takes_la
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
     """A text that is no document; nothing more can be told of it than this flaw."""
 
-    def __init__(self, flaw: Flaw) -> None:
-        super().__init__(str(flaw))
-        self.flaw = flaw
+    def __init__(self, found: Diagnostic) -> None:
+        super().__init__(in_document(found))
+        self.flaw = found
 
 
-def read_located(text: str, wording: Wording) -> tuple[Located, list[Flaw]]:
+def read_located(text: str, wording: Wording) -> tuple[Located, list[Diagnostic]]:
     """What a text says, JSON or YAML 1.2, and what it says twice or not plainly.
 
     Raises:
@@ -83,11 +84,11 @@ def read_located(text: str, wording: Wording) -> tuple[Located, list[Flaw]]:
         place, what = documents[1].place, "a second document begins here"
         if not wording.reads_first:
             _fail(place, what, wording.several)
-        flaws.insert(0, Flaw(place, "", what, wording.several))
+        flaws.insert(0, flaw("document-second", place, "", what, wording.several))
     return documents[0], flaws
 
 
-def read_all_located(text: str, wording: Wording) -> tuple[list[Located], list[Flaw]]:
+def read_all_located(text: str, wording: Wording) -> tuple[list[Located], list[Diagnostic]]:
     """The documents of a stream, as `read_located` reads one; empty ones are left out.
 
     Raises:
@@ -121,7 +122,7 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
     except Unreadable as error:
         documents, flaws = [], [error.flaw]
     if flaws:
-        message = f"{source}:{flaws[0]}"
+        message = f"{source}:{in_document(flaws[0])}"
         raise InvalidDocument(message, remedy)
     return documents[0].value if documents else None
 
@@ -139,17 +140,17 @@ def first_error(error: ValidationError, text: str | None = None) -> str:
     try:
         place = read_located(text, _ANY)[0].place_of(first["loc"])
     except Unreadable as unread:  # a key twice, in a text that YAML takes too long for
-        place = unread.flaw.place
+        place = unread.flaw.place or Position()
     return f"{place.line}:{place.column}: {told}"
 
 
-def _read(text: str, wording: Wording) -> tuple[list[Located], list[Flaw]]:
+def _read(text: str, wording: Wording) -> tuple[list[Located], list[Diagnostic]]:
     """All documents; JSON is read as what it is, since YAML takes some of its texts apart."""
     try:
         return [read_json(text)], []
     except Malformed:
         nodes = _nodes(text, wording)
-    flaws: list[Flaw] = []
+    flaws: list[Diagnostic] = []
     try:
         return [_Locator(flaws, wording).located(node, ()) for node in nodes], flaws
     except RecursionError:
@@ -186,7 +187,7 @@ def _too_deep(wording: Wording) -> str:
 
 
 def _fail(place: Position, what: str, remedy: str) -> NoReturn:
-    raise Unreadable(Flaw(place, "", what, remedy))
+    raise Unreadable(flaw("unreadable", place, "", what, remedy))
 
 
 def _place(node: Any) -> Position:  # noqa: ANN401 - as above
@@ -210,7 +211,7 @@ _SYNTAX = (
 """What a reader of YAML says, what that means here, and what helps."""
 
 
-def _syntax_flaw(error: Exception, text: str) -> Flaw:
+def _syntax_flaw(error: Exception, text: str) -> Diagnostic:
     """What is wrong with the text itself, in one line."""
     if text.lstrip().startswith("{"):
         try:
@@ -218,26 +219,36 @@ def _syntax_flaw(error: Exception, text: str) -> Flaw:
         except Malformed as why:
             if why.line:
                 what = f"neither JSON nor YAML: {why.why}"
-                return Flaw(
-                    Position(why.line, why.column), "", what, "mend it there, or just before"
+                return flaw(
+                    "unreadable",
+                    Position(why.line, why.column),
+                    "",
+                    what,
+                    "mend it there, or just before",
                 )
     said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
     mark = getattr(error, "problem_mark", None)
     place = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
     for part, what, remedy in _SYNTAX:
         if part in said:
-            return Flaw(place, "", what, remedy)
+            return flaw("unreadable", place, "", what, remedy)
     if hasattr(error, "position"):
         before = text[: error.position]
         place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        return Flaw(place, "", "a control character", "take it out")
-    return Flaw(place, "", f"not YAML: {' '.join(said.split())}", "mend it there, or just before")
+        return flaw("unreadable", place, "", "a control character", "take it out")
+    return flaw(
+        "unreadable",
+        place,
+        "",
+        f"not YAML: {' '.join(said.split())}",
+        "mend it there, or just before",
+    )
 
 
 class _Locator:
     """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
 
-    def __init__(self, flaws: list[Flaw], wording: Wording) -> None:
+    def __init__(self, flaws: list[Diagnostic], wording: Wording) -> None:
         self._flaws = flaws
         self._wording = wording
         self._constructor = _yaml().constructor
@@ -267,7 +278,7 @@ class _Locator:
             meant = self._scalar(node, path)
             return Located(_place(node), meant, str(node.value), is_plain=not node.style)
         if not str(node.tag).startswith(_TAG):
-            self._add(node, path, f"the tag {node.tag}", self._no_tags)
+            self._add("yaml-tag", node, path, f"the tag {node.tag}", self._no_tags)
         if node.id == "sequence":
             items = (self.located(item, (*path, n)) for n, item in enumerate(node.value))
             return Located(_place(node), items=tuple(items))
@@ -281,17 +292,17 @@ class _Locator:
             if key.id == "scalar" and not is_sane(key.value):
                 _fail(_place(key), *_HALF)
             if key.id != "scalar":
-                self._add(key, path, "a list or mapping as a key", "a key is a text")
+                self._add("unreadable", key, path, "a list or mapping as a key", "a key is a text")
             elif key.value == _MERGE:
                 if self._wording.merges != "taken":
-                    self._add(key, path, MERGES, "write the keys out")
+                    self._add("key-merged", key, path, MERGES, "write the keys out")
                 if self._wording.merges != "refused":
                     found = self.located(value, path)
                     merged += found.items if found.items is not None else [found]
             elif key.value in keys:
                 first = keys[key.value].line
                 remedy = f"it stands in line {first} already: keep one"
-                self._add(key, path, f"the key {key.value!r} twice", remedy)
+                self._add("key-twice", key, path, f"the key {key.value!r} twice", remedy)
             else:
                 keys[key.value] = _place(key)
                 members[key.value] = self.located(value, (*path, str(key.value)))
@@ -312,7 +323,7 @@ class _Locator:
                 return self._plain(node, path)
             case "str" | "timestamp":
                 return node.value
-        self._add(node, path, f"the tag {node.tag}", self._no_tags)
+        self._add("yaml-tag", node, path, f"the tag {node.tag}", self._no_tags)
         return node.value
 
     def _plain(self, node: Any, path: Path) -> object:  # noqa: ANN401 - as above
@@ -324,7 +335,7 @@ class _Locator:
         except (ValueError, LookupError) as error:  # the last of tags that lie
             if is_strict:
                 why = TOO_LARGE if _DIGITS in str(error) else " ".join(str(error).split())
-                self._add(node, path, why, "write another value")
+                self._add("unreadable", node, path, why, "write another value")
             return node.value
         return found
 
@@ -332,5 +343,5 @@ class _Locator:
     def _no_tags(self) -> str:
         return f"leave it out: {self._wording.nouns} have none"
 
-    def _add(self, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
-        self._flaws.append(Flaw(_place(node), self._wording.where(path), what, remedy))
+    def _add(self, rule: str, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
+        self._flaws.append(flaw(rule, _place(node), self._wording.where(path), what, remedy))

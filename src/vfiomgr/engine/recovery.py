@@ -16,14 +16,14 @@ from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import BOOT_ID
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.engine.undo import UndoPlan
     from vfiomgr.engine.unfinished import Sequel
 
 
-def recover(work: ApplyContext, allow: frozenset[Allowance], *, finish: bool) -> tuple[CutOff, ...]:
+def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> tuple[CutOff, ...]:
     """End all that can be ended: undo them, the latest first, or `finish` them.
 
     Raises:
@@ -69,7 +69,7 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
         raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
 
 
-def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Allowance]) -> None:
+def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]) -> None:
     """Undo what runs on the same devices had begun, as far as the devices are still there.
 
     It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and
@@ -116,7 +116,7 @@ def _still_left(
 
 
 def _plan_undo(
-    runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Allowance]
+    runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]
 ) -> tuple[Sequel, UndoPlan]:
     left = [read_unfinished(work.tree, run.name) for run in runs]
     together = sequel(left)

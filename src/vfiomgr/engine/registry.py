@@ -17,7 +17,7 @@ from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Objection
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.engine.undo import UndoScope
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
-    UndoGuard = Callable[[HostSnapshot, UndoScope], Iterable[Objection]]
+    UndoGuard = Callable[[HostSnapshot, UndoScope], Iterable[Diagnostic]]
     DeviceNotes = Callable[[HostSnapshot, Iterable[PciDevice | Vgpu]], Iterable[str]]
     AfterChange = Callable[[ApplyContext], None]
 

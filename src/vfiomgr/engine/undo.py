@@ -12,7 +12,7 @@ from vfiomgr.errors import Refusal, UnknownDevice
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.step import Step  # noqa: TC004
     from vfiomgr.pci.model import DeviceIdentity, PciDevice  # noqa: TC004
     from vfiomgr.snapshot.model import HostSnapshot
@@ -49,7 +49,7 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
     host: HostSnapshot,
     steps: Sequence[Step],
     begun: Iterable[int],
-    allow: frozenset[Allowance],
+    allow: frozenset[Override],
     *,
     is_of_this_boot: bool,
     can_add_steps: bool = False,
@@ -95,7 +95,7 @@ def _refuse_undo(
     host: HostSnapshot,
     steps: Sequence[Step],
     moving: Iterable[PciDevice],
-    allow: frozenset[Allowance],
+    allow: frozenset[Override],
     *,
     can_add_steps: bool,
 ) -> None:

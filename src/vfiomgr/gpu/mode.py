@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Option, Remedy, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
@@ -77,15 +77,23 @@ def vgpus_on(host: HostSnapshot, device: PciDevice) -> list[Vgpu]:
     return [vgpu for name in names for vgpu in host.vgpus_of(name)]
 
 
-def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Objection]:
+def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Diagnostic]:
     """Why vGPUs of different sizes cannot be on a GPU."""
     if mode is not None and mode.mixes_sizes is False:
-        yield Objection(
+        yield blocker(
+            "no-heterogeneous-mode",
+            device,
             f"{device} carries vGPUs of one size only: nvidia-smi -q says Not Supported",
-            "leave out --heterogeneous; with MIG, each GPU instance has a size of its own",
+            Remedy(
+                "",
+                Option("not-heterogeneous", "leave out --heterogeneous"),
+                "; with MIG, each GPU instance has a size of its own",
+            ),
         )
     if mode is not None and mode.mig:
-        yield Objection(
+        yield blocker(
+            "mig-mode",
+            device,
             f"{device} is in MIG mode, where each GPU instance has vGPUs of one size",
             f"switch MIG off first: vfiomgr vgpu mode {device.address} --no-mig",
         )
@@ -116,53 +124,69 @@ def _mig_steps(
     return steps, with_mode(host, replace(mode, mig=intent.mig, heterogeneous=False))
 
 
-def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """GPUs of whose modes nothing is known."""
     if device.physical_function is not None:
-        yield Objection(
+        yield blocker(
+            "not-a-gpu",
+            device,
             f"{device} is a virtual function, and has the modes of its GPU",
             f"name that one: {device.physical_function}",
         )
     elif device.driver != "nvidia":
         driver = device.driver or "no driver"
-        yield Objection(
+        yield blocker(
+            "not-on-nvidia",
+            device,
             f"{device} is on {driver}: only NVIDIA's driver knows these modes",
             f"vfiomgr unbind {device.address} gives it back"
             if device.is_on_vfio
             else "name a GPU that is on the driver nvidia",
         )
     elif host.gpu_mode(device) is None:
-        yield Objection(
+        yield blocker(
+            "nvidia-smi-silent",
+            device,
             f"nvidia-smi tells nothing of {device}",
             "is it installed, and does nvidia-smi -q work? run it by hand to see why",
         )
 
 
-def _carrying(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def _carrying(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """A mode is set only while there is no vGPU (nvidia-smi ends with 19 otherwise)."""
     names = [vgpu.name for vgpu in vgpus_on(host, device)]
     if names:
-        yield Objection(
+        yield blocker(
+            "carries-vgpus",
+            device,
             f"{device} carries vGPUs, and changes its mode only without: {', '.join(names)}",
             f"remove them first: vfiomgr vgpu remove {' '.join(names)}",
         )
 
 
-def _no_mig(device: PciDevice, mode: GpuMode) -> Iterator[Objection]:
+def _no_mig(device: PciDevice, mode: GpuMode) -> Iterator[Diagnostic]:
     if mode.mig is None:
-        yield Objection(
+        yield blocker(
+            "no-mig",
+            device,
             f"{device} has no MIG: nvidia-smi -q shows N/A",
-            "vGPUs of different sizes go together with --heterogeneous, where the GPU can do that",
+            Remedy(
+                "vGPUs of different sizes go together ",
+                Option("heterogeneous", "with --heterogeneous"),
+                ", where the GPU can do that",
+            ),
         )
 
 
 def _unmixable(
     device: PciDevice, mode: GpuMode, functions: int, *, mixed: bool
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     if mixed:
         yield from unmixable(device, mode)
     if device.sriov_totalvfs and not functions:
-        yield Objection(
+        yield blocker(
+            "no-virtual-functions",
+            device,
             f"{device} has no virtual functions, and forgets this mode when they are made",
             f"vfiomgr vgpu switch {device.address} vgpu{' --heterogeneous' * mixed} does both",
         )

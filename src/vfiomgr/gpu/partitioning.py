@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import UnknownDevice
@@ -59,20 +59,26 @@ def plan_divide(host: HostSnapshot, intent: SetMigInstances) -> Plan:
     )
 
 
-def _undivided(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def _undivided(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     mode = host.gpu_mode(device)
     if mode is None or mode.mig is None:
-        yield Objection(
+        yield blocker(
+            "no-mig",
+            device,
             f"{device} has no MIG: nvidia-smi -q shows N/A",
             "name a GPU that has; vfiomgr vgpu mode shows which do",
         )
     elif not mode.mig:
-        yield Objection(
+        yield blocker(
+            "mig-mode",
+            device,
             f"MIG is off on {device}, and GPU instances are made only with it",
             f"switch it on first: vfiomgr vgpu mode {device.address} --mig",
         )
     elif host.partition(str(device.address)) is None:
-        yield Objection(
+        yield blocker(
+            "nvidia-smi-silent",
+            device,
             f"nvidia-smi tells nothing of the GPU instances of {device}",
             f"run it by hand to see why: nvidia-smi mig -lgip -i {device.address}",
         )
@@ -116,12 +122,14 @@ def _no_room(
     wanted: Mapping[int, int],
     partition: GpuPartition,
     fixed: Sequence[GpuInstance],
-) -> Objection:
+) -> Diagnostic:
     names = {profile.id: profile for profile in partition.profiles}
     asked = ", ".join(f"{count} x {names[n].name}" for n, count in wanted.items() if count)
     beside = f" beside {', '.join(map(str, fixed))}, which stay" if fixed else ""
     most = ", ".join(f"{names[n].name} {names[n].total} at most" for n in wanted)
-    return Objection(
+    return blocker(
+        "gpu-instances-do-not-fit",
+        device,
         f"{asked} do not fit together on {device}{beside}",
         f"ask for fewer: alone on the GPU there are of {most}",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.model import InstancePlace
@@ -59,7 +59,7 @@ class SwitchGpu(Request):
     functions: int | None = None
     """For vGPUs: so many virtual functions; None for as many as it makes."""
     heterogeneous: bool | None = None
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     vgpus: tuple[str, ...] = ()
     """The vGPUs that a run which was cut off was to remove."""
     autoprobe_after: bool | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.gpu import mode as gpu_mode
@@ -233,9 +233,11 @@ def _forgotten_marks(course: _SwitchPlan) -> Iterator[Step]:
             yield ReplaceFile(mark.path, mark.text, None)
 
 
-def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     if device.physical_function is not None:
-        yield Objection(
+        yield blocker(
+            "not-a-gpu",
+            device,
             f"{device} is a virtual function",
             f"name its GPU, {device.physical_function}; of the function alone: "
             + (
@@ -245,33 +247,41 @@ def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
             ),
         )
     elif device.is_bridge:
-        yield Objection(f"{device} is a bridge", "name a GPU; vfiomgr list shows them")
+        yield blocker(
+            "bridge", device, f"{device} is a bridge", "name a GPU; vfiomgr list shows them"
+        )
 
 
-def _unknown_driver(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def _unknown_driver(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     if device.is_on_vfio and host.origin(device) is None:
-        yield Objection(
+        yield blocker(
+            "original-driver-unknown",
+            device,
             f"nobody recorded which driver {device} had before {device.driver}",
             f"give it back first, and see where it goes: vfiomgr unbind {device.address}",
         )
 
 
-def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
+def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Diagnostic]:
     foreign = [vgpu.name for vgpu in here if not host.is_own(vgpu)]
     if foreign:
-        yield Objection(
+        yield blocker(
+            "foreign-vgpus",
+            device,
             f"{device} carries vGPUs that vfiomgr did not make: {', '.join(foreign)}",
             f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(foreign)}",
         )
 
 
-def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Objection]:
+def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Diagnostic]:
     """Where nvidia-smi does not tell GPU instances, a roll-back could not make them again."""
     mode = host.gpu_mode(device)
     is_known = host.partition(str(device.address)) is not None
     if here and mode is not None and mode.mig and not is_known:
         names = [vgpu.name for vgpu in here]
-        yield Objection(
+        yield blocker(
+            "vgpus-in-gpu-instances",
+            device,
             f"{device} carries vGPUs in GPU instances (MIG), which no failure could give back: "
             + ", ".join(names),
             f"remove them by themselves first: vfiomgr vgpu remove {' '.join(names)}",

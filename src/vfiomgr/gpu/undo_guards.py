@@ -11,13 +11,13 @@ from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.diagnostic import Objection
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.undo import UndoScope
     from vfiomgr.snapshot.model import HostSnapshot
 
 
 @guards_undo
-def persistence_mode(host: HostSnapshot, scope: UndoScope) -> Iterator[Objection]:
+def persistence_mode(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
     """GPUs that would have to leave NVIDIA's driver in persistence mode.
 
     Whoever can still add a step that ends the mode has no need of this.

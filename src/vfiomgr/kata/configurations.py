@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import refusal, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config import render
 from vfiomgr.kata.config.bases import (
@@ -34,7 +34,7 @@ from vfiomgr.usage import forbid_together, require_choice
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.check.model import Finding
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.source import HostSource
 
@@ -229,9 +229,11 @@ def _rendered(host: HostSource, plan: KataPlan, whole: Base | None, *, is_verbos
     )
     blockers = [each for each in findings if each.severity == "blocker" and not _is_foreign(each)]
     if blockers:
-        told = tuple((f"{each.title}: {each.why}", each.remedy) for each in blockers)
-        message = f"{source}: {'; '.join(reason for reason, _ in told)}"
-        raise Refusal(message, "; ".join(dict.fromkeys(way for _, way in told)), told)
+        refused = refusal(
+            replace(each, summary=f"{each.summary}: {each.why}", why="") for each in blockers
+        )
+        message = f"{source}: {refused.message}"
+        raise Refusal(message, refused.hint, refused.diagnostics)
     _tell_of_findings(host, source, findings, is_verbose=is_verbose)
     return text
 
@@ -254,24 +256,24 @@ def _tell_of_configured(host: HostSource, base: Base, plan: KataPlan, *, is_verb
     _tell_of_findings(host, source, together, is_verbose=is_verbose)
 
 
-def _is_foreign(finding: Finding) -> bool:
+def _is_foreign(finding: Diagnostic) -> bool:
     """Whether it is about a key that vfiomgr did not write; its user may know more of it."""
-    return finding.id == "kata-unknown-key"
+    return finding.rule == "kata-unknown-key"
 
 
 def _tell_of_findings(
-    host: HostSource, source: str, findings: Iterable[Finding], *, is_verbose: bool
+    host: HostSource, source: str, findings: Iterable[Diagnostic], *, is_verbose: bool
 ) -> None:
     """Print what Kata refuses; the keys that it ignores in one line, unless -v asks for all."""
     ignored = [each for each in findings if each.severity == "warning" and _is_foreign(each)]
     short = () if is_verbose else ignored
     for each in findings:
         if each.severity != "info" and each not in short:
-            host.on_note(f"{source}: {each.title}: {each.why}; {each.remedy}")
+            host.on_note(f"{source}: {each.summary}: {each.why}; {each.remedy}")
         elif each.severity == "info" and is_verbose:
-            host.on_note(f"{source}: {each.title}: {each.why}")
+            host.on_note(f"{source}: {each.summary}: {each.why}")
     if short:
-        names = ", ".join(each.title.rpartition(" know ")[2] for each in short)
+        names = ", ".join(each.subject for each in short)
         host.on_note(f"{source} has keys that this Kata ignores (-v tells more): {names}")
 
 

@@ -17,7 +17,7 @@ from vfiomgr.paths import BOOT_ID
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.step import Step
     from vfiomgr.host.tree import HostTree
 
@@ -43,7 +43,7 @@ class _Run:
         return self.intent["name"], self.intent["layout"]
 
 
-def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Allowance]) -> RevertLayout:
+def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -> RevertLayout:
     """What takes back the layout that was applied last, with all later corrections of it.
 
     Raises:

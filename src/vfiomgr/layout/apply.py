@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import refusal
 from vfiomgr.engine.transaction import apply
-from vfiomgr.errors import Refusal, StillDiffers, VfiomgrError
+from vfiomgr.errors import StillDiffers, VfiomgrError
 from vfiomgr.layout.compare import compare
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def apply_parts(intent: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Res
             break
         for names in due:  # and functions that one of them makes are there the next time
             results |= dict.fromkeys(names, _result(replace(intent, only=names), work))
-    missing = (("", Refusal(o.reason, o.remedy)) for o in compared.objections)
+    missing = (("", refusal([o])) for o in compared.diagnostics)
     return (*missing, *((name, _judged(name, results[name], compared)) for name in results))
 
 

@@ -71,7 +71,7 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
 
     """
     compared = compare(host, intent.wish)
-    refused = [*compared.objections, *(o for part in compared.parts for o in part.objections)]
+    refused = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
     refuse_if_any(refused, frozenset())
     name = intent.wish.name
     services = _services(host, intent)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, groups, sriov, vgpus
@@ -39,7 +39,7 @@ class Comparison:
     """A layout and a host: all parts, and what speaks against the layout as a whole."""
 
     parts: tuple[Change, ...]
-    objections: tuple[Objection, ...]
+    diagnostics: tuple[Diagnostic, ...]
     later: tuple[str, ...] = ()
     """What rules say of virtual functions that are yet to be made."""
     bundles: tuple[tuple[str, ...], ...] = ()
@@ -48,7 +48,7 @@ class Comparison:
     @property
     def differences(self) -> tuple[Difference, ...]:
         """What is not as wanted; a device that is missing is one as well."""
-        missing = (Difference("", "", "missing", o.reason) for o in self.objections)
+        missing = (Difference("", "", "missing", o.summary) for o in self.diagnostics)
         return (*missing, *(d for part in self.parts for d in _told(part)))
 
     def left_of(self, name: str) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ def _told(part: Change) -> Iterator[Difference]:
     """What differs in a part; what is refused differs, whatever else is known of it."""
     yield from part.differences
     if not part.differences:
-        for objection in part.objections:
-            yield Difference(part.name, "", objection.reason, "as the layout says")
+        for diagnostic in part.diagnostics:
+            yield Difference(part.name, "", diagnostic.summary, "as the layout says")
 
 
 @plans(ApplyLayout)
@@ -84,8 +84,8 @@ def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Pl
     """
     parts = [part for part in compared.parts if not intent.only or part.name in intent.only]
     if not intent.only:
-        refuse_if_any(compared.objections, frozenset())
-    refused = [objection for part in parts for objection in part.objections]
+        refuse_if_any(compared.diagnostics, frozenset())
+    refused = [diagnostic for part in parts for diagnostic in part.diagnostics]
     refuse_if_any(refused, frozenset())
     steps, lanes = in_lanes(parts)
     leftovers = [*_leftovers(host, intent, steps)]
@@ -123,15 +123,15 @@ def compare(host: HostSnapshot, intent: ApplyLayout) -> Comparison:
     parts = groups.judged(host, found, clashes)
     coming = sriov.numbers(parts)
     waiting = [c for c in claims if sriov.is_awaited(host, c, coming)]
-    objections = [*selection.objections]
-    objections += [short for short in selection.shortages if short[0] not in waiting]
+    diagnostics = [*selection.diagnostics]
+    diagnostics += [short for short in selection.shortages if short[0] not in waiting]
     for claim in waiting:
         shortage = sriov.shortage(claim, claims, coming)
-        objections += [(claim, shortage)] if shortage is not None else []
+        diagnostics += [(claim, shortage)] if shortage is not None else []
     parts = tuple(part for part in parts if _divider(host, part) not in coming)
     return Comparison(
         parts,
-        tuple(objection for _, objection in sorted(objections, key=lambda one: one[0].number)),
+        tuple(diagnostic for _, diagnostic in sorted(diagnostics, key=lambda one: one[0].number)),
         tuple(f"{claim.label}: {claim.rule.state}" for claim in waiting),
         groups.bundles(host, parts),
     )

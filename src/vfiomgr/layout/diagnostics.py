@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.diagnostic import ALLOWANCES
-from vfiomgr.documents.located import Flaw
+from vfiomgr.diagnostic import OVERRIDES, Diagnostic, flaw
 from vfiomgr.layout.model import (
     UNKNOWABLE,
     VERSION,
@@ -40,7 +39,7 @@ _WILD = frozenset("*?[")
 
 def idle_rules(
     where: str, rules: Sequence[Rule | None], selects: Mapping[int, Located]
-) -> Iterator[Flaw]:
+) -> Iterator[Diagnostic]:
     """Addresses that are named twice, and rules of whose devices none is left; None is unread."""
     named: dict[PciAddress, int] = {}
     seen = _Seen()
@@ -77,12 +76,12 @@ class _Seen:
 
 def _covered(
     where: str, select: Located, before: Iterable[tuple[int, Selector]], rule: Rule
-) -> Iterator[Flaw]:
+) -> Iterator[Diagnostic]:
     for number, earlier in before:
         if covers(earlier, rule.select):
             what = f"this rule never applies: rule {number + 1} ({earlier}) has all that it selects"
             remedy = "put the narrower rule first, or take one of the two out"
-            yield Flaw(select.place, where, what, remedy)
+            yield flaw("layout-rule-idle", select.place, where, what, remedy)
             return
 
 
@@ -97,13 +96,19 @@ def _repeated(
             named[address] = number
 
 
-def _named_twice(where: str, select: Located, address: PciAddress, first: int, number: int) -> Flaw:
+def _named_twice(
+    where: str, select: Located, address: PciAddress, first: int, number: int
+) -> Diagnostic:
     written = [part for part in select.descendants() if _is_address(part, address)]
     place = written[-1].place if written else select.place
     if first == number:
-        return Flaw(place, where, f"{address} stands here twice", "take one out")
+        return flaw(
+            "layout-address-twice", place, where, f"{address} stands here twice", "take one out"
+        )
     what = f"rule {first + 1} has {address} already, so that this one never has it"
-    return Flaw(place, where, what, "keep the address in one of the two rules")
+    return flaw(
+        "layout-address-twice", place, where, what, "keep the address in one of the two rules"
+    )
 
 
 def _is_address(part: Located, address: PciAddress) -> bool:
@@ -111,7 +116,7 @@ def _is_address(part: Located, address: PciAddress) -> bool:
     return ":" in text and "." in text and PciAddress.parse(text) == address
 
 
-def repeated_uuids(where: str, layout: Located) -> Iterator[Flaw]:
+def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:
     """UUIDs that two vGPUs of a layout are to have."""
     seen: dict[str, int] = {}
     devices = layout.child("devices")
@@ -124,7 +129,9 @@ def repeated_uuids(where: str, layout: Located) -> Iterator[Flaw]:
                 if key in seen:
                     what = f"a second vGPU with the UUID {part.text}"
                     remedy = f"the one in line {seen[key]} has it: give each its own"
-                    yield Flaw(part.place, f"{where}, rule {number + 1}", what, remedy)
+                    yield flaw(
+                        "layout-uuid-twice", part.place, f"{where}, rule {number + 1}", what, remedy
+                    )
                 seen.setdefault(key, part.place.line)
 
 
@@ -192,7 +199,7 @@ _REMEDIES = {
     "select": 'write all, or criteria, e.g. select: {class: "0302"}',
     "state": f"write {_STATES}",
     "at_least": "write a whole number from 0, e.g. at_least: 8",
-    "allow": f"write some of {', '.join(a for a in ALLOWANCES if a not in UNKNOWABLE)}",
+    "allow": f"write some of {', '.join(a for a in OVERRIDES if a not in UNKNOWABLE)}",
     "address": _ADDRESS,
     "physical_function": _ADDRESS,
     "id": "write vendor:device with four hexadecimal digits each, e.g. 10de:2235 or 10de:*",
@@ -233,7 +240,7 @@ _OF_STATE = {
 """Keys that mean something else in each state."""
 _CHOICES = {
     "state": tuple(RULES),
-    "allow": ALLOWANCES,
+    "allow": OVERRIDES,
     "strategy": ("pack", "spread"),
     "reset_method": RESET_METHODS,
     "functions": ("any", "passthrough", "host"),

@@ -16,8 +16,9 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import Resolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, in_document
 from vfiomgr.documents.jsonable import UNFOLDED
-from vfiomgr.documents.located import Flaw, Located, Path, Position
+from vfiomgr.documents.located import Located, Path
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.layout.diagnostics import (
@@ -144,7 +145,7 @@ def read_layouts(text: str, source: str) -> LayoutFile:
     read, flaws = find_flaws(text)
     if read is not None:
         return read
-    lines = [f"{source}:{flaw}" for flaw in flaws[:_MOST_LINES]]
+    lines = [f"{source}:{in_document(found)}" for found in flaws[:_MOST_LINES]]
     if len(lines) == 1:
         raise InvalidDocument(lines[0], _HINT)
     if len(flaws) > _MOST_LINES:
@@ -174,24 +175,36 @@ def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
     return name, file.layouts[name]
 
 
-def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Flaw, ...]]:
+def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
     """What a text says, and all that is wrong with it; the one or the other."""
     try:
         document, flaws = read_located(text, _WORDING)
     except Unreadable as error:
         return None, (error.flaw,)
     if document.is_empty:
-        return None, (Flaw(Position(), "", "the file is empty", f"begin with version: {VERSION}"),)
+        return None, (
+            flaw(
+                "unreadable", Position(), "", "the file is empty", f"begin with version: {VERSION}"
+            ),
+        )
     if document.members is None:
         remedy = f"begin with version: {VERSION}, and layouts by name below layouts"
         what = f"a layout file is a mapping, and this is {shown(document)}"
-        return None, (Flaw(document.place, "", what, remedy),)
+        return None, (flaw("layout-other-document", document.place, "", what, remedy),)
     kind = document.members.get("kind")
     if kind is not None and "layouts" not in document.members:
         remedy = _OTHER_KINDS.get(kind.text, f"a layout begins with version: {VERSION}")
-        return None, (Flaw(kind.place, "", f"this is a {kind.text}, and no layout", remedy),)
+        return None, (
+            flaw(
+                "layout-other-document",
+                kind.place,
+                "",
+                f"this is a {kind.text}, and no layout",
+                remedy,
+            ),
+        )
     checker = _Checker(document)
-    found = tuple(sorted({*flaws, *checker.flaws()}))
+    found = tuple(sorted({*flaws, *checker.flaws()}, key=by_place))
     return (None, found) if found else (checker.read, ())
 
 
@@ -202,10 +215,10 @@ class _Checker:
     document: Located
     read: LayoutFile | None = None
 
-    def flaws(self) -> Iterator[Flaw]:
+    def flaws(self) -> Iterator[Diagnostic]:
         """All of them; `read` is there where there are none."""
         by_hand = list(self._by_hand())
-        yield from (flaw for _, flaw in by_hand)
+        yield from (found for _, found in by_hand)
         told = [path for path, _ in by_hand]
         seen = {path[:-1] for path in told if _key(path[:-1]) == "select"}
         for path, error in self._errors():
@@ -246,53 +259,70 @@ class _Checker:
                 path.append(part)
         return tuple(path)
 
-    def _flaw(self, path: Path, error: dict[str, Any]) -> Flaw:
+    def _flaw(self, path: Path, error: dict[str, Any]) -> Diagnostic:
         kind, state = error["type"], self._state(path)
         where = _where(path)
         if kind == "missing":
             what, remedy = missing_key(str(path[-1]), state)
-            return Flaw(self.document.place_of(path[:-1]), where, what, remedy)
+            return flaw(
+                "layout-key-missing", self.document.place_of(path[:-1]), where, what, remedy
+            )
         here = self.document.at(path)
         if kind == "union_tag_not_found" and here is not None and "state" in (here.members or {}):
             path, here = (*path, "state"), (here.members or {})["state"]
         elif kind == "union_tag_not_found":
             what, remedy = missing_key("state", None)
-            return Flaw(self.document.place_of(path), where, what, remedy)
+            return flaw("layout-key-missing", self.document.place_of(path), where, what, remedy)
         elif kind == "union_tag_invalid":
             path, here = (*path, "state"), (here and here.child("state"))
         assert here is not None  # noqa: S101 - pydantic names parts of what it was given
         what, remedy = wrong_value(_key(path), here, state, error)
         if kind == "string_too_short" and path == ("layouts", ""):
             what, remedy = "a layout without a name", "write a name before the colon"
-        return Flaw(here.place, _where(path), what, remedy)
+        return flaw("layout-value", here.place, _where(path), what, remedy)
 
-    def _by_hand(self) -> Iterator[tuple[Path, Flaw]]:
+    def _by_hand(self) -> Iterator[tuple[Path, Diagnostic]]:
         """What pydantic would tell in other words, or not at all."""
         for path, part in _parts(self.document):
             state = self._state(path)
             if part.is_empty:
                 place = self.document.place_of(path) if isinstance(path[-1], str) else part.place
-                yield path, Flaw(place, _where(path), *no_value(_key(path), state))
+                yield path, flaw("layout-value", place, _where(path), *no_value(_key(path), state))
             elif part.items == () and _key(path[:-1]) == "select":
                 what = f"{path[-1]} is an empty list, which selects nothing"
-                yield path, Flaw(part.place, _where(path), what, remedy_for(str(path[-1]), state))
+                yield (
+                    path,
+                    flaw(
+                        "layout-value",
+                        part.place,
+                        _where(path),
+                        what,
+                        remedy_for(str(path[-1]), state),
+                    ),
+                )
             elif part.members is not None:
                 yield from self._keys(path, part, _model(path, state))
 
     @staticmethod
     def _keys(
         path: Path, part: Located, model: type[BaseModel] | None
-    ) -> Iterator[tuple[Path, Flaw]]:
+    ) -> Iterator[tuple[Path, Diagnostic]]:
         """Keys that a part does not have; what a rule without a state has is looked for too."""
         is_stateless = model is None and _key(path) == "a rule"
         known = keys_of(model) if model is not None else ANY_RULE if is_stateless else part.keys
         for key in part.keys:
             if key not in known:
                 what, remedy = unknown_key(key, model, tuple(known))
-                yield (*path, key), Flaw(part.keys[key], _where(path), what, remedy)
+                yield (
+                    (*path, key),
+                    flaw("layout-key-unknown", part.keys[key], _where(path), what, remedy),
+                )
         if is_stateless and "select" not in part.keys:
             what, remedy = missing_key("select", None)
-            yield (*path, "select"), Flaw(part.place, _where(path), what, remedy)
+            yield (
+                (*path, "select"),
+                flaw("layout-key-missing", part.place, _where(path), what, remedy),
+            )
 
     def _layouts(self) -> Iterator[tuple[str, Located]]:
         layouts = self.document.child("layouts")

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST, Plan
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
@@ -99,18 +99,18 @@ def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
 
 def clashes(
     host: HostSnapshot, intent: ApplyLayout, claims: Sequence[RuleMatch], held: Holders
-) -> dict[int, Objection]:
+) -> dict[int, Diagnostic]:
     """By group, that two rules want it otherwise, so that neither could stay as it is wanted."""
     by_group: dict[int, list[_Request]] = {}
     for wish in _wishes(host, claims, held) if len(claims) > 1 else ():
         if wish.device.iommu_group is not None and not wish.device.is_bridge:
             by_group.setdefault(wish.device.iommu_group, []).append(wish)
     access = {owner.name: owner.access for owner in intent.owners}
-    found: dict[int, Objection] = {}
+    found: dict[int, Diagnostic] = {}
     for number, wishes in by_group.items():
         pairs = itertools.combinations(wishes, 2)
         against = (_against(host, number, pair, access) for pair in pairs)
-        first = next((objection for objection in against if objection is not None), None)
+        first = next((diagnostic for diagnostic in against if diagnostic is not None), None)
         if first is not None:
             found[number] = first
     return found
@@ -121,7 +121,7 @@ def _against(
     number: int,
     pair: tuple[_Request, _Request],
     access: Mapping[str, NodeAccess],
-) -> Objection | None:
+) -> Diagnostic | None:
     one, other = pair
     if one.claim is other.claim:
         return None
@@ -158,17 +158,27 @@ def _virtual(host: HostSnapshot, claim: RuleMatch, held: Holders) -> Iterator[Pc
 
 def _in_two_states(
     host: HostSnapshot, number: int, one: _Request, other: _Request
-) -> Objection | None:
+) -> Diagnostic | None:
     if one.is_for_guests is other.is_for_guests:
         return None
     guest, kept = (one, other) if one.is_for_guests else (other, one)
     is_to_be = f"{kept.device} is to be {kept.claim.rule.state} by {kept.claim.label}"
     if guest.takes_group:
         along = f"would go along with IOMMU group {number} by {guest.claim.label}"
-        return Objection(f"{is_to_be}, and {along}, which says with_group", _REMEDY)
+        return blocker(
+            "layout-group-split",
+            kept.device,
+            f"{is_to_be}, and {along}, which says with_group",
+            _REMEDY,
+        )
     if _will_block(host, kept.device):
         goes = f"{guest.device} of the same IOMMU group {number} is to be passthrough"
-        return Objection(f"{is_to_be}, and {goes} by {guest.claim.label}", _REMEDY)
+        return blocker(
+            "layout-group-split",
+            kept.device,
+            f"{is_to_be}, and {goes} by {guest.claim.label}",
+            _REMEDY,
+        )
     return None
 
 
@@ -182,54 +192,58 @@ def _will_block(host: HostSnapshot, device: PciDevice) -> bool:
 
 def _of_two_owners(
     number: int, one: _Request, other: _Request, access: Mapping[str, NodeAccess]
-) -> Objection | None:
+) -> Diagnostic | None:
     """One node of a group has one owner; the other rule would take it back at its next turn."""
     if one.owner is None or other.owner is None:
         return None
     if access.get(one.owner, one.owner) == access.get(other.owner, other.owner):
         return None
     told = [f"{w.claim.label} gives it to {w.owner} (for {w.device.address})" for w in (one, other)]
-    return Objection(
+    return blocker(
+        "layout-group-owners",
+        number,
         f"IOMMU group {number} has one node: {', and '.join(told)}",
         "give all functions of the group one owner, or say it in one of the rules alone",
     )
 
 
 def judged(
-    host: HostSnapshot, parts: Sequence[Change], clashing: Mapping[int, Objection]
+    host: HostSnapshot, parts: Sequence[Change], clashing: Mapping[int, Diagnostic]
 ) -> tuple[Change, ...]:
     """The parts, refused where rules clash, or where a guest could not have a group after all."""
     found = [_refused(part, _of_groups(part, clashing)) for part in parts]
     incomplete = {
         number: part
         for part in found
-        if part.is_for_guests and part.objections
+        if part.is_for_guests and part.diagnostics
         for number in part.groups
         if not host.is_viable(number)
     }
     return tuple(_waiting(part, incomplete) for part in found)
 
 
-def _of_groups(part: Change, clashing: Mapping[int, Objection]) -> Iterator[Objection]:
+def _of_groups(part: Change, clashing: Mapping[int, Diagnostic]) -> Iterator[Diagnostic]:
     return (clashing[number] for number in sorted(part.groups & clashing.keys()))
 
 
-def _refused(part: Change, objections: Iterable[Objection]) -> Change:
-    new = tuple(objections)
+def _refused(part: Change, diagnostics: Iterable[Diagnostic]) -> Change:
+    new = tuple(diagnostics)
     if not new:
         return part
-    return replace(part, plan=Plan("", ()), objections=(*part.objections, *new), later=())
+    return replace(part, plan=Plan("", ()), diagnostics=(*part.diagnostics, *new), later=())
 
 
 def _waiting(part: Change, incomplete: Mapping[int, Change]) -> Change:
     """A part that gives a group to guests of which another part, which is refused, has the rest."""
-    if not part.is_for_guests or part.objections or not part.differences:
+    if not part.is_for_guests or part.diagnostics or not part.differences:
         return part
     against = [
-        Objection(
+        blocker(
+            "layout-group-refused",
+            number,
             f"IOMMU group {number} goes to a guest whole, and {incomplete[number].name} of it "
             "is refused",
-            incomplete[number].objections[0].remedy,
+            incomplete[number].diagnostics[0].hint,
         )
         for number in sorted(part.groups & incomplete.keys())
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.layout.model import PassthroughRule, Selector
 from vfiomgr.pci.iommu import is_blocking
@@ -142,14 +142,16 @@ class _Identified:
                 names = ", ".join(map(str, sorted(known.values())))
                 raise UsageError(message, f"these are: {names or 'none'}")
 
-    def _questions(self, shared: dict[_Entry, list[PciDevice]]) -> Iterator[Objection]:
+    def _questions(self, shared: dict[_Entry, list[PciDevice]]) -> Iterator[Diagnostic]:
         """One for each ID of which vfio-pci does not have all boards."""
         open_ones = {e: m for e, m in shared.items() if not all(d.is_on_vfio for d in m)}
         slots = {d.address.slot: d.address for m in open_ones.values() for d in reversed(m)}
         options = " ".join(f"--board {address}" for address in sorted(slots.values()))
         for entry, meant in open_ones.items():
             names = "; ".join(map(_told, meant))
-            yield Objection(
+            yield blocker(
+                "import-ambiguous-ids",
+                entry.source,
                 f"{entry.source}: vfio-pci.ids={entry.text} means {len(_slots(meant))} boards: "
                 f"{names}",
                 f"name the boards for guests: vfiomgr layout import {options}; or take all of "

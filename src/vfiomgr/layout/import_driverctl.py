@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.errors import UsageError
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.identifiers import identifier_rules, is_alone
@@ -49,7 +49,7 @@ class Import:
 
     layouts: dict[str, Layout] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
-    objections: tuple[Objection, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     """What would keep the host's own layout from being applied as the host is now."""
 
     @property
@@ -80,14 +80,14 @@ def import_layouts(
         if rules:
             name = _SECOND_NAME if _NAME in found.layouts else _NAME
             found.layouts[name] = Layout(devices=rules)
-            found.objections = _objections(host, ApplyLayout(name, found.layouts[name]))
+            found.diagnostics = _diagnostics(host, ApplyLayout(name, found.layouts[name]))
     return found
 
 
-def _objections(host: HostSnapshot, intent: ApplyLayout) -> tuple[Objection, ...]:
+def _diagnostics(host: HostSnapshot, intent: ApplyLayout) -> tuple[Diagnostic, ...]:
     compared = compare(host, intent)
-    objections = [*compared.objections, *(o for part in compared.parts for o in part.objections)]
-    return tuple(dict.fromkeys(objections))
+    diagnostics = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
+    return tuple(dict.fromkeys(diagnostics))
 
 
 class _HostRules:

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.layout.values import (
     CLASS_NAMES,
     ONE_OR_MANY,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 VERSION: Literal["vfiomgr/v1"] = "vfiomgr/v1"
 
-UNKNOWABLE: frozenset[Allowance] = frozenset({"in-use"})
+UNKNOWABLE: frozenset[Override] = frozenset({"in-use"})
 """Guards that depend on the moment: the command line overrides them, and no file."""
 
 
@@ -135,12 +135,12 @@ class _Rule(_Document):
     """Which devices."""
     at_least: Annotated[int, Field(ge=0)] = 1
     """So many devices must be there, or nothing is done. 0 where there may be none."""
-    allow: Annotated[tuple[Allowance, ...], ONE_OR_MANY] = ()
+    allow: Annotated[tuple[Override, ...], ONE_OR_MANY] = ()
     """Guards to override for these devices."""
 
     @field_validator("allow")
     @classmethod
-    def _not_in_use(cls, values: tuple[Allowance, ...]) -> tuple[Allowance, ...]:
+    def _not_in_use(cls, values: tuple[Override, ...]) -> tuple[Override, ...]:
         for value in UNKNOWABLE.intersection(values):
             message = f"a file cannot know that a device in use may be taken: apply --allow {value}"
             raise ValueError(message)

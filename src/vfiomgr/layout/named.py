@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.layout import requests
@@ -26,7 +26,7 @@ class ApplyLayout:
     """A layout file in YAML or JSON."""
     layout: str | None = None
     """Which one, where the file has several."""
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     """Safety checks to override; a refusal names them."""
 
     def request(self, host: HostSource) -> requests.ApplyLayout:
@@ -43,7 +43,7 @@ class ApplyLayout:
 
 
 def layout_of_text(
-    host: HostSource, text: str, source: str, name: str | None, allow: frozenset[Allowance]
+    host: HostSource, text: str, source: str, name: str | None, allow: frozenset[Override]
 ) -> requests.ApplyLayout:
     """The request for a layout of a text, with what of this host it takes."""
     from vfiomgr.layout.document import choose_layout, read_layouts  # noqa: PLC0415 - brings YAML
@@ -58,7 +58,7 @@ def layout_intent(
     name: str,
     layout: Layout,
     *,
-    allow: frozenset[Allowance] = frozenset(),
+    allow: frozenset[Override] = frozenset(),
 ) -> requests.ApplyLayout:
     """The wish for a layout, with what of the host it takes: accounts, and what names come from.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, diagnostics_of
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.mode import vgpus_on
@@ -18,7 +18,7 @@ from vfiomgr.snapshot.model import HostSnapshot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.host.accounts import NodeOwner
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.mig.model import InstancePlace
@@ -54,7 +54,7 @@ class Change:
     plan: Plan = _EMPTY
     """What is to be done first; empty where all is as wanted, or the part is refused."""
     differences: tuple[Difference, ...] = ()
-    objections: tuple[Objection, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     later: tuple[str, ...] = ()
     """What is planned once that is done."""
     groups: frozenset[int] = frozenset()
@@ -65,7 +65,7 @@ class Change:
     @property
     def is_met(self) -> bool:
         """Whether it is as wanted, and nothing speaks against that."""
-        return not self.differences and not self.objections
+        return not self.differences and not self.diagnostics
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class RuleContext:
         return any(other.address in self.others for other in self.host.slot(device))
 
     @property
-    def allow(self) -> frozenset[Allowance]:
+    def allow(self) -> frozenset[Override]:
         """What its user, and its rule, override."""
         return self.intent.allow | frozenset(self.claim.rule.allow)
 
@@ -126,11 +126,8 @@ def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Differenc
     """A part by its plan: one with steps, or one that is refused, tells the differences."""
     try:
         plan = planned()
-    except Refusal as refusal:
-        objections = tuple(Objection(reason, remedy) for reason, remedy in refusal.objections)
-        return Change(name, _EMPTY, differences, objections)
-    except UsageError as error:
-        return Change(name, _EMPTY, differences, (Objection(error.message, error.hint),))
+    except (Refusal, UsageError) as error:
+        return Change(name, _EMPTY, differences, diagnostics_of(error))
     is_record = all(isinstance(step, SaveOriginalState | DropOriginalState) for step in plan.steps)
     return Change(name, plan, () if is_record else differences)
 

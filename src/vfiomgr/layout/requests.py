@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
 from vfiomgr.host.accounts import NodeOwner
@@ -37,7 +37,7 @@ class ApplyLayout(Request):
     """Who those are that the layout gives nodes to."""
     seed: str = ""
     """What the names of vGPUs that the layout does not name are made from."""
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     only: tuple[str, ...] = ()
     """These parts alone, by the device that they stand under."""
     begun: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class RevertLayout(Request):
     """What was done, in its order."""
     runs: tuple[str, ...]
     """The journals that tell of it."""
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     locks: tuple[str, ...] = ()
     """What those runs held."""
     kind: Literal["revert-layout"] = "revert-layout"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
 
 ID = "urn:vfiomgr:layout:v1"
@@ -49,7 +49,7 @@ def _without_null(part: Any) -> Any:  # noqa: ANN401 - as JSON has it
 
 def _allow(schema: dict[str, Any]) -> dict[str, Any]:
     """Without the guards that a file cannot override."""
-    one = {"enum": [allowance for allowance in ALLOWANCES if allowance not in UNKNOWABLE]}
+    one = {"enum": [allowance for allowance in OVERRIDES if allowance not in UNKNOWABLE]}
     return {**schema, "anyOf": [one, {"type": "array", "items": one}]}
 
 

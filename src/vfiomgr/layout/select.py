@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.layout.model import HostRule, PassthroughRule, Rule, SriovRule, VgpuRule
 from vfiomgr.passthrough.plan import components
 from vfiomgr.pci.model import PciDevice
@@ -42,8 +42,8 @@ class Selection:
     """What all rules have, and what speaks against the layout as a whole."""
 
     claims: tuple[RuleMatch, ...]
-    objections: tuple[tuple[RuleMatch, Objection], ...]
-    shortages: tuple[tuple[RuleMatch, Objection], ...]
+    diagnostics: tuple[tuple[RuleMatch, Diagnostic], ...]
+    shortages: tuple[tuple[RuleMatch, Diagnostic], ...]
     """Rules with fewer devices than they want, of those that are there now."""
 
 
@@ -52,8 +52,8 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
     taken: dict[PciAddress, RuleMatch] = {}
     taken_parents: set[str] = set()
     claims: list[RuleMatch] = []
-    objections: list[tuple[RuleMatch, Objection]] = []
-    shortages: list[tuple[RuleMatch, Objection]] = []
+    diagnostics: list[tuple[RuleMatch, Diagnostic]] = []
+    shortages: list[tuple[RuleMatch, Diagnostic]] = []
     for number, rule in enumerate(layout.devices, start=1):
         matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
         parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
@@ -61,13 +61,13 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
         claim = RuleMatch(number, rule, matching, parents)
         companions = _companions(host, claim)
         against = (*_unfit(claim), *_conflicts(claim, companions, taken))
-        objections += [(claim, objection) for objection in against]
-        shortages += [(claim, objection) for objection in _too_few(host, claim, taken)]
+        diagnostics += [(claim, diagnostic) for diagnostic in against]
+        shortages += [(claim, diagnostic) for diagnostic in _too_few(host, claim, taken)]
         taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
         taken |= dict.fromkeys(_disposed_of(claim), claim)
         claims.append(claim)
     given_back = (_with_rest(host, claim, taken) for claim in claims)
-    return Selection(tuple(given_back), tuple(objections), tuple(shortages))
+    return Selection(tuple(given_back), tuple(diagnostics), tuple(shortages))
 
 
 def _disposed_of(claim: RuleMatch) -> Iterator[PciAddress]:
@@ -137,12 +137,14 @@ def _companions(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
 
 def _conflicts(
     claim: RuleMatch, companions: Iterable[PciDevice], taken: dict[PciAddress, RuleMatch]
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Functions of one slot that two rules want in different states."""
     for device in companions:
         other = taken.get(device.address)
         if other is not None and other.rule.state != claim.rule.state:
-            yield Objection(
+            yield blocker(
+                "layout-slot-split",
+                device,
                 f"{device} is to be {other.rule.state} by {other.label}, and would go along with "
                 f"its slot by {claim.label}, which is {claim.rule.state}",
                 "give the functions of one slot one state, or say only: true",
@@ -151,14 +153,16 @@ def _conflicts(
 
 def _too_few(
     host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     found = len(claim.devices) + len(claim.parents)
     wanted = claim.rule.at_least
     if found >= wanted:
         return
     names = [*map(str, claim.devices), *claim.parents]
     there = f": {', '.join(names)}" if names else ""
-    yield Objection(
+    yield blocker(
+        "layout-too-few",
+        claim.label,
         f"{claim.label} wants at least {wanted} {'device' if wanted == 1 else 'devices'}, and this "
         f"host has {found or 'none'}{there}",
         _remedy_for_few(host, claim.rule.select, taken),
@@ -191,10 +195,12 @@ def _is_selected_otherwise(device: PciDevice, selector: Selector) -> bool:
     return _is_selected(device, named)
 
 
-def _unfit(claim: RuleMatch) -> Iterator[Objection]:
+def _unfit(claim: RuleMatch) -> Iterator[Diagnostic]:
     """Rules about parents that are no PCI functions, and are about something else than vGPUs."""
     if claim.rule.select.parent and not isinstance(claim.rule, VgpuRule):
-        yield Objection(
+        yield blocker(
+            "layout-not-pci",
+            claim.label,
             f"{claim.label} selects {' and '.join(claim.rule.select.parent)} by parent, which are "
             f"no PCI functions, and cannot be {claim.rule.state}",
             "select PCI functions by address, id or class; parent goes with state: vgpu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.layout.functions import differences, virtual_to_guests, virtual_to_host
@@ -51,7 +51,7 @@ def is_awaited(host: HostSnapshot, claim: RuleMatch, coming: Coming) -> bool:
     return bool(coming) and any(host.device_named(str(a)) is None for a in select.address)
 
 
-def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], coming: Coming) -> Objection | None:
+def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], coming: Coming) -> Diagnostic | None:
     """That a rule's physical functions will have fewer virtual ones than it wants.
 
     Which addresses, classes and models these will have is not known; only how many there may be.
@@ -67,7 +67,9 @@ def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], coming: Coming) -> O
         return None
     told = [_told(a, owners[a], _maker(a, claims), counts[a], coming) for a in counts]
     remedy = "have more made there" if any(a is None for a in owners.values()) else _FIRST_RULE
-    return Objection(
+    return blocker(
+        "layout-too-few",
+        claim.label,
         f"{claim.label} wants at least {counted(wanted, 'device')}, and {', '.join(told)}",
         f"{remedy}, or say at_least: {most}",
     )

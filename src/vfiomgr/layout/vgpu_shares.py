@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.layout.model import VgpuRequest
 from vfiomgr.layout.parts import Difference
@@ -56,22 +56,24 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
 
     """
     steps: list[SetVgpuAttribute] = []
-    objections: list[Objection] = []
+    diagnostics: list[Diagnostic] = []
     for wish, one in kept:
         if wish.parameters is None:
             continue
         found = found_on(case.host, one)
         if found is None:
-            objections.append(
-                Objection(
+            diagnostics.append(
+                blocker(
+                    "vgpu-no-parameters",
+                    one,
                     f"the driver of {one} takes no parameters: it has no {PARAMETERS}",
                     "leave parameters out, or load the vendor's vGPU driver",
                 )
             )
         elif are_others(found, wish):
-            objections += guards.held_by_guest(case.host, one)
+            diagnostics += guards.held_by_guest(case.host, one)
             steps.append(setting(one.name, found, wish))
-    refuse_if_any(objections, case.allow)
+    refuse_if_any(diagnostics, case.allow)
     locks = [f"vgpu-{step.vgpu}" for step in steps]
     return Plan("", tuple(steps), locks=tuple(locks), resolves=tuple(s.vgpu for s in steps))
 
@@ -197,7 +199,7 @@ _ENDLESS = 1 << 20
 
 def impossible(
     case: RuleContext, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """All that speaks against a rule's vGPUs, whatever is there of them."""
     yield from _foreign(case, shares)
     for lacking, _ in shares.missing:
@@ -212,20 +214,24 @@ def _serving(gpu: Gpu, wish: VgpuRequest) -> list[VgpuType]:
     return serving(gpu, creation(wish))
 
 
-def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Objection]:
+def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
     """A wish for more than its GPUs could ever carry, or for what none of them makes."""
     wish = lacking.wish
     kinds = {gpu.name: _serving(gpu, wish) for gpu in lacking.scope}
     if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
         names = ", ".join(gpu.name for gpu in lacking.scope)
-        yield Objection(
+        yield blocker(
+            "vgpu-type-unavailable",
+            names,
             f"{names} makes no {wish}" if len(kinds) == 1 else f"none of {names} makes {wish}",
             "vfiomgr vgpu types shows what each makes",
         )
     most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
     count = wish.count or wish.per_gpu or 0
     if 0 < sum(most) < count:
-        yield Objection(
+        yield blocker(
+            "vgpu-no-room",
+            case.claim.label,
             f"{case.claim.label} wants {count} x {wish}, and its GPUs carry {sum(most)}",
             "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
         )
@@ -241,10 +247,12 @@ def _most(gpu: Gpu, kind: VgpuType) -> int:
     return min(limits, default=_ENDLESS)
 
 
-def _foreign(case: RuleContext, shares: Shares) -> Iterator[Objection]:
+def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
     names = [one.name for one in shares.surplus if not case.host.is_own(one)]
     if names:
-        yield Objection(
+        yield blocker(
+            "foreign-vgpus",
+            case.claim.label,
             f"{case.claim.label} wants no such vGPUs, and vfiomgr did not make them: "
             + ", ".join(names),
             "put them into the layout, or remove them if nobody needs them: vfiomgr vgpu remove "
@@ -254,39 +262,47 @@ def _foreign(case: RuleContext, shares: Shares) -> Iterator[Objection]:
 
 def _taken_names(
     host: HostSnapshot, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     kept = {one.name for _, one in shares.kept}
     going = {one.name for one in shares.surplus}
     for name in (uuid for wish in rule.vgpus for uuid in wish.uuids):
         there = host.vgpu(name)
         if there is not None and name not in kept | going:
-            yield Objection(
+            yield blocker(
+                "vgpu-elsewhere",
+                there,
                 f"{there} is on {there.parent}, and the layout wants it on "
                 + " or ".join(gpu.name for gpu in known),
                 f"choose another UUID, or vfiomgr vgpu remove {name} first",
             )
 
 
-def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Objection]:
+def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
     """What each GPU is to carry by itself, against what its types say."""
     wishes = [wish for wish in rule.vgpus if wish.per_gpu is not None]
     kinds = [(wish.per_gpu or 0, kind) for wish in wishes for kind in _serving(gpu, wish)[:1]]
     functions = [parent for parent in gpu.parents if parent.is_virtual_function]
     total = sum(count for count, _ in kinds)
     if functions and total > len(functions):
-        yield Objection(
+        yield blocker(
+            "vgpu-no-room",
+            gpu,
             f"{gpu} has {len(functions)} virtual functions, too few for {total} vGPUs",
             "ask for fewer, or for more functions in the rule",
         )
     memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)
     if gpu.framebuffer is not None and memory > gpu.framebuffer:
-        yield Objection(
+        yield blocker(
+            "vgpu-no-room",
+            gpu,
             f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
             "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
         )
     for count, kind in kinds:
         if kind.max_instances is not None and count > kind.max_instances:
-            yield Objection(
+            yield blocker(
+                "vgpu-no-room",
+                gpu,
                 f"{gpu} carries at most {kind.max_instances} {kind}, not {count}",
                 "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
             )

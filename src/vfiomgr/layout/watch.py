@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.layout.parts import Difference
 
@@ -87,7 +87,7 @@ class _Case:
     """All that stands under one device and differs."""
 
     differences: tuple[Difference, ...]
-    objections: tuple[Objection, ...]
+    diagnostics: tuple[Diagnostic, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +178,9 @@ class LayoutWatch:
 
     def _is_due(self, name: str, case: _Case) -> bool:
         """Whether to try now; what is refused, or was moved again too soon, is told."""
-        if case.objections:
-            reasons = "; ".join(objection.reason for objection in case.objections)
-            remedies = dict.fromkeys(objection.remedy for objection in case.objections)
+        if case.diagnostics:
+            reasons = "; ".join(diagnostic.summary for diagnostic in case.diagnostics)
+            remedies = dict.fromkeys(diagnostic.hint for diagnostic in case.diagnostics)
             self._tell_failure(name, reasons, "; ".join(remedies))
             return False
         attempt = self._attempts.get(name)
@@ -209,7 +209,7 @@ class LayoutWatch:
 
     def _held_back(self, cases: Mapping[str, _Case]) -> list[tuple[str, _Case]]:
         """What is tried again by itself; a refusal waits for what it is about."""
-        return [(n, c) for n, c in cases.items() if n in self._attempts and not c.objections]
+        return [(n, c) for n, c in cases.items() if n in self._attempts and not c.diagnostics]
 
     def _forget(self, cases: Mapping[str, _Case]) -> None:
         for name in [name for name in self._failures if name not in cases]:
@@ -264,7 +264,7 @@ def _cases(compared: Comparison) -> dict[str, _Case]:
         if not part.is_met:
             other = found.get(part.name, _Case((), ()))
             found[part.name] = _Case(
-                (*other.differences, *part.differences), (*other.objections, *part.objections)
+                (*other.differences, *part.differences), (*other.diagnostics, *part.diagnostics)
             )
     return found
 

@@ -9,7 +9,7 @@ import click
 from vfiomgr.cli.apply import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.diagnostic import ALLOWANCES, Allowance
+from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
 from vfiomgr.paths import pci_device, vfio_group_node
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(ALLOWANCES),
+    type=click.Choice(OVERRIDES),
     help="Override a guard; a refusal names the one.",
 )
 @click.option(
@@ -54,7 +54,7 @@ def bind(
     driver: str | None,
     only: bool,
     with_group: bool,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
     reset_method: ResetMethod | None,
     no_d3cold: bool,
     persist: bool,
@@ -117,7 +117,7 @@ def unbind(
     addresses: tuple[str, ...],
     only: bool,
     with_group: bool,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
     forget: bool,
     update_initramfs: bool,
 ) -> None:
@@ -181,13 +181,13 @@ def _describe(session: Session, address: PciAddress) -> dict[str, object]:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(ALLOWANCES),
+    type=click.Choice(OVERRIDES),
     help="Override a guard; a refusal names the one.",
 )
 @session_options()
 @click.pass_obj
 def reset(
-    session: Session, *, address: str, method: ResetMethod | None, allow: tuple[Allowance, ...]
+    session: Session, *, address: str, method: ResetMethod | None, allow: tuple[Override, ...]
 ) -> None:
     """Reset a device, and look whether it answers as before.
 

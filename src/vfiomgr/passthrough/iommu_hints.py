@@ -43,20 +43,34 @@ def iommu_remedy(host: HostSnapshot) -> str:
     An AMD IOMMU is used as soon as the firmware describes it, and so is an SMMU; an Intel one may
     have to be asked for (Documentation/admin-guide/kernel-parameters.txt).
     """
-    told = next((_BY_TABLE[t] for t in host.iommu.firmware_tables if t in _BY_TABLE), None)
-    kind = told or _guessed(host)
-    off = told.off if told else _OFF
-    switched_off = [word for word in (host.kernel_command_line or "").split() if word in off]
-    steps = []
-    if not host.iommu.firmware_tables:
-        steps.append(f"enable {kind.firmware} in the firmware setup")
-    if switched_off:
-        steps.append(f"take {' '.join(switched_off)} off the kernel command line")
-    elif kind.on:
-        which = " (on an Intel host)" if kind is _UNKNOWN else ""
-        steps.append(f"put {kind.on} on the kernel command line{which}")
+    kind = _kind(host)
+    steps = [] if host.iommu.firmware_tables else [f"enable {kind.firmware} in the firmware setup"]
+    words = command_line_words(host)
+    if words is not None:
+        steps.append(words)
     look = "see dmesg for smmu" if kind is _ARM else "see dmesg for IOMMU"
     return f"{', '.join(steps) or look}; then reboot and look with vfiomgr groups"
+
+
+def command_line_words(host: HostSnapshot) -> str | None:
+    """What is to change on the kernel command line for it; None where nothing is."""
+    kind = _kind(host)
+    off = kind.off if _told(host) else _OFF
+    switched_off = [word for word in (host.kernel_command_line or "").split() if word in off]
+    if switched_off:
+        return f"take {' '.join(switched_off)} off the kernel command line"
+    if kind.on:
+        which = " (on an Intel host)" if kind is _UNKNOWN else ""
+        return f"put {kind.on} on the kernel command line{which}"
+    return None
+
+
+def _kind(host: HostSnapshot) -> _Kind:
+    return _told(host) or _guessed(host)
+
+
+def _told(host: HostSnapshot) -> _Kind | None:
+    return next((_BY_TABLE[t] for t in host.iommu.firmware_tables if t in _BY_TABLE), None)
 
 
 def _guessed(host: HostSnapshot) -> _Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.passthrough import requests
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
@@ -13,7 +13,7 @@ from vfiomgr.usage import chosen, forbid_alone, forbid_together, require_choice
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.pci.reset_capabilities import ResetMethod
     from vfiomgr.snapshot.source import HostSource
@@ -28,7 +28,7 @@ class BindOptions(TypedDict, total=False):
     """Leave the other functions of the slot alone."""
     with_group: bool
     """Take foreign members of the IOMMU group too."""
-    allow: Iterable[Allowance]
+    allow: Iterable[Override]
     """Safety checks to override; a refusal names them."""
     reset_method: ResetMethod | None
     """Reset the named functions by this method alone, until unbind."""
@@ -65,7 +65,7 @@ class Bind:
         if update and not persist:
             forbid_alone("--update-initramfs", "--persist", "no rule is written that it must hold")
         require_choice("--reset-method", said.get("reset_method"), RESET_METHODS)
-        allow = chosen("--allow", said.get("allow", ()), ALLOWANCES)
+        allow = chosen("--allow", said.get("allow", ()), OVERRIDES)
         addresses = host.addresses(self.devices)
         owner = said.get("owner")
         tree = host.tree if owner is not None and host.snapshot is None else None
@@ -91,7 +91,7 @@ class UnbindOptions(TypedDict, total=False):
     """Leave the other functions of the slot alone."""
     with_group: bool
     """Give back all functions of the IOMMU group."""
-    allow: Iterable[Allowance]
+    allow: Iterable[Override]
     """`in-use`: try it although a guest holds the device, until the deadline."""
     forget: bool
     """Remove what `persist` wrote, too."""
@@ -137,11 +137,11 @@ class Reset:
         self,
         device: str | PciAddress,
         method: ResetMethod | None = None,
-        allow: Iterable[Allowance] = (),
+        allow: Iterable[Override] = (),
     ) -> None:
         self.device = device
         self.method: ResetMethod | None = method
-        self.allow = chosen("--allow", allow, ALLOWANCES)
+        self.allow = chosen("--allow", allow, OVERRIDES)
 
     def request(self, host: HostSource) -> requests.Reset:
         """The request for a host.

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import FIRST, LAST, Plan
@@ -96,8 +96,8 @@ def plan_bind(
         [
             *guards.taking(host, moving),
             *guards.foreign_members(host, targets, intent, going),
-            *reset.objections(host, named, intent),
-            *(persistence_plan.objections(host, targets) if intent.persist else ()),
+            *reset.diagnostics(host, named, intent),
+            *(persistence_plan.diagnostics(host, targets) if intent.persist else ()),
         ],
         intent.allow,
     )
@@ -210,16 +210,20 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     )
 
 
+_NO_DRIVER = Option("not-driver", "leave out --driver")
+
+
 def _check_driver(host: HostSnapshot, driver: str | None) -> None:
     """Make sure that a driver is one of VFIO that this kernel has, as far as can be seen."""
     if driver is None:
         return
     if not _DRIVER_NAME.fullmatch(driver):
         message = f"{driver!r} is no name of a driver"
-        raise UsageError(message, "leave out --driver to get vfio-pci")
+        raise UsageError(message, Remedy("", _NO_DRIVER, " to get vfio-pci"))
     if not is_vfio_driver(driver):
         message = f"{driver} is no VFIO driver, so no guest could take the device from it"
-        raise UsageError(message, "leave out --driver to get vfio-pci, or name a variant of it")
+        then = " to get vfio-pci, or name a variant of it"
+        raise UsageError(message, Remedy("", _NO_DRIVER, then))
     if not _has_driver(host, driver):
         message = f"this kernel has no driver {driver}, and no module of that name"
         nearest = difflib.get_close_matches(driver, _vfio_drivers(host), n=3, cutoff=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.pci.model import PciAddress
@@ -23,7 +23,7 @@ class Bind(Request):
     """Leave the other functions of the slot where they are."""
     with_group: bool = False
     """Take the foreign members of the IOMMU groups too."""
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     reset_method: ResetMethod | None = None
     """Reset the named functions by this method alone, until they are given back."""
     no_d3cold: bool = False
@@ -56,7 +56,7 @@ class Unbind(Request):
     addresses: tuple[PciAddress, ...]
     only: bool = False
     with_group: bool = False
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     forget: bool = False
     """Remove what `persist` wrote, too."""
     update_initramfs: bool = False
@@ -74,7 +74,7 @@ class Reset(Request):
 
     address: PciAddress
     method: ResetMethod | None = None
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     methods_after: str | None = None
     """None: as they are; else what a run that was cut off had found, e.g. `flr bus`."""
     kind: Literal["reset"] = "reset"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Remedy, allow, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
@@ -64,7 +64,7 @@ def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
     """
     device = host.device(intent.address)
     refuse_if_any(
-        [*_obstacles(host, device), *method_objections(host, device, intent.method)], intent.allow
+        [*_obstacles(host, device), *method_diagnostics(host, device, intent.method)], intent.allow
     )
     now = " ".join(device.reset_method)
     said = host.resets_of(device)
@@ -110,9 +110,9 @@ def unavailable(host: HostSnapshot, device: PciDevice) -> dict[ResetMethod, str]
     return {name: missing[name] for name in RESET_METHODS if name in missing}
 
 
-def method_objections(
+def method_diagnostics(
     host: HostSnapshot, device: PciDevice, method: ResetMethod | None
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """What is to be said where a function cannot be reset so, or (None) cannot be at all."""
     reasons = unavailable(host, device)
     works = working(host, device)
@@ -120,7 +120,9 @@ def method_objections(
         return
     told = [name for name in COMMON_RESETS if name in reasons]
     why = reasons[method] if method else "; ".join(f"{name}: {reasons[name]}" for name in told)
-    yield Objection(
+    yield blocker(
+        "no-reset",
+        device,
         f"{device} cannot be reset{f' by {method}' if method else ''}: {why}",
         f"it has {methods_in_words(host, device)}"
         if works
@@ -177,25 +179,25 @@ def _neighbours(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
     ]
 
 
-def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     yield from guards.bridge(host, device)
     yield from guards.silence(host, device)
     yield from guards.stuck(host, device)
-    for objection in guards.held_by_guest(host, device):
+    for diagnostic in guards.held_by_guest(host, device):
         remedy = "shut the guest down or detach it from the guest first, or reset it in the guest"
-        yield replace(objection, remedy=remedy, allowance=None)
+        yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
     yield from guards.carries_vgpus(host, device)
-    for objection in guards.active_virtual_functions(host, device):
+    for diagnostic in guards.active_virtual_functions(host, device):
         remedy = f"reset one of them, or remove them: vfiomgr sriov set {device.address} 0"
-        yield replace(objection, remedy=remedy)
+        yield replace(diagnostic, remedies=(Remedy(remedy),))
     yield from guards.boot_display(host, device)
     yield from guards.open_nodes(host, device)
-    for objection in guards.host_use(host, device):
-        if objection.allowance == "in-use" and not objection.is_network:
-            yield objection
+    for diagnostic in guards.host_use(host, device):
+        if diagnostic.rule == guards.PERSISTENCE_MODE or diagnostic.override is None:
+            yield diagnostic
         else:  # there is no --only
-            remedy = f"end that first, or pass --allow {objection.allowance}"
-            yield replace(objection, remedy=remedy)
+            remedies = (Remedy("end that first"), allow(diagnostic.override))
+            yield replace(diagnostic, remedies=remedies)
 
 
 def _notes(device: PciDevice) -> Iterator[str]:
@@ -237,8 +239,10 @@ def unpinned(device: PciDevice, intent: Bind) -> str:
     return f", but not by vfiomgr, so it is not pinned: vfiomgr unbind {device.address} first"
 
 
-def objections(host: HostSnapshot, named: Sequence[PciDevice], intent: Bind) -> Iterator[Objection]:
+def diagnostics(
+    host: HostSnapshot, named: Sequence[PciDevice], intent: Bind
+) -> Iterator[Diagnostic]:
     """Named functions that cannot be reset in the way that is asked for."""
     if intent.reset_method is not None:
         for device in named:
-            yield from method_objections(host, device, intent.reset_method)
+            yield from method_diagnostics(host, device, intent.reset_method)

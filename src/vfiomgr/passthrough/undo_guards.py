@@ -10,13 +10,13 @@ from vfiomgr.passthrough import guards
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.diagnostic import Objection
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.undo import UndoScope
     from vfiomgr.snapshot.model import HostSnapshot
 
 
 @guards_undo
-def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Objection]:
+def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
     """Whoever holds what leaves its driver, is removed, or loses memory."""
     yield from guards.undoing(host, scope.leaving)
     for vgpu in scope.made:

@@ -32,7 +32,7 @@ from vfiomgr.persistence.model import SWEPT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.hotplug import Arrival
     from vfiomgr.persistence.model import PersistedBinding
@@ -127,7 +127,7 @@ def put_right(
     The console's display is taken, and what could be a vGPU: a person allowed it, or there would be
     no rule.
     """
-    allow: frozenset[Allowance] = frozenset({"boot-display", "vgpu-function"})
+    allow: frozenset[Override] = frozenset({"boot-display", "vgpu-function"})
     for slot in sorted({binding.address.slot for binding in bindings}):
         here = [binding for binding in bindings if binding.address.slot == slot]
         addresses = tuple(binding.address for binding in here)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
@@ -70,12 +70,14 @@ def _installed(host: HostSnapshot) -> InstalledLayout | None:
     return None if text is None else _parsed(text)
 
 
-def objections(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Objection]:
+def diagnostics(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Diagnostic]:
     """Functions that the installed layout pins: no rule may have them before they are."""
     for device in devices:
         rule = of_layout(host, device.address)
         if rule is not None and rule.is_absence:
-            yield Objection(
+            yield blocker(
+                "set-by-layout",
+                device,
                 f"{device} is pinned (reset_method, d3cold) by the layout {layout_name(host)}, "
                 "which is installed, as it leaves its host driver: with a rule it never has one",
                 "leave out --persist, since the layout binds it at each boot; or first "

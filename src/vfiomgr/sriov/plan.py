@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
@@ -202,21 +202,27 @@ def _provision(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunction
     return quota_plan.provision(host, device, intent) or Provision()
 
 
-def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Objection]:
+def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Diagnostic]:
     """What no state of the host would change."""
     if device.physical_function is not None:
-        yield Objection(
+        yield blocker(
+            "not-a-physical-function",
+            device,
             f"{device} is a virtual function itself",
             f"name its physical function: vfiomgr sriov set {device.physical_function} {count}",
         )
     elif not device.sriov_totalvfs:
-        yield Objection(
+        yield blocker(
+            "no-sriov",
+            device,
             f"{device} makes no virtual functions: it has no SR-IOV, or it is switched off",
             "vfiomgr sriov list shows which do; switch SR-IOV on in the firmware setup, or in the "
             "device's own firmware with the vendor's tool",
         )
     elif count > device.sriov_totalvfs:
-        yield Objection(
+        yield blocker(
+            "too-many-virtual-functions",
+            device,
             f"{device} makes at most {device.sriov_totalvfs} virtual functions, not {count}",
             "ask for fewer; the device's own firmware settings may raise the limit",
         )
@@ -226,7 +232,9 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Ob
         *(0, device.sriov_totalvfs),
         device.sriov_numvfs,
     ):
-        yield Objection(
+        yield blocker(
+            "all-virtual-functions-or-none",
+            device,
             f"{device} makes all of its {device.sriov_totalvfs} virtual functions or none, not "
             f"{count}: NVIDIA's sriov-manage knows no other number",
             f"ask for {device.sriov_totalvfs} or 0; one that is no vGPU takes no memory of the GPU",
@@ -235,12 +243,14 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Ob
 
 def _unshareable(
     host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Quotas that the driver does not have, or that nobody would get; more than there is."""
     if intent.share is None:
         return
     if not intent.count:
-        yield Objection(
+        yield blocker(
+            "quota-without-functions",
+            device,
             "no virtual functions are asked for, and so nobody to have a quota",
             "leave the quotas out: those that vfiomgr set go with the functions",
         )
@@ -250,28 +260,32 @@ def _unshareable(
         yield from quota_plan.unaffordable(host, device, intent.count, intent.share)
 
 
-def _no_maker(device: PciDevice) -> Iterator[Objection]:
+def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:
     """The driver of the physical function makes the virtual ones (sriov_configure)."""
     if device.driver is None:
-        yield Objection(
+        yield blocker(
+            "no-driver",
+            device,
             f"{device} has no driver, and it takes one to make virtual functions",
             "load its host driver with modprobe, or give the function back with vfiomgr unbind",
         )
     elif device.is_on_vfio:
-        yield Objection(
+        yield blocker(
+            "no-sriov-on-vfio",
+            device,
             f"{device} is on {device.driver}, which makes no virtual functions (ENOENT)",
             f"give it back first: vfiomgr unbind {device.address}",
         )
 
 
-def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Objection]:
+def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """All virtual functions go when their number changes."""
     yield from guards.stuck(host, device)
     yield from guards.carries_vgpus(host, device)
     for guard in (guards.held_by_guest, guards.open_nodes, guards.host_use):
-        for objection in guard(host, device):
+        for diagnostic in guard(host, device):
             remedy = "take it out of use first: all virtual functions go when their number changes"
-            yield replace(objection, remedy=remedy, allowance=None)
+            yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
 
 
 def _instance_notes(

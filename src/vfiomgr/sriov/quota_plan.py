@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
@@ -92,7 +92,7 @@ def resolve(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
 
 def unaffordable(
     host: HostSnapshot, device: PciDevice, count: int, share: VfQuota
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Why `count` functions cannot have such a share each, once the present ones are gone."""
     known = host.quotas_of(device)
     if known is not None and count:
@@ -180,14 +180,18 @@ def _numbers(physical: PciDevice, named: PciDevice, intent: ChangeQuotas) -> tup
 
 def _no_function(
     physical: PciDevice, numbers: tuple[int, ...], intent: ChangeQuotas
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     if intent.is_physical and physical.address != intent.address:
-        yield Objection(
+        yield blocker(
+            "not-a-physical-function",
+            intent.address,
             f"{intent.address} is a virtual function, and not the physical one",
             f"leave out --physical, or name {physical.address}",
         )
     elif not numbers:
-        yield Objection(
+        yield blocker(
+            "no-virtual-functions",
+            physical,
             f"{physical} has no virtual functions",
             f"make them with their share: vfiomgr sriov set {physical.address} N "
             f"{_options(intent.share)}",
@@ -200,11 +204,13 @@ def _unchangeable(
     known: GpuQuotas,
     intent: ChangeQuotas,
     changed: dict[str, tuple[str, str]],
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """What the driver does not let be changed of a function, or of one alone."""
     is_virtual = named is not physical
     if is_virtual and intent.share.sched_priority is not None and changed:
-        yield Objection(
+        yield blocker(
+            "quota-of-all",
+            named,
             f"the priority of {named} cannot be changed alone: the GPU's firmware (GuC) has one "
             "for all virtual functions",
             f"name its physical function: vfiomgr sriov quota {physical.address} "
@@ -212,7 +218,9 @@ def _unchangeable(
         )
     if known.interface == "i915" and any(map(is_of_memory, changed)):
         count = len(physical.virtual_functions)
-        yield Objection(
+        yield blocker(
+            "quota-fixed",
+            physical,
             f"i915 does not change the memory of virtual functions that are there, and {physical} "
             f"has {count}",
             f"vfiomgr sriov set {physical.address} 0, then vfiomgr sriov set {physical.address} "
@@ -220,13 +228,15 @@ def _unchangeable(
         )
 
 
-def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> Iterator[Objection]:
+def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> Iterator[Diagnostic]:
     """Another memory is another buffer: what a guest had in it is lost (pf_provision_vf_lmem)."""
     for number in numbers:
         device = host.device_named(str(physical.virtual_functions[number - 1]))
         users = host.holders(device) if device is not None else ()
         if users:
-            yield Objection(
+            yield blocker(
+                "held-by-guest",
+                device,
                 f"{device} is held by {', '.join(dict.fromkeys(map(str, users)))}, and would lose "
                 "all that it has in its memory",
                 "shut the guest down first; time and priority can be changed while it runs",

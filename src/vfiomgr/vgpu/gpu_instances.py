@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import gpus
@@ -96,7 +96,7 @@ def places(host: HostSnapshot, device: PciDevice) -> tuple[InstancePlace, ...]:
 
 def unmovable(
     host: HostSnapshot, device: PciDevice, instances: Iterable[GpuInstance] | None = None
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Why GPU instances of a GPU, all unless told, cannot be destroyed, or not given back."""
     partition = host.partition(str(device.address))
     if partition is None:
@@ -104,14 +104,18 @@ def unmovable(
     for instance in partition.instances if instances is None else instances:
         held = users(host, device, instance)
         if held:
-            yield Objection(
+            yield blocker(
+                "gpu-instance-in-use",
+                instance,
                 f"{instance} of {device} is in use: {', '.join(held)}",
                 _release(host, device, instance),
             )
         elif not instance.is_whole:
             parts = ", ".join(instance.compute_instances)
             where = f"-gi {instance.id} -i {device.address}"
-            yield Objection(
+            yield blocker(
+                "gpu-instance-divided",
+                instance,
                 f"{instance} of {device} is divided further, into compute instances that no "
                 f"failure could give back: {parts}",
                 f"destroy them first: nvidia-smi mig -dci {where}",

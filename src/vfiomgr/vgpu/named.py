@@ -17,7 +17,7 @@ from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
@@ -102,7 +102,7 @@ class RemoveVgpu:
         *names: str,
         every: bool = False,
         parent: str | None = None,
-        allow: Iterable[Allowance] = (),
+        allow: Iterable[Override] = (),
     ) -> None:
         self.names = names
         self.every = every

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import Option, Remedy
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.capacity import Capacity, Gpu, by_number, gpus, in_order, room, why_none_is_free
@@ -275,9 +276,10 @@ def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | R
         return Refusal(message, "remove those vGPUs first (vfiomgr vgpu list)")
     untold = _untold(tuple(kinds.values()), intent)
     if untold:
+        first = next(iter(kinds.values())).id
         return UnknownDevice(
             f"{message}, and nothing here tells their {' and '.join(untold)}",
-            f"name one by its identifier: --type {next(iter(kinds.values())).id}",
+            Remedy("name one by its identifier: ", Option("type", f"--type {first}", first)),
         )
     return UnknownDevice(message, guess(kinds.values(), intent.type or ""))
 

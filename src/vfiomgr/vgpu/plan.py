@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import device_notes, plans, resolves
@@ -107,8 +107,8 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     for name in intent.names:
         refuse_function(host, name)
     found, already = _named(host, intent)
-    objections = [o for vgpu in found for o in guards.held_by_guest(host, vgpu)]
-    refuse_if_any(objections, intent.allow)
+    diagnostics = [o for vgpu in found for o in guards.held_by_guest(host, vgpu)]
+    refuse_if_any(diagnostics, intent.allow)
     names = [vgpu.name for vgpu in found]
     locks = {name for vgpu in found for name in _locks(host, vgpu)}
     locks |= {f"vgpu-{name}" for name in intent.names}
@@ -141,8 +141,9 @@ def _there_already(host: HostSnapshot, intent: CreateVgpu) -> dict[int, Vgpu]:
         if vgpu is not None:
             if not _is_as_asked(host, vgpu, intent, number):
                 message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
-                remedy = "leave out --uuid to get a fresh one, or remove that one first"
-                raise Refusal(message, remedy)
+                fresh = Option("not-uuid", "leave out --uuid")
+                then = " to get a fresh one, or remove that one first"
+                raise Refusal(message, Remedy("", fresh, then))
             found[number] = vgpu
         elif intent.places:
             parent, type_id = intent.places[number]

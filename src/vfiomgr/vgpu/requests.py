@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from vfiomgr.diagnostic import Allowance
+from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 
 Strategy = Literal["pack", "spread"]
@@ -44,5 +44,5 @@ class RemoveVgpu(Request):
     """All that vfiomgr made, and none that others did."""
     parent: str | None = None
     """With `every`: of this device alone."""
-    allow: frozenset[Allowance] = frozenset()
+    allow: frozenset[Override] = frozenset()
     kind: Literal["remove-vgpu"] = "remove-vgpu"

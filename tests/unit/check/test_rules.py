@@ -11,7 +11,6 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.check.model import (
     DeviceNode,
     Distribution,
-    Finding,
     FirmwareFramebuffer,
     KernelModule,
     MemlockLimit,
@@ -23,6 +22,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -63,9 +63,9 @@ def host(*devices: PciDevice, readiness: Readiness | None = None, **changes: Any
     return dataclasses.replace(plain, readiness=readiness, **changes)
 
 
-def found(host: HostSnapshot, rule: str) -> Finding | None:
+def found(host: HostSnapshot, rule: str) -> Diagnostic | None:
     """The one finding of a rule, which must be printable as it is."""
-    findings = [finding for finding in check(host).findings if finding.id == rule]
+    findings = [finding for finding in check(host).findings if finding.rule == rule]
     assert len(findings) <= 1
     for finding in findings:
         assert finding.evidence
@@ -82,7 +82,7 @@ def severity(host: HostSnapshot, rule: str) -> str | None:
 
 def test_a_host_of_which_little_is_known_has_no_bad_finding() -> None:
     report = check(host(readiness=facts()))
-    assert {f.severity for f in report.findings if f.id != "d3cold"} <= {"ok", "info"}
+    assert {f.severity for f in report.findings if f.rule != "d3cold"} <= {"ok", "info"}
     assert len(report.not_checked) == 10
 
 
@@ -126,7 +126,7 @@ def test_a_snapshot_without_these_facts_says_so() -> None:
 
 def test_no_devices_no_verdict_about_the_iommu() -> None:
     (finding,) = check(host_of()).findings
-    assert (finding.id, finding.severity) == ("no-devices", "blocker")
+    assert (finding.rule, finding.severity) == ("no-devices", "blocker")
     assert finding.evidence == ("/sys/bus/pci/devices: it is empty",)
     closed = dataclasses.replace(host_of(), pci_unlisted="Permission denied")
     assert check(closed).findings[0].evidence == ("/sys/bus/pci/devices: Permission denied",)
@@ -536,11 +536,11 @@ def test_identifiers_that_mean_the_console() -> None:
     console = device(is_boot_display=True)
     finding = found(host(console, readiness=options("10de:25b6")), "vfio-pci-ids")
     assert finding is not None
-    assert "the console's display" in finding.title
+    assert "the console's display" in finding.summary
     audio = device("0000:04:00.1")
     finding = found(host(console, audio, readiness=options("10de:25b6")), "vfio-pci-ids")
     assert finding is not None
-    assert "the console's display" in finding.title
+    assert "the console's display" in finding.summary
 
 
 def test_twins_are_told_the_console_among_them_but_not_virtual_functions() -> None:

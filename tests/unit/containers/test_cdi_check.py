@@ -28,7 +28,7 @@ def run(text: str, name: str = "y.json") -> CdiFile:
 
 
 def rules(report: CdiReport) -> set[str]:
-    return {finding.rule for finding in report.findings}
+    return {finding.found.rule for finding in report.findings}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -38,12 +38,12 @@ def test_each_consumer_takes_or_refuses_a_file(case: Case) -> None:
     told = {v.consumer: v.verdict for v in report.verdicts}
     assert {name for name, verdict in told.items() if verdict.startswith("br")} == case.broken
     assert {name for name, verdict in told.items() if verdict == "not read"} == case.unread
-    errors = [finding for finding in report.findings if finding.severity == "error"]
-    assert {finding.rule for finding in errors} == case.rules
-    assert all(finding.remedy for finding in report.findings)
+    errors = [finding for finding in report.findings if finding.found.severity == "blocker"]
+    assert {finding.found.rule for finding in errors} == case.rules
+    assert all(finding.found.remedy for finding in report.findings)
     assert report.is_broken == bool(case.broken)
     if case.line is not None:
-        assert min(finding.line for finding in errors) == case.line
+        assert min(finding.found.line for finding in errors) == case.line
 
 
 def test_there_are_forty_cases_and_each_rule_of_a_file_is_in_one() -> None:
@@ -73,8 +73,8 @@ def test_one_finding_tells_of_all_consumers_that_it_concerns() -> None:
 def test_one_name_in_two_files_of_a_directory_counts_nowhere() -> None:
     report = check([etc(spec()), etc(spec(), "z.yaml")], CONSUMERS)
     (finding,) = report.findings
-    assert (finding.rule, finding.file) == ("conflict", "/etc/cdi/z.yaml")
-    assert "/etc/cdi/x.json too" in finding.what
+    assert (finding.found.rule, finding.found.subject) == ("conflict", "/etc/cdi/z.yaml")
+    assert "/etc/cdi/x.json too" in finding.found.summary
     assert report.verdict("/etc/cdi/x.json", "kata-go") == "breaks all"
     assert report.verdict("/etc/cdi/x.json", "containerd-2.3") == "partly"
 
@@ -87,7 +87,12 @@ def test_a_file_that_nobody_reads_conflicts_with_none() -> None:
 
 def test_one_name_in_both_directories_is_read_in_opposite_order() -> None:
     report = check([etc(edits(env=["A=1"])), run(edits(env=["A=2"]))], CONSUMERS)
-    told = {name: f.what for f in report.findings for name in f.consumers if f.rule == "shadowed"}
+    told = {
+        name: f.found.summary
+        for f in report.findings
+        for name in f.consumers
+        if f.found.rule == "shadowed"
+    }
     assert "/etc/cdi counts" in told["kata-rs"]
     assert all("/run/cdi counts" in told[name] for name in ALL - RUST)
     assert not report.is_broken
@@ -102,7 +107,7 @@ def test_a_file_below_a_directory_is_read_by_runtime_rs_alone() -> None:
 
 def test_a_file_that_cannot_be_read_breaks_who_reads_it() -> None:
     report = check([CdiFile("/etc/cdi/x.json", None, "no UTF-8 text in line 3")], CONSUMERS)
-    assert "no UTF-8 text in line 3" in report.findings[0].what
+    assert "no UTF-8 text in line 3" in report.findings[0].found.summary
     assert report.verdict("/etc/cdi/x.json", "kata-go") == "breaks all"
 
 
@@ -138,7 +143,7 @@ def test_what_is_behind_a_device_is_looked_at(text: str, rule: str | None, told:
     report = check([etc(text)], CONSUMERS, READY, nodes)
     assert rules(report) == ({rule} if rule else set())
     if rule:
-        assert told in report.findings[0].what
+        assert told in report.findings[0].found.summary
         assert report.verdict("/etc/cdi/x.json", "kata-go") == "partly"
         assert report.findings[0].breaks_all == ()
 
@@ -156,15 +161,15 @@ def test_what_is_behind_a_device_is_looked_at(text: str, rule: str | None, told:
 def test_a_group_that_left_vfio_is_stale(host: HostSnapshot, told: str) -> None:
     report = check([etc(vfio("/dev/vfio/4"), "vfiomgr-a.json")], CONSUMERS, host, {})
     (finding,) = report.findings
-    assert (finding.rule, told in finding.what) == ("stale", True)
-    assert "vfiomgr cdi generate --write" in finding.remedy
+    assert (finding.found.rule, told in finding.found.summary) == ("stale", True)
+    assert "vfiomgr cdi generate --write" in finding.found.remedy
 
 
 def test_runtime_rs_plugs_each_node_of_a_device() -> None:
     nodes = [{"path": "/dev/vfio/vfio"}, {"path": "/dev/vfio/4"}]
     text = spec(devices=[{"name": "a", "containerEdits": {"deviceNodes": nodes}}])
     (finding,) = check([etc(text)], CONSUMERS, READY, {}).findings
-    assert (finding.rule, finding.consumers) == ("not-plugged", ("kata-rs-3.31", "kata-rs"))
+    assert (finding.found.rule, finding.consumers) == ("not-plugged", ("kata-rs-3.31", "kata-rs"))
 
 
 def test_kata_attaches_no_mediated_device() -> None:
@@ -173,7 +178,7 @@ def test_kata_attaches_no_mediated_device() -> None:
     groups = (*READY.groups, replace(READY.groups[0], number=30, members=(uuid,)))
     host = replace(READY, vgpus=(mediated,), groups=groups)
     (finding,) = check([etc(vfio("/dev/vfio/30", uuid))], CONSUMERS, host, {}).findings
-    assert (finding.rule, frozenset(finding.consumers)) == ("mediated", KATA)
+    assert (finding.found.rule, frozenset(finding.consumers)) == ("mediated", KATA)
 
 
 def test_one_device_under_two_names_is_told() -> None:
@@ -182,8 +187,8 @@ def test_one_device_under_two_names_is_told() -> None:
         run(vfio("/dev/vfio/devices/vfio0").replace("example.com", "other.com")),
     ]
     (finding,) = check(files, CONSUMERS, READY, {}).findings
-    assert (finding.rule, finding.severity) == ("twice-published", "warning")
-    assert "as a group there" in finding.what
+    assert (finding.found.rule, finding.found.severity) == ("twice-published", "warning")
+    assert "as a group there" in finding.found.summary
 
 
 def test_nodes_that_are_not_vfios_are_asked_for_and_told_where_nobody_could_look() -> None:

@@ -224,7 +224,7 @@ def test_so_is_a_number(written: str, go: int | None, rust: int | None) -> None:
     text = f"containerEdits: {{deviceNodes: [{{path: /dev/a, fileMode: {written}}}]}}\n"
     told = [parse_specification(text, None, family) for family in FAMILIES]
     assert [read.edits.device_nodes[0].file_mode for read in told] == [go, rust]
-    wrong = [any(oddity.kind == "type-wrong" for oddity in read.oddities) for read in told]
+    wrong = [any(oddity.found.rule == "type-wrong" for oddity in read.oddities) for read in told]
     assert wrong == [go is None, rust is None]
 
 
@@ -240,8 +240,8 @@ def test_go_merges_mappings_and_what_is_written_beside_counts() -> None:
     )
     go, rust = (parse_specification(text, None, family) for family in FAMILIES)
     assert go.devices[1].edits == CdiEdits(("B=1",), (CdiDeviceNode("/dev/a"),))
-    assert not any(oddity.kind == "key-merged" for oddity in go.oddities)
-    assert [o.line for o in rust.oddities if o.kind == "key-merged"] == [6]
+    assert not any(oddity.found.rule == "key-merged" for oddity in go.oddities)
+    assert [o.found.line for o in rust.oddities if o.found.rule == "key-merged"] == [6]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_go_merges_mappings_and_what_is_written_beside_counts() -> None:
 def test_what_values_cannot_hold_is_told_with_its_line(
     kind: str, text: str, line: int, what: str
 ) -> None:
-    (oddity,) = (o for o in read_specification(text).oddities if o.kind == kind)
-    assert (oddity.line, what in oddity.what) == (line, True)
-    assert oddity.remedy
+    (oddity,) = (o for o in read_specification(text).oddities if o.found.rule == kind)
+    assert (oddity.found.line, what in oddity.found.summary) == (line, True)
+    assert oddity.found.remedy
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_what_values_cannot_hold_is_told_with_its_line(
 )
 def test_each_form_of_value_is_asked_for(device: str, path: str) -> None:
     read = read_specification(f'{{"cdiVersion": "1.1.0", "kind": "a/b", "devices": [{device}]}}')
-    assert path in {shown_path(o.path) for o in read.oddities if o.kind == "type-wrong"}
+    assert path in {shown_path(o.path) for o in read.oddities if o.found.rule == "type-wrong"}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vfiomgr.diagnostic import Position
 from vfiomgr.documents.json_text import Repeated, Verbatim, read_json, read_object
-from vfiomgr.documents.located import Position, shown_path
+from vfiomgr.documents.located import shown_path
 from vfiomgr.documents.parsed import Malformed
 from vfiomgr.documents.reader import Wording, read_located
 

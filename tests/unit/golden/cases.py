@@ -122,6 +122,7 @@ HOST_SCENARIOS = (
     Scenario("groups", "groups", small_a40_host, case="vgpu"),
     Scenario("check", "check --all\ncheck\ncheck --root nowhere"),
     Scenario("check", "check", without_iommu, case="iommu-off"),
+    Scenario("explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay"),
     Scenario(
         "bind",
         """

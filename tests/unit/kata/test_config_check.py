@@ -13,11 +13,11 @@ from vfiomgr.kata.model import KataRelease
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Finding
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.model import RuntimeName
 
 
-def check(text: str, version: str, *, is_drop_in: bool = False) -> tuple[Finding, ...]:
+def check(text: str, version: str, *, is_drop_in: bool = False) -> tuple[Diagnostic, ...]:
     """Findings about a text, for `go 4.1` or `rs 3.31`."""
     runtime: RuntimeName = "rs" if version.startswith("rs") else "go"
     release = KataRelease(Version.parse(version.split()[1]), runtime)
@@ -73,7 +73,7 @@ def test_what_becomes_of_an_unknown_key(
     text: str, version: str, *, is_drop_in: bool, severity: str, why: str
 ) -> None:
     (found,) = check(text, version, is_drop_in=is_drop_in)
-    assert (found.id, found.severity) == ("kata-unknown-key", severity)
+    assert (found.rule, found.severity) == ("kata-unknown-key", severity)
     assert why in found.why
 
 
@@ -96,7 +96,7 @@ def test_what_becomes_of_an_unknown_key(
 )
 def test_what_is_to_be_written_instead(text: str, version: str, remedy: str) -> None:
     (found,) = check(text, version)
-    assert found.id == "kata-unknown-key"
+    assert found.rule == "kata-unknown-key"
     assert remedy in found.remedy
 
 
@@ -117,7 +117,7 @@ def test_a_key_of_the_other_runtime_whose_value_changes_nothing_is_a_remark(
     line: str, severity: str
 ) -> None:
     (found,) = check(f"[hypervisor.qemu]\n{line}", "rs 4.1")
-    assert (found.id, found.severity) == ("kata-unknown-key", severity)
+    assert (found.rule, found.severity) == ("kata-unknown-key", severity)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_key_of_the_other_runtime_whose_value_changes_nothing_is_a_remark(
 )
 def test_types_are_those_of_the_code(line: str, *, is_right: bool) -> None:
     found = check(f"[hypervisor.qemu]\n{line}", "go 4.1")
-    assert [each.id for each in found] == ([] if is_right else ["kata-wrong-type"])
+    assert [each.rule for each in found] == ([] if is_right else ["kata-wrong-type"])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_types_are_those_of_the_code(line: str, *, is_right: bool) -> None:
 )
 def test_types_are_those_of_the_release(line: str, version: str, wanted: str | None) -> None:
     found = check(f"[hypervisor.qemu]\n{line}", version)
-    assert [(each.id, each.remedy) for each in found] == (
+    assert [(each.rule, each.remedy) for each in found] == (
         [] if wanted is None else [("kata-wrong-type", f"write {wanted}")]
     )
 
@@ -184,7 +184,7 @@ def test_types_are_those_of_the_release(line: str, version: str, wanted: str | N
 )
 def test_values_that_are_refused(text: str, version: str, finding: str | None) -> None:
     found = check(f"[hypervisor.qemu]\n{text}", version)
-    assert [each.id for each in found] == ([finding] if finding else [])
+    assert [each.rule for each in found] == ([finding] if finding else [])
     is_ignored = finding == "kata-unknown-key"
     severity = "warning" if is_ignored else "blocker"
     assert all(each.severity == severity and each.remedy for each in found)
@@ -206,14 +206,14 @@ def test_values_that_load_and_that_devices_have_trouble_with(
     text: str, version: str, finding: str | None
 ) -> None:
     found = check(f"[hypervisor.qemu]\n{text}", version)
-    assert [(each.id, each.severity) for each in found] == (
+    assert [(each.rule, each.severity) for each in found] == (
         [(finding, "warning")] if finding else []
     )
 
 
 def test_cloud_hypervisor_has_root_ports_alone() -> None:
     (found,) = check("[hypervisor.clh]\nhot_plug_vfio = 'bridge-port'", "go 4.1")
-    assert found.id == "kata-port"
+    assert found.rule == "kata-port"
     (found,) = check("[hypervisor.clh]\ncold_plug_vfio = 'root-port'", "go 3.28")
     assert found.remedy == "write one of no-port"
     assert check("[hypervisor.clh]\ncold_plug_vfio = 'root-port'", "go 3.29") == ()
@@ -222,7 +222,7 @@ def test_cloud_hypervisor_has_root_ports_alone() -> None:
 
 def test_the_gravest_comes_first() -> None:
     text = "[hypervisor.qemu]\nuse_legacy_serial = false\nnix = 1\npcie_root_port = 'x'"
-    assert [(each.id, each.severity) for each in check(text, "rs 4.1")] == [
+    assert [(each.rule, each.severity) for each in check(text, "rs 4.1")] == [
         ("kata-wrong-type", "blocker"),
         ("kata-unknown-key", "warning"),
         ("kata-unknown-key", "info"),
@@ -237,7 +237,7 @@ def test_a_release_newer_than_the_table_is_judged_as_the_last_one_in_it() -> Non
 @pytest.mark.parametrize("groups", ["[true]", "1", "[-1]", "[4294967296]", "[1, 'a']"])
 def test_numbers_of_an_array_are_numbers_in_the_range(groups: str) -> None:
     (found,) = check(f"[hypervisor.qemu]\nrootless_user = {{groups = {groups}}}", "rs 4.1")
-    assert found.id == "kata-wrong-type"
+    assert found.rule == "kata-wrong-type"
 
 
 def test_an_iommu_may_be_in_another_file_than_a_drop_in() -> None:
@@ -262,8 +262,8 @@ def test_a_section_that_is_no_table_and_a_key_that_is_one_are_refused(
     text: str, version: str, place: str, *, is_drop_in: bool
 ) -> None:
     (finding,) = check(text, version, is_drop_in=is_drop_in)
-    assert (finding.id, finding.severity) == ("kata-wrong-type", "blocker")
-    assert finding.title.startswith(place)
+    assert (finding.rule, finding.severity) == ("kata-wrong-type", "blocker")
+    assert finding.summary.startswith(place)
 
 
 def test_a_name_at_the_top_that_is_no_section_of_kata_is_passed_over() -> None:

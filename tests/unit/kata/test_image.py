@@ -32,13 +32,13 @@ NVIDIA = guest(NVIDIA_KERNEL, NVIDIA_IMAGE, rootfs_type="erofs")
 
 
 def found(report: Report, kind: str) -> list[str]:
-    return [finding.severity for finding in report.findings if finding.id == kind]
+    return [finding.severity for finding in report.findings if finding.rule == kind]
 
 
 def test_kata_s_build_for_gpus_is_fine() -> None:
     report = check_guest_image(NVIDIA, [GPU])
     assert {finding.severity for finding in report.findings} == {"ok"}
-    assert {"guest-file", "rootfs-type", "guest-driver"} == {f.id for f in report.findings}
+    assert {"guest-file", "rootfs-type", "guest-driver"} == {f.rule for f in report.findings}
     assert report.not_checked
 
 
@@ -61,8 +61,8 @@ def test_kata_s_build_for_gpus_is_fine() -> None:
 def test_what_keeps_a_guest_from_starting_blocks(image: GuestImage, kind: str, words: str) -> None:
     report = check_guest_image(image)
     first = report.findings[0]
-    assert (first.severity, first.id, report.is_blocked) == ("blocker", kind, True)
-    assert words in first.title
+    assert (first.severity, first.rule, report.is_blocked) == ("blocker", kind, True)
+    assert words in first.summary
     assert first.evidence
     assert first.why
     assert first.remedy
@@ -114,7 +114,7 @@ def test_an_unknown_mode_leaves_nothing_out() -> None:
 
 def test_a_value_of_a_wrong_type_is_not_told_as_a_missing_one() -> None:
     report = check_guest_image(guest(mistyped=("hypervisor is [], and no table",)))
-    assert [finding.id for finding in report.findings] == ["guest-setting"]
+    assert [finding.rule for finding in report.findings] == ["guest-setting"]
 
 
 def test_an_unknown_file_system_is_told_as_not_checked() -> None:

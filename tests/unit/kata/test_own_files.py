@@ -38,7 +38,7 @@ def release(name: str) -> KataRelease:
 def test_its_release_takes_it(name: str) -> None:
     found = check_keys(tomllib.loads(text_of(name)), release(name), key_table())
     assert [each for each in found if each.severity == "blocker"] == []
-    ignored = [each.title for each in found if each.severity == "warning"]
+    ignored = [each.summary for each in found if each.severity == "warning"]
     assert [title.rpartition(" know ")[2] for title in ignored] == IGNORED.get(name, [])
 
 
@@ -55,7 +55,7 @@ def test_an_older_one_refuses_it_only_where_it_looks(
 ) -> None:
     older = KataRelease(Version.parse(version), release(name).runtime)
     found = check_keys(tomllib.loads(text_of(name)), older, key_table())
-    refused = [each.title for each in found if each.severity == "blocker"]
+    refused = [each.summary for each in found if each.severity == "blocker"]
     assert [title.rpartition(" know ")[2] for title in refused] == ([key] if key else [])
     assert any(each.severity == "warning" for each in found)
 

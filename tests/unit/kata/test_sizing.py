@@ -18,8 +18,8 @@ def gpus(count: int, size: int = 32 * GIB) -> tuple[Any, ...]:
 def found(**options: Any) -> list[tuple[str, str]]:
     settings: dict[str, Any] = {"runtime": "go", "hypervisor": "qemu", "functions": gpus(1)}
     findings = check_sizing(Sizing(**settings | {"host_address_bits": 46} | options))
-    assert all(each.title and each.why and each.evidence for each in findings)
-    return [(each.id, each.severity) for each in findings]
+    assert all(each.summary and each.why and each.evidence for each in findings)
+    return [(each.rule, each.severity) for each in findings]
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_a_flaw_is_told_of_json_as_of_yaml(bad: Bad) -> None:
     document = YAML(typ="safe", pure=True).load(bad.text)
     _, of_yaml = find_flaws(bad.text)
     _, of_json = find_flaws(json.dumps(document, indent="\t"))
-    messages = [(flaw.where, flaw.remedy) for flaw in of_json if "quote it" not in flaw.remedy]
-    assert messages == [(f.where, f.remedy) for f in of_yaml if "quote it" not in f.remedy]
+    messages = [(flaw.subject, flaw.remedy) for flaw in of_json if "quote it" not in flaw.remedy]
+    assert messages == [(f.subject, f.remedy) for f in of_yaml if "quote it" not in f.remedy]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -104,7 +104,7 @@ def test_aliases_mean_what_they_name() -> None:
 def test_aliases_of_aliases_end_before_memory_does() -> None:
     levels = "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
     _, flaws = find_flaws(f"version: vfiomgr/v1\nlayouts:\n  - &a0 [x]\n{levels}")
-    assert [flaw.what for flaw in flaws] == ["too much for a layout"]
+    assert [flaw.summary for flaw in flaws] == ["too much for a layout"]
 
 
 @pytest.mark.parametrize("text", ["\N{ZERO WIDTH NO-BREAK SPACE}{", "version: \x07", "\x00"])
@@ -167,7 +167,7 @@ def test_a_rule_is_idle_where_an_earlier_one_has_all_of_its_devices(
 ) -> None:
     states = (f"{{select: {first}, state: vgpu}}", f"{{select: {second}, state: vgpu}}")
     _, flaws = find_flaws(rules(*states))
-    assert [flaw.what.startswith("this rule never applies: rule 1") for flaw in flaws] == (
+    assert [flaw.summary.startswith("this rule never applies: rule 1") for flaw in flaws] == (
         [True] if is_idle else []
     )
 

@@ -120,7 +120,7 @@ def test_who_is_selected_by_no_rule_goes_with_the_first_and_others_by_their_own(
 
 def test_rules_that_clash_keep_no_other_device_from_its_turn() -> None:
     compared = compare(HOST, layout(rule(A, with_group=True), rule(B, "host"), rule(APART)))
-    refused_parts = {part.name for part in compared.parts if part.objections}
+    refused_parts = {part.name for part in compared.parts if part.diagnostics}
     assert refused_parts == {str(A.address), str(B.address)}
     assert [part.name for part in compared.parts if part.plan.steps] == [str(APART.address)]
 
@@ -144,11 +144,11 @@ def test_what_shares_a_group_is_changed_together_and_refused_together() -> None:
     )
     silent = host_of(A, replace(B, is_responsive=False), C, APART)
     parts = {part.name: part for part in compare(silent, both).parts}
-    (objection,) = parts[str(A.address)].objections
-    assert objection.reason == (
+    (diagnostic,) = parts[str(A.address)].diagnostics
+    assert diagnostic.summary == (
         f"IOMMU group 7 goes to a guest whole, and {B.address} of it is refused"
     )
-    assert "power-cycle" in objection.remedy
+    assert "power-cycle" in diagnostic.remedy
     assert not parts[str(A.address)].plan.steps
     assert parts[str(APART.address)].plan.steps
 

@@ -314,7 +314,7 @@ def test_two_identifiers_of_a_slot_of_four_make_a_layout_that_can_be_applied(
     assert rule.only is only
     (left,) = found.left
     assert told in left
-    assert found.objections == ()
+    assert found.diagnostics == ()
     plan_layout(host, ApplyLayout("imported", found.layouts["imported"]))
 
 
@@ -324,7 +324,7 @@ def test_driverctl_of_a_part_of_a_group_makes_a_layout_that_can_be_applied() -> 
     (rule,) = found.layouts["imported"].devices
     assert isinstance(rule, PassthroughRule)
     assert not rule.only
-    assert found.objections == ()
+    assert found.diagnostics == ()
 
 
 def test_slots_that_need_different_rules_get_them() -> None:
@@ -340,15 +340,15 @@ def test_slots_that_need_different_rules_get_them() -> None:
         (["0000:43:00.0", "0000:43:00.1"], False),
         (["0000:44:00.0", "0000:44:00.1"], True),
     ]
-    assert found.objections == ()
+    assert found.diagnostics == ()
 
 
 def test_what_keeps_the_layout_from_being_applied_is_said() -> None:
     host = _slot_of_four(*FOUR)
     nic = gpu("0000:44:00.0", "10d3", class_code="020000", driver="e1000e", iommu_group=43)
     found = _of_host(replace(host_of(*host.devices, nic), kernel_command_line=TWO_IDS))
-    (objection,) = found.objections
-    assert objection.reason.startswith("IOMMU group 43 also holds 0000:44:00.0")
+    (diagnostic,) = found.diagnostics
+    assert diagnostic.summary.startswith("IOMMU group 43 also holds 0000:44:00.0")
 
 
 TWINS = (
@@ -363,15 +363,15 @@ def test_boards_that_share_an_id_are_named_and_asked_for() -> None:
     host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
     with pytest.raises(Refusal) as caught:
         _of_host(host, frozenset())
-    (question,) = caught.value.objections
+    (question,) = caught.value.diagnostics
     for part in (
         "vfio-pci.ids=10de:2235 means 2 boards",
         "0000:41:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), subsystem 1458:1111, on vfio-pci",
         "0000:42:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), subsystem 1043:2222, on nvidia",
     ):
-        assert part in question[0]
-    assert "layout import --board 0000:41:00.0 --board 0000:42:00.0;" in question[1]
-    assert question[1].endswith("vfiomgr layout import --board all")
+        assert part in question.summary
+    assert "layout import --board 0000:41:00.0 --board 0000:42:00.0;" in question.remedy
+    assert question.remedy.endswith("vfiomgr layout import --board all")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.layout.document import find_flaws, read_layouts, render_layouts
 from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
 from vfiomgr.layout.values import CLASS_NAMES
@@ -57,7 +57,7 @@ _CRITERIA = _part(
     },
 ).filter(bool)
 _SELECTORS = st.just("all") | _CRITERIA | st.builds(lambda p: {"parent": p}, _some(TEXTS))
-_ALLOW = _some(st.sampled_from([a for a in ALLOWANCES if a not in UNKNOWABLE]))
+_ALLOW = _some(st.sampled_from([a for a in OVERRIDES if a not in UNKNOWABLE]))
 _COMMON = {"at_least": st.integers(0, 9), "allow": _ALLOW}
 _TRUTH = st.booleans()
 _WISHES = _part(

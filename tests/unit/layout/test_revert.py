@@ -20,7 +20,7 @@ from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
 from vfiomgr.vgpu.steps import SetVgpuAttribute
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.step import Step
 
 GPU = pci_device().identity
@@ -111,7 +111,7 @@ USER = DeviceUser(NODE, 812, "dd")
     ids=["route", "address", "disk", "node"],
 )
 def test_a_function_that_the_host_uses_is_not_taken_from_it(
-    step: Step, host: HostSnapshot, why: str, allowance: Allowance
+    step: Step, host: HostSnapshot, why: str, allowance: Override
 ) -> None:
     with pytest.raises(Refusal, match=why) as caught:
         plan_revert(host, RevertLayout("test", (step,), ()))

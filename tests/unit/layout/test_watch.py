@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.hosts import mixed, workstation
 from tests.unit.layout.test_apply import GPU, NIC, WHOLE, drivers, functions, layout
 from vfiomgr import api
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import HostError, InvalidDocument, RolledBack, VfiomgrError
 from vfiomgr.layout import watch as layout_watch
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 DRIFT = Difference(str(GPU), "A40", "host (nvidia)", "passthrough (VFIO)")
 MOVED = Difference(str(GPU), "A40", "host (nouveau)", "passthrough (VFIO)")
 OTHER = Difference(str(NIC), "", "host (igb)", "2 virtual functions")
-HELD = Objection("it is held by qemu (PID 4711)", "shut the guest down")
-SEVEN = Objection("at least 8 devices, and this host has 7", "")
+HELD = blocker("held-by-guest", GPU, "it is held by qemu (PID 4711)", "shut the guest down")
+SEVEN = blocker("layout-too-few", "", "at least 8 devices, and this host has 7", "")
 DONE = api.Outcome(Plan("", ()), is_changed=True)
 FAILURE = RolledBack("the kernel said no", "see dmesg")
 
@@ -40,7 +40,7 @@ class Story:
     """A host as a test has it, and what was said about it."""
 
     parts: tuple[Change, ...] = ()
-    missing: tuple[Objection, ...] = ()
+    missing: tuple[Diagnostic, ...] = ()
     answers: dict[str, api.Outcome | VfiomgrError] = field(default_factory=dict)
     after: tuple[Change, ...] = ()
     """What there is once something was put right."""
@@ -91,11 +91,11 @@ class Story:
         return said
 
 
-def part(*differences: Difference, refused: Objection | None = None) -> Change:
+def part(*differences: Difference, refused: Diagnostic | None = None) -> Change:
     return Change(
         differences[0].device,
         differences=differences,
-        objections=() if refused is None else (refused,),
+        diagnostics=() if refused is None else (refused,),
     )
 
 
@@ -118,7 +118,7 @@ def test_a_device_that_is_missing_is_a_difference() -> None:
     story = Story(missing=(SEVEN,))
     story.watch(enforce=True).look()
     (event,) = story.told
-    assert (str(event), event.found) == (f"drift {SEVEN.reason}", "missing")
+    assert (str(event), event.found) == (f"drift {SEVEN.summary}", "missing")
     assert story.tried == []
 
 

@@ -64,12 +64,12 @@ def test_a_domain_is_checked_as_text_and_as_a_file(
     file.write_text(xml)
     report = vfiomgr.libvirt.check_domain(host, xml)
     of_file = vfiomgr.libvirt.check_domain(host, file)
-    assert [one.id for one in report.findings] == [one.id for one in of_file.findings]
+    assert [one.rule for one in report.findings] == [one.rule for one in of_file.findings]
     assert report.is_blocked
     with pytest.raises(vfiomgr.UsageError, match="cannot read the domain /absent"):
         vfiomgr.libvirt.check_domain(host, "/absent.xml")
     (told,) = json.loads(run("libvirt", "preflight", str(file), "--format", "json").stdout)["items"]
-    found = {finding.id for finding in report.findings}
+    found = {finding.rule for finding in report.findings}
     assert found == {finding["id"] for finding in told["findings"]}
 
 
@@ -78,7 +78,7 @@ def test_a_libvirt_is_asked(host: vfiomgr.Host) -> None:
     assert [domain.name for domain in found.domains] == ["test"]
     xml = "<domain type='kvm'><name>new</name><memory>4194304</memory><vcpu>2</vcpu></domain>"
     asked = vfiomgr.libvirt.check_domain(host, xml, found)
-    assert [one.id for one in asked.findings] == ["no-kvm"]
+    assert [one.rule for one in asked.findings] == ["no-kvm"]
     assert not vfiomgr.libvirt.check_domain(host, xml).is_blocked
 
 

@@ -183,7 +183,7 @@ def test_a_snapshot_answers_and_is_not_changed(
 def test_check_says_what_the_command_says(host: vfiomgr.Host, run: Run) -> None:
     report = host.check()
     told = json.loads(run("check", "--format", "json").stdout)
-    assert [finding.id for finding in report.findings] == [item["id"] for item in told["items"]]
+    assert [finding.rule for finding in report.findings] == [item["id"] for item in told["items"]]
 
 
 def test_there_is_nothing_to_recover(host: vfiomgr.Host) -> None:

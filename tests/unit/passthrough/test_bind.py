@@ -19,7 +19,7 @@ from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.step import Step
 
 GPU = pci_device("0000:04:00.0")
@@ -36,7 +36,7 @@ def bind(host: HostSnapshot, *addresses: str, **options: Any) -> tuple[Step, ...
     return plan(host, intent).steps
 
 
-def refusal(host: HostSnapshot, address: str, *allow: Allowance) -> Refusal:
+def refusal(host: HostSnapshot, address: str, *allow: Override) -> Refusal:
     with pytest.raises(Refusal) as caught:
         plan(host, Bind((PciAddress.parse(address),), allow=frozenset(allow)))
     assert caught.value.exit_code == 4
@@ -224,7 +224,7 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
     assert moved(bind(host, "0000:04:00.4")) == ["0000:04:00.4"]
 
 
-def allowable() -> list[tuple[Allowance, HostSnapshot, str]]:
+def allowable() -> list[tuple[Override, HostSnapshot, str]]:
     console = replace(GPU, **CONSOLE)
     drawn = replace(GPU, nodes=("/dev/dri/card1",))
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
@@ -318,7 +318,7 @@ def test_a_gpu_with_such_functions_is_no_reason_to_bind_one() -> None:
 
 @pytest.mark.parametrize(("allowance", "host", "reason"), allowable())
 def test_a_guard_is_overridden_by_its_own_flag_alone(
-    allowance: Allowance, host: HostSnapshot, reason: str
+    allowance: Override, host: HostSnapshot, reason: str
 ) -> None:
     others = [other for other, _, _ in allowable() if other != allowance]
     refused = refusal(host, "0000:04:00.0", *others)

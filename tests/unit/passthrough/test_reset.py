@@ -15,7 +15,7 @@ from vfiomgr.pci.reset_capabilities import Offer, ResetCapabilities, ResetMethod
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.pci.model import PciDevice
 
 GPU = replace(pci_device(), nodes=("/dev/dri/card1",))
@@ -23,7 +23,7 @@ AUDIO = replace(pci_device("0000:04:00.1"), driver="snd_hda_intel", reset_method
 
 
 def reset(
-    host: HostSnapshot, method: ResetMethod | None = None, *allow: Allowance
+    host: HostSnapshot, method: ResetMethod | None = None, *allow: Override
 ) -> tuple[object, ...]:
     return plan(host, Reset(GPU.address, method, frozenset(allow))).steps
 
@@ -139,7 +139,7 @@ def test_a_kernel_that_tells_no_methods_is_left_to_try() -> None:
     assert reset(host_of(replace(GPU, reset_method=()))) == (ResetFunction(GPU.identity, None),)
 
 
-def obstacles() -> list[tuple[HostSnapshot, str, Allowance | None]]:
+def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
     guest = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
     bound = replace(GPU, driver="vfio-pci")
@@ -170,9 +170,9 @@ def obstacles() -> list[tuple[HostSnapshot, str, Allowance | None]]:
 
 @pytest.mark.parametrize(("host", "reason", "allowance"), obstacles())
 def test_what_would_hurt_is_refused_and_its_own_flag_lifts_it(
-    host: HostSnapshot, reason: str, allowance: Allowance | None
+    host: HostSnapshot, reason: str, allowance: Override | None
 ) -> None:
-    others: set[Allowance] = {"boot-display", "in-use", "mounted-disk", "default-route"}
+    others: set[Override] = {"boot-display", "in-use", "mounted-disk", "default-route"}
     with pytest.raises(Refusal, match=reason) as caught:
         reset(host, None, *(others - {allowance}))
     assert "--only" not in caught.value.hint

@@ -306,12 +306,12 @@ def test_what_a_recorder_did_not_save_is_unknown(host_root: Path) -> None:
     assert host.readiness is not None
     assert host.readiness.has_driver_override is None
     report = api.check(host)
-    assert {"iommu", "driver-override"}.isdisjoint(finding.id for finding in report.findings)
+    assert {"iommu", "driver-override"}.isdisjoint(finding.rule for finding in report.findings)
     for words in ("whether the IOMMU is on: there is neither ", "whether functions have a driver_"):
         assert any(line.startswith(words) for line in report.not_checked)
     off = iommu_off(host)
     assert off is not None
-    assert off.reason.startswith("cannot tell whether the IOMMU is on: the recording has neither")
+    assert off.summary.startswith("cannot tell whether the IOMMU is on: the recording has neither")
 
 
 def test_an_iommu_that_is_off_is_known_by_the_empty_directories(host_root: Path) -> None:
@@ -319,7 +319,7 @@ def test_an_iommu_that_is_off_is_known_by_the_empty_directories(host_root: Path)
     shutil.rmtree(host_root / "sys/kernel/iommu_groups")
     host = api.scan(HostTree(host_root))
     assert (host.iommu.is_on, host.iommu.is_known) == (False, True)
-    assert "iommu" in {finding.id for finding in api.check(host).findings}
+    assert "iommu" in {finding.rule for finding in api.check(host).findings}
 
 
 @pytest.mark.parametrize("link", ["driver", "iommu_group"])

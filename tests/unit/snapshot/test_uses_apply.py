@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
 
 DISK, NODE = PciAddress.parse("10000:01:00.0"), "/dev/nvme1n1"
@@ -34,7 +34,7 @@ def kernel(tmp_path: Path) -> FakeKernel:
     return workstation(tmp_path)
 
 
-def bind(kernel: FakeKernel, address: PciAddress, *allowed: Allowance) -> None:
+def bind(kernel: FakeKernel, address: PciAddress, *allowed: Override) -> None:
     api.apply(Bind((address,), allow=frozenset(allowed)), tree=kernel)
     assert kernel.driver_of(str(address)) == "vfio-pci"
 

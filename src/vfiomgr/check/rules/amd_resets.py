@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,13 +55,13 @@ def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
     return [d for d in host.devices if _is_amd(d) and d.device_id in ids and not d.is_boot_display]
 
 
-def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """GPUs that do not start a second time after the kernel's own resets."""
     found = _of(host, frozenset(_FAMILY))
     devices = [d for d in found if _OWN_RESET not in d.reset_method]
     if devices:
         is_loaded = facts.module(_VENDOR_RESET).is_present
-        yield Finding(
+        yield finding(
             "amd-reset",
             "warning",
             "an AMD GPU may not start in a guest a second time",
@@ -91,11 +91,11 @@ def _own_reset(devices: Sequence[PciDevice], *, is_loaded: bool) -> str:
     return f"install the module vendor-reset ({_PAGE}); at boot, before the first guest: {commands}"
 
 
-def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Finding]:
+def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
     """GPUs whose configuration space reads as all ones after VFIO has reset them."""
     devices = _of(host, _LOST_BY_RESET)
     if devices:
-        yield Finding(
+        yield finding(
             "amd-lost-by-reset",
             "warning",
             "an AMD Instinct GPU may be lost after its guest ends, until the host reboots",
@@ -107,12 +107,12 @@ def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Finding]:
         )
 
 
-def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Finding]:
+def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
     """GPUs with which the kernel was seen to fail as they left vfio-pci."""
     devices = _of(host, _OOPS_AT_UNBIND)
     if devices:
         names = " ".join(str(d.address) for d in devices)
-        yield Finding(
+        yield finding(
             "amd-unbind",
             "warning",
             "the kernel may fail when this AMD GPU is unbound from vfio-pci",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
 from vfiomgr.check.rules import remedy
 from vfiomgr.check.rules.amd_resets import is_known
 from vfiomgr.check.rules.groups import gpus
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import CLASS_VGA
 from vfiomgr.snapshot.model import UNIDENTIFIED
@@ -25,11 +25,11 @@ _DEVICES = "/sys/bus/pci/devices"
 _EVICTING_MAJOR = 6
 
 
-def none(host: HostSnapshot) -> Iterator[Finding]:
+def none(host: HostSnapshot) -> Iterator[Diagnostic]:
     """A host without PCI functions, e.g. a container's or a recording's empty tree."""
     unidentified = host.pci_unidentified
     if not host.devices and unidentified:
-        yield Finding(
+        yield finding(
             "no-devices",
             "blocker",
             "no PCI function can be identified",
@@ -38,7 +38,7 @@ def none(host: HostSnapshot) -> Iterator[Finding]:
             "record these files of each function too, or run vfiomgr on the host itself",
         )
     elif not host.devices:
-        yield Finding(
+        yield finding(
             "no-devices",
             "blocker",
             "no PCI function is seen",
@@ -48,21 +48,22 @@ def none(host: HostSnapshot) -> Iterator[Finding]:
         )
 
 
-def silence(host: HostSnapshot) -> Iterator[Finding]:
+def silence(host: HostSnapshot) -> Iterator[Diagnostic]:
     """A function that fell off the bus."""
     for device in host.devices:
-        for objection in guards.silence(host, device):
-            yield Finding(
+        for diagnostic in guards.silence(host, device):
+            yield finding(
                 "silent-device",
                 "warning",
                 f"{device} does not answer",
                 (f"{_DEVICES}/{device.address}/config reads as all ones",),
                 "it is off the bus: no driver and no guest can use it",
-                objection.remedy,
+                diagnostic.remedy,
+                subject=device,
             )
 
 
-def twins(host: HostSnapshot) -> Iterator[Finding]:
+def twins(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Identical GPUs, the console's among them."""
     alike: dict[tuple[str, str], list[PciDevice]] = defaultdict(list)
     for device in host.devices:
@@ -71,7 +72,7 @@ def twins(host: HostSnapshot) -> Iterator[Finding]:
             alike[device.vendor_id, device.device_id].append(device)
     for (vendor, model), devices in alike.items():
         if len(devices) > 1:
-            yield Finding(
+            yield finding(
                 "twins",
                 "info",
                 f"{len(devices)} GPUs have the identifiers {vendor}:{model}",
@@ -81,11 +82,11 @@ def twins(host: HostSnapshot) -> Iterator[Finding]:
             )
 
 
-def no_reset(host: HostSnapshot) -> Iterator[Finding]:
+def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
     """GPUs that the kernel cannot reset by themselves."""
     devices = [d for d in _resettable_gpus(host) if not d.reset_method]
     if devices:
-        yield Finding(
+        yield finding(
             "no-reset",
             "warning",
             "a GPU cannot be reset by itself",
@@ -97,11 +98,11 @@ def no_reset(host: HostSnapshot) -> Iterator[Finding]:
         )
 
 
-def weak_reset(host: HostSnapshot) -> Iterator[Finding]:
+def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
     """GPUs with a bus or power-management reset and no function-level one."""
     devices = [d for d in _resettable_gpus(host) if d.reset_method and set(d.reset_method) <= _WEAK]
     if devices:
-        yield Finding(
+        yield finding(
             "weak-reset",
             "info",
             "a GPU has no function-level reset",
@@ -127,13 +128,13 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
     return [d for d in whole if not is_known(d)]
 
 
-def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """GPUs whose power the kernel may cut while they wait for a guest."""
     if (facts.module("vfio_pci").parameters or {}).get("disable_idle_d3") == "Y":
         return
     devices = [d for d in gpus(host) if d.d3cold_allowed and d.physical_function is None]
     if devices:
-        yield Finding(
+        yield finding(
             "d3cold",
             "info",
             "D3cold is allowed for idle GPUs",
@@ -154,7 +155,7 @@ def _evicts(release: str | None) -> bool:
     return major.isdecimal() and int(major) >= _EVICTING_MAJOR
 
 
-def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """vfio-pci evicts it from VGA functions alone (vfio_pci_vga_init, since Linux 6.0)."""
     claims = facts.framebuffers or ()
     for device in host.devices:
@@ -165,7 +166,7 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Findi
         kept = "" if is_vga else ", and vfio-pci evicts it from VGA functions alone"
         since = "before Linux 6.0, " if is_vga else ""
         since = f"if a guest is to have it, {since}" if device.is_boot_display else since
-        yield Finding(
+        yield finding(
             "firmware-framebuffer",
             "info" if is_vga else "warning",
             f"the firmware's screen lies in the memory of {device}",
@@ -173,4 +174,5 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Findi
             f"while it is there the function's BAR is taken (\"can't reserve\" in dmesg){kept}",
             f"{since}put initcall_blacklist=sysfb_init on the kernel command line"
             f"{remedy.command_line(facts)} and reboot",
+            subject=device,
         )

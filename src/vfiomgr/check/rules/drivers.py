@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
 from vfiomgr.check.rules import remedy
 from vfiomgr.check.rules.groups import gpus
+from vfiomgr.diagnostic import finding
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS
 from vfiomgr.pci.model import CLASS_VGA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.check.model import KernelModule, Readiness, Severity
+    from vfiomgr.check.model import KernelModule, Readiness
+    from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -21,7 +22,7 @@ _NVIDIA = "10de"
 _NOUVEAU = "nouveau"
 
 
-def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """With modeset=0 the module is loaded without a driver, and takes nothing."""
     module = facts.module(_NOUVEAU)
     if _NOUVEAU not in (*module.pci_drivers, *host.pci_drivers):
@@ -32,7 +33,7 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     blacklists = tuple(str(s) for s in facts.settings("blacklist", _NOUVEAU))
     displays = [d for d in held if _may_be_console(host, d)]
     shown = (f"{d} {_sign(d)}" for d in displays)
-    yield Finding(
+    yield finding(
         "nouveau",
         "warning",
         "nouveau is loaded",
@@ -77,14 +78,14 @@ def _blacklisting(facts: Readiness) -> str:
     )
 
 
-def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Which drivers have the GPUs, and whether a rule of udev can come before them at boot."""
     for name in sorted({d.driver for d in _native(host) if d.driver and d.driver != _NOUVEAU}):
         held = [d for d in _native(host) if d.driver == name]
         module = facts.module((held[0].driver_module or name).replace("-", "_"))
         is_first = module.state == "built-in"
         severity: Severity = "warning" if is_first else "info"
-        yield Finding(
+        yield finding(
             "host-driver",
             severity,
             f"the host driver {name} has {_counted(held)}",

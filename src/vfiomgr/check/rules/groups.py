@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
 from vfiomgr.check.rules import remedy
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import acs_override_words, blockers
@@ -33,21 +33,22 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
     ]
 
 
-def without_group(host: HostSnapshot) -> Iterator[Finding]:
+def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
     """A GPU that no IOMMU covers, on a host that has one."""
     for device in gpus(host):
-        for objection in guards.isolation(host, device):
-            yield Finding(
+        for diagnostic in guards.isolation(host, device):
+            yield finding(
                 "no-group",
                 "warning",
                 f"{device} is in no IOMMU group",
                 (f"/sys/bus/pci/devices/{device.address} has no iommu_group",),
                 "VFIO takes no function that the IOMMU does not isolate",
-                objection.remedy,
+                diagnostic.remedy,
+                subject=device,
             )
 
 
-def shared_with_gpu(host: HostSnapshot) -> Iterator[Finding]:
+def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
     """A GPU whose group holds functions of other slots that host drivers have."""
     for number in _numbers(gpus(host)):
         members = host.group_members(number)
@@ -56,7 +57,7 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Finding]:
         if not foreign:
             continue
         names = ", ".join(str(d) for d in gpus(host) if d in members)
-        yield Finding(
+        yield finding(
             "shared-group",
             "warning",
             f"IOMMU group {number} of {names} holds other devices",
@@ -67,12 +68,12 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Finding]:
         )
 
 
-def acs_override(host: HostSnapshot) -> Iterator[Finding]:
+def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Kernels with an out-of-tree patch split groups that the hardware does not isolate."""
     words = acs_override_words(host.kernel_command_line)
     if words:
         facts = host.readiness
-        yield Finding(
+        yield finding(
             "acs-override",
             "warning",
             "IOMMU groups may be smaller than what the hardware isolates",
@@ -85,7 +86,7 @@ def acs_override(host: HostSnapshot) -> Iterator[Finding]:
         )
 
 
-def unisolated_slots(host: HostSnapshot) -> Iterator[Finding]:
+def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Groups without a GPU that hold several slots: nothing tells their requests apart."""
     with_gpu = set(_numbers(gpus(host)))
     evidence: list[str] = []
@@ -97,7 +98,7 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Finding]:
         evidence += [f"{IOMMU_GROUPS}/{group.number}: {members}"]
         evidence += _nothing_between(host, group.number)
     if evidence:
-        yield Finding(
+        yield finding(
             "no-isolation",
             "info",
             "some IOMMU groups hold devices of several slots",

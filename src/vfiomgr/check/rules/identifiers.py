@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciDevice
 
@@ -30,12 +30,12 @@ class _Entry:
     meant: tuple[PciDevice, ...]
 
 
-def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """`ids=` of vfio-pci means every function with these numbers, twins and console included."""
     for entry in _entries(host, facts):
         trouble = _trouble(entry.meant)
         if trouble is not None:
-            yield Finding(
+            yield finding(
                 "vfio-pci-ids",
                 "warning",
                 f"vfio-pci.ids={entry.text} means {trouble}",
@@ -51,7 +51,7 @@ def _trouble(meant: Sequence[PciDevice]) -> str | None:
     return "the console's display" if any(d.is_boot_display for d in meant) else None
 
 
-def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Functions that identifiers name, and that a host driver has."""
     entries = _entries(host, facts)
     lost = _once(d for e in entries for d in e.meant if is_blocking(d) and not d.is_boot_display)
@@ -60,7 +60,7 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     sources = dict.fromkeys(e.source for e in entries if any(d in lost for d in e.meant))
     module = facts.module("vfio_pci")
     absent = ("vfio_pci is not loaded",) if module.state == "available" else ()
-    yield Finding(
+    yield finding(
         "vfio-pci-ids-lost",
         "warning",
         f"vfio-pci does not have {_counted(lost)} that its ids= names",
@@ -71,7 +71,7 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     )
 
 
-def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Functions of a slot that no identifier names, and that no VFIO driver has.
 
     On a root bus, which nothing resets, only those in the IOMMU group of one that is named.
@@ -91,7 +91,7 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     slots = {d.address.slot for d in rest}
     partly = [d for d in taken if d.address.slot in slots]
     sources = dict.fromkeys(e.source for e in entries if any(d in partly for d in e.meant))
-    yield Finding(
+    yield finding(
         "vfio-pci-ids-incomplete",
         "warning",
         f"vfio-pci.ids= leaves out {_counted(rest)} of the same slot",

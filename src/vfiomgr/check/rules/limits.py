@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """A guest with a device has all of its memory locked; CAP_IPC_LOCK lifts the limit.
 
     libvirt's system daemon raises the limit of each QEMU itself, whatever its own unit says.
@@ -24,10 +24,10 @@ def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     evidence = tuple(f"{x.subject}: {x.setting} ({x.source})" for x in tight or facts.memlock)
     why = "VFIO locks all memory of a guest, and QEMU without CAP_IPC_LOCK may not exceed the limit"
     if not tight:
-        yield Finding("memlock", "ok", "no limit on locked memory is in the way", evidence, why)
+        yield finding("memlock", "ok", "no limit on locked memory is in the way", evidence, why)
         return
     drop_in = "LimitMEMLOCK=infinity in a drop-in of the service (systemctl edit SERVICE)"
-    yield Finding(
+    yield finding(
         "memlock",
         "info",
         "the memory that a guest can lock is limited",

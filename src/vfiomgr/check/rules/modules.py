@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
 from vfiomgr.check.rules import remedy
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS
 
 if TYPE_CHECKING:
@@ -20,30 +20,30 @@ _DRIVER = "vfio-pci"
 _IOMMUFD_NEED = "QEMU's iommufd backend, and what is built on it, need them; VFIO groups do not"
 
 
-def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """The driver that every binding needs."""
     module = facts.module("vfio_pci")
     why = "vfio-pci, or a variant of it, is the driver that hands functions to guests"
     if module.is_present or _DRIVER in host.pci_drivers:
         evidence = (_present(module, host), *_settings_at_boot(facts))
-        yield Finding("vfio-pci", "ok", "vfio-pci is there", evidence, why)
+        yield finding("vfio-pci", "ok", "vfio-pci is there", evidence, why)
     elif lacking := tuple(_lacking_vfio_pci(host, facts)):
         title = "this kernel has no vfio-pci"
         fix = remedy.install_modules(host, facts)
-        yield Finding("vfio-pci", "blocker", title, lacking, why, fix)
+        yield finding("vfio-pci", "blocker", title, lacking, why, fix)
     elif stopped := [s for s in facts.settings("install", "vfio_pci") if _is_stopped(s.arguments)]:
         title = "modprobe is told not to load vfio-pci"
         fix = "take that line out, or load it once with modprobe --ignore-install vfio-pci"
-        yield Finding("vfio-pci", "blocker", title, tuple(map(str, stopped)), why, fix)
+        yield finding("vfio-pci", "blocker", title, tuple(map(str, stopped)), why, fix)
     elif module.state == "available" and facts.has_modprobe is False:
         evidence = (f"modules.dep of {host.kernel_release} lists vfio_pci", "modprobe: not found")
         title = "vfio-pci is not loaded, and this host has no modprobe to load it"
         fix = "have the system load vfio-pci at boot, in the way that it loads modules"
-        yield Finding("vfio-pci", "blocker", title, evidence, why, fix)
+        yield finding("vfio-pci", "blocker", title, evidence, why, fix)
     elif module.state == "available":
         evidence = (f"modules.dep of {host.kernel_release} lists vfio_pci",)
         title = "vfio-pci can be loaded, and vfiomgr does so when it binds"
-        yield Finding("vfio-pci", "ok", title, evidence, why)
+        yield finding("vfio-pci", "ok", title, evidence, why)
 
 
 def _lacking_vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
@@ -79,12 +79,12 @@ def _settings_at_boot(facts: Readiness) -> tuple[str, ...]:
     return tuple(str(s) for s in facts.settings("options", "vfio_pci"))
 
 
-def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """VFIO maps a guest's memory through vfio_iommu_type1 or iommufd; x86 has no other way."""
     names = ("vfio_iommu_type1", "iommufd")
     if host.cpu_vendor is None or any(facts.module(n).state != "missing" for n in names):
         return
-    yield Finding(
+    yield finding(
         "iommu-backend",
         "blocker",
         "VFIO cannot map a guest's memory",
@@ -94,10 +94,10 @@ def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     )
 
 
-def driver_override(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def driver_override(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Kernels before 3.16 bind by identifiers alone."""
     if facts.has_driver_override is False:
-        yield Finding(
+        yield finding(
             "driver-override",
             "warning",
             "functions have no driver_override",
@@ -107,7 +107,7 @@ def driver_override(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
         )
 
 
-def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """The character devices of functions, and the backend that they go with."""
     if any(_lacking_vfio_pci(host, facts)):
         return
@@ -115,13 +115,13 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     if lacking:
         title = "this kernel offers VFIO groups, but no cdev with iommufd"
         fix = "nothing for libvirt, QEMU and Kata with groups; else a kernel with both options"
-        yield Finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
+        yield finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
         return
     module = facts.module("iommufd")
     if facts.config.get("VFIO_DEVICE_CDEV") == "y" and module.state in ("built-in", "loaded"):
         evidence = (*_option(facts, "IOMMUFD"), *_option(facts, "VFIO_DEVICE_CDEV"))
         title = "iommufd and the cdevs of functions are there"
-        yield Finding("iommufd", "ok", title, evidence, _IOMMUFD_NEED)
+        yield finding("iommufd", "ok", title, evidence, _IOMMUFD_NEED)
 
 
 def _lacking_iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
@@ -142,12 +142,12 @@ def _lacking_cdev(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
             yield f"{device.address} has vfio-dev/{device.vfio_device}, but no {place}"
 
 
-def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """The kernel makes /dev/vfio/vfio with mode 0666: it gives nothing away without a group."""
     node = facts.node("/dev/vfio/vfio")
     if node is None or node.mode & _OTHERS_MAY == _OTHERS_MAY:
         return
-    yield Finding(
+    yield finding(
         "container-node",
         "info",
         f"not every user may open {node.path}",

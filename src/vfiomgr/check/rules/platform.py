@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
 from vfiomgr.check.rules import remedy
+from vfiomgr.diagnostic import finding
 from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.iommu_hints import command_line_words
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.check.model import Readiness, Severity
+    from vfiomgr.check.model import Readiness
+    from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.snapshot.model import HostSnapshot
 
 _X86_UNITS = ("dmar", "ivhd")
@@ -24,7 +26,7 @@ _NOT_REMAPPED = frozenset({"intremap=off", "nointremap"})
 _PARAMETERS = "/sys/module/{}/parameters/{}"
 
 
-def iommu(host: HostSnapshot) -> Iterator[Finding]:
+def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
     """By groups, units and tables; the command line alone proves nothing."""
     if not host.devices or not host.iommu.is_known:
         return
@@ -32,10 +34,11 @@ def iommu(host: HostSnapshot) -> Iterator[Finding]:
     off = guards.iommu_off(host)
     if off is None:
         why = "VFIO gives guests only what an IOMMU keeps from the rest of memory"
-        yield Finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
+        yield finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
         return
-    how = remedy.command_line(host.readiness) if "command line" in off.remedy else ""
-    yield Finding(
+    is_for_words = command_line_words(host) is not None
+    how = remedy.command_line(host.readiness) if is_for_words else ""
+    yield finding(
         "iommu",
         "blocker",
         "the IOMMU is off",
@@ -59,7 +62,7 @@ def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
         yield f"/proc/cmdline: {' '.join(words)}"
 
 
-def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Without it a type 1 container takes no group (vfio_iommu_type1_attach_group: EPERM).
 
     Judged on x86 alone; on Arm the interrupt controller isolates messages.
@@ -74,13 +77,13 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Findin
         title = (
             "interrupts are remapped" if facts.interrupt_chips else "the IOMMU can remap interrupts"
         )
-        yield Finding("interrupt-remapping", "ok", title, evidence, why)
+        yield finding("interrupt-remapping", "ok", title, evidence, why)
         return
     unsafe = _unsafe_interrupts(facts)
     severity: Severity = "warning" if unsafe else "blocker"
     title = "interrupts are not remapped" + (", and that is allowed" if unsafe else "")
     consequence = "" if unsafe else ", so the kernel lets no guest start with a device (EPERM)"
-    yield Finding(
+    yield finding(
         "interrupt-remapping",
         severity,
         title,
@@ -134,7 +137,7 @@ def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
     )
 
 
-def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Groups that isolate nothing (CONFIG_VFIO_NOIOMMU)."""
     module, name = facts.module("vfio"), "enable_unsafe_noiommu_mode"
     evidence = [
@@ -147,7 +150,7 @@ def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     if not evidence:
         return
     evidence += [str(o) for o in facts.settings("options", "vfio") if name in o.arguments]
-    yield Finding(
+    yield finding(
         "no-iommu-mode",
         "warning",
         "VFIO's no-IOMMU mode is on",
@@ -159,11 +162,11 @@ def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     )
 
 
-def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Lockdown leaves VFIO alone (enum lockdown_reason in include/linux/security.h)."""
     if facts.lockdown not in ("integrity", "confidentiality"):
         return
-    yield Finding(
+    yield finding(
         "lockdown",
         "info",
         f"the kernel is locked down ({facts.lockdown})",
@@ -174,10 +177,10 @@ def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
     )
 
 
-def secure_boot(_host: HostSnapshot, facts: Readiness) -> Iterator[Finding]:
+def secure_boot(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Many distributions' kernels check the signatures of modules then."""
     if facts.secure_boot:
-        yield Finding(
+        yield finding(
             "secure-boot",
             "info",
             "Secure Boot is on",

@@ -21,7 +21,7 @@ from vfiomgr.pci.iommu import acs_override_words, blockers
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from vfiomgr.diagnostic import Objection
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -116,7 +116,7 @@ def groups(session: Session) -> None:
         body = {
             "iommu": {
                 "is_on": host.iommu.is_on if host.iommu.is_known else None,
-                "finding": off.reason if off else None,
+                "finding": off.summary if off else None,
                 "remedy": off.remedy if off else None,
                 "acs_override": pretended,
             },
@@ -132,12 +132,12 @@ def groups(session: Session) -> None:
             "the kernel command line (see vfiomgr check)"
         )
     if off:
-        say(off.reason, f"remedy: {off.remedy}")
+        say(off.summary, f"remedy: {off.remedy}")
     if host.groups:
         print_table(_GROUP_HEADINGS, [row for document in documents for row in _rows(document)])
 
 
-def _iommu_off(host: HostSnapshot) -> Objection | None:
+def _iommu_off(host: HostSnapshot) -> Diagnostic | None:
     from vfiomgr.passthrough.guards import iommu_off  # noqa: PLC0415 - most hosts have an IOMMU
 
     return iommu_off(host)

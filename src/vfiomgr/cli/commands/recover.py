@@ -17,7 +17,7 @@ from vfiomgr.paths import BOOT_ID
 from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
 
 
 @click.command("recover")
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @session_options()
 @click.pass_obj
-def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Allowance, ...]) -> None:
+def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override, ...]) -> None:
     """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.
 
     Without a flag they are undone. With --dry-run they are listed.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.device_nodes import Target, resolve
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile
-from vfiomgr.containers.cdi.rules import Fault, faults
+from vfiomgr.containers.cdi.rules import fault, faults
+from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.pci.model import is_address
 
 if TYPE_CHECKING:
@@ -18,26 +19,21 @@ if TYPE_CHECKING:
     from vfiomgr.containers.cdi.consumers import Consumer
     from vfiomgr.containers.cdi.model import CdiDevice, CdiSpecification
     from vfiomgr.containers.cdi.scalars import Family
+    from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
 
     _Pair = tuple[CdiFile, CdiSpecification]
 
 Verdict = Literal["ok", "partly", "broken", "breaks all", "not read"]
 """`partly`: of some devices no container can be given; `breaks all`: nor of any other file's."""
-CdiSeverity = Literal["error", "warning"]
 _EXACT = (".json", ".yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class CdiFinding:
-    """Something that is wrong, where, for whom, and what would be right."""
+    """What is wrong, and for whom; its subject is the file."""
 
-    rule: str
-    severity: CdiSeverity
-    file: str
-    line: int
-    what: str
-    remedy: str
+    found: Diagnostic
     consumers: tuple[str, ...]
     """Those that it concerns, by name."""
     breaks_all: tuple[str, ...] = ()
@@ -64,7 +60,7 @@ class CdiReport:
     @property
     def is_broken(self) -> bool:
         """Whether some consumer cannot use something."""
-        return any(finding.severity == "error" for finding in self.findings)
+        return any(finding.found.severity == "blocker" for finding in self.findings)
 
     def verdict(self, file: str, consumer: str) -> Verdict:
         """Of one file with one consumer."""
@@ -145,13 +141,13 @@ class _Findings:
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         self._consumers = consumers
-        self._found: dict[tuple[str, Fault, CdiSeverity], list[Consumer]] = defaultdict(list)
+        self._found: dict[Diagnostic, list[Consumer]] = defaultdict(list)
         self._verdicts: dict[tuple[str, str], Verdict] = {}
 
     def _add(
-        self, file: str, fault: Fault, consumers: Iterable[Consumer], severity: CdiSeverity
+        self, file: str, found: Diagnostic, consumers: Iterable[Consumer], severity: Severity
     ) -> None:
-        self._found[file, fault, severity].extend(consumers)
+        self._found[replace(found, subject=file, severity=severity)].extend(consumers)
 
     def judge(self, consumer: Consumer, pairs: Sequence[_Pair]) -> list[_Pair]:
         """What a consumer accepts."""
@@ -161,8 +157,8 @@ class _Findings:
                 self._verdicts[file.path, consumer.name] = "not read"
                 continue
             wrong = faults(specification, consumer)
-            for fault in wrong:
-                self._add(file.path, fault, [consumer], "error")
+            for found in wrong:
+                self._add(file.path, found, [consumer], "blocker")
             if wrong:
                 self._spoil(file.path, consumer)
             else:
@@ -188,8 +184,8 @@ class _Findings:
                     line = specification.line(("devices", number, "name"))
                     what = f"{name} is in {other.path} too, so that neither counts"
                     remedy = "remove it from one of the files, or give it another name or kind"
-                    fault = Fault("conflict", line, what, remedy)
-                    self._add(file.path, fault, [consumer], "error")
+                    found = fault("conflict", line, what, remedy)
+                    self._add(file.path, found, [consumer], "blocker")
                     for path in (file.path, other.path):
                         if consumer.is_kata:
                             self._spoil(path, consumer)
@@ -199,7 +195,7 @@ class _Findings:
     def add_unread(self, file: CdiFile) -> None:
         what = "no consumer reads a file of this name"
         remedy = "end it in .json or .yaml, and put it into the directory itself"
-        self._add(file.path, Fault("never-read", 1, what, remedy), self._consumers, "warning")
+        self._add(file.path, fault("never-read", 1, what, remedy), self._consumers, "warning")
 
     def add_shadows(
         self,
@@ -220,8 +216,8 @@ class _Findings:
                         line = specification.line(("devices", number, "name"))
                         what = f"{name} is something else in {other.path}, and {counts} counts"
                         remedy = "keep one of them: consumers disagree which one is meant"
-                        fault = Fault("shadowed", line, what, remedy)
-                        self._add(file.path, fault, [consumer], "warning")
+                        found = fault("shadowed", line, what, remedy)
+                        self._add(file.path, found, [consumer], "warning")
 
     def add_host_facts(
         self,
@@ -233,19 +229,19 @@ class _Findings:
     ) -> None:
         """Whether what devices name is there, and is what they are called."""
         for number, device in enumerate(specification.devices):
-            for fault in _name_faults(host, device, specification.line(("devices", number))):
-                self._add(file.path, fault, using, "error")
+            for found in _name_faults(host, device, specification.line(("devices", number))):
+                self._add(file.path, found, using, "blocker")
                 self._spoil_partly(file.path, using)
             for place, target in _targets(host, device):
                 path = ("devices", number, "containerEdits", "deviceNodes", place)
                 line = specification.line(path)
-                for fault in _node_faults(device, target, nodes, line, own=file.is_own):
-                    self._add(file.path, fault, using, "error")
+                for found in _node_faults(device, target, nodes, line, own=file.is_own):
+                    self._add(file.path, found, using, "blocker")
                     self._spoil_partly(file.path, using)
                 kata = [consumer for consumer in using if consumer.is_kata]
                 for consumer in kata:
-                    for fault in _kata_faults(host, device, target, consumer, line):
-                        self._add(file.path, fault, [consumer], "error")
+                    for found in _kata_faults(host, device, target, consumer, line):
+                        self._add(file.path, found, [consumer], "blocker")
                         self._spoil_partly(file.path, [consumer])
 
     def add_twice_published(
@@ -267,18 +263,15 @@ class _Findings:
                             f"{name} is IOMMU group {target.group}, which is {known[0]} "
                             f"in {known[2]} too{form}: it can be given away twice"
                         )
-                        fault = Fault(
+                        found = fault(
                             "twice-published", specification.line(path), what, "keep one of them"
                         )
-                        self._add(file.path, fault, consumers, "warning")
+                        self._add(file.path, found, consumers, "warning")
 
     def report(self, files: Sequence[str], not_checked: tuple[str, ...]) -> CdiReport:
         order = {file: number for number, file in enumerate(files)}
-        found = sorted(self._found, key=lambda key: (order[key[0]], key[1].line, key[1].rule))
-        findings = tuple(
-            _finding(file, fault, severity, self._in_order(self._found[file, fault, severity]))
-            for file, fault, severity in found
-        )
+        found = sorted(self._found, key=lambda one: (order[one.subject], one.line, one.rule))
+        findings = tuple(_finding(one, self._in_order(self._found[one])) for one in found)
         verdicts = tuple(
             FileVerdict(file, consumer.name, self._verdicts.get((file, consumer.name), "ok"))
             for file in files
@@ -295,13 +288,11 @@ _WHOLE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "
 """Rules about one device, which break no other."""
 
 
-def _finding(
-    file: str, fault: Fault, severity: CdiSeverity, consumers: Sequence[Consumer]
-) -> CdiFinding:
+def _finding(found: Diagnostic, consumers: Sequence[Consumer]) -> CdiFinding:
     names = tuple(dict.fromkeys(consumer.name for consumer in consumers))
-    breaks = severity == "error" and fault.rule not in _WHOLE
+    breaks = found.severity == "blocker" and found.rule not in _WHOLE
     kata = tuple(c.name for c in dict.fromkeys(consumers) if breaks and c.is_kata)
-    return CdiFinding(fault.rule, severity, file, fault.line, fault.what, fault.remedy, names, kata)
+    return CdiFinding(found, names, kata)
 
 
 def _differs(name: str, device: CdiDevice, other: CdiSpecification) -> bool:
@@ -315,17 +306,17 @@ def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[tuple[int, Targe
 
 def _node_faults(
     device: CdiDevice, target: Target, nodes: Mapping[str, bool], line: int, *, own: bool
-) -> Iterator[Fault]:
+) -> Iterator[Diagnostic]:
     again = "vfiomgr cdi generate --write" if own else "generate the file anew"
     if target.problem is not None:
         what = f"{device.name}: {target.path} is no device for a guest: {target.problem}"
-        yield Fault("stale", line, what, f"bind it again, or {again}")
+        yield fault("stale", line, what, f"bind it again, or {again}")
     elif target.kind in ("other", "control") and nodes.get(target.path) is False:
         what = f"{device.name}: there is no {target.path} on this host"
-        yield Fault("node-missing", line, what, f"load its driver, or {again}")
+        yield fault("node-missing", line, what, f"load its driver, or {again}")
 
 
-def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Fault]:
+def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Diagnostic]:
     """Whether a device that is named by an address is the one at that address."""
     targets = [t for _, t in _targets(host, device) if t.kind in ("group", "cdev")]
     found = [member for target in targets for member in target.names]
@@ -335,18 +326,18 @@ def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[F
     if name not in found:
         what = f"{device.name}: {targets[0].path} leads to {', '.join(found)}"
         remedy = "generate the file anew: numbers of groups and devices change with a boot"
-        yield Fault("leads-elsewhere", line, what, remedy)
+        yield fault("leads-elsewhere", line, what, remedy)
 
 
 def _kata_faults(
     host: HostSnapshot, device: CdiDevice, target: Target, consumer: Consumer, line: int
-) -> Iterator[Fault]:
+) -> Iterator[Diagnostic]:
     if any(vgpu.uuid is not None for vgpu in target.vgpus):
         what = f"{device.name}: Kata attaches no mediated device ({', '.join(target.names)})"
         remedy = "use a virtual function as a vGPU, or libvirt"
-        yield Fault("mediated", line, what, remedy)
+        yield fault("mediated", line, what, remedy)
     plugs = any(t.kind in ("group", "cdev") for _, t in _targets(host, device))
     if consumer.is_rust and plugs and target.kind in ("other", "control"):
         what = f"{device.name}: runtime-rs plugs every node of a device, and {target.path} is none"
         remedy = "put it into the containerEdits of the whole file, as vfiomgr cdi generate does"
-        yield Fault("not-plugged", line, what, remedy)
+        yield fault("not-plugged", line, what, remedy)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.cdi.listing import CdiEntry
     from vfiomgr.containers.cdi.model import CdiFile, CdiSpecification
     from vfiomgr.containers.cdi.requests import WriteCdi
+    from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -152,25 +153,44 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
     context.exit(_BROKEN if report.is_broken else 0)
 
 
+_SEVERITIES: dict[Severity, str] = {"blocker": "error", "warning": "warning"}
+"""What this command calls them: an error is one for the consumers that it concerns."""
+
+
+def _item(finding: CdiFinding) -> dict[str, object]:
+    found = finding.found
+    return {
+        "rule": found.rule,
+        "severity": _SEVERITIES[found.severity],
+        "file": found.subject,
+        "line": found.line,
+        "what": found.summary,
+        "remedy": found.remedy,
+        "consumers": finding.consumers,
+        "breaks_all": finding.breaks_all,
+    }
+
+
 def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]:
     return {
-        "items": report.findings,
+        "items": [_item(finding) for finding in report.findings],
         "verdicts": report.verdicts,
         "consumers": consumers,
         "not_checked": report.not_checked,
         "summary": {
-            severity: sum(finding.severity == severity for finding in report.findings)
-            for severity in ("error", "warning")
+            word: sum(finding.found.severity == severity for finding in report.findings)
+            for severity, word in _SEVERITIES.items()
         },
     }
 
 
 def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
     for finding in report.findings:
-        say(f"{finding.severity}: {finding.file}:{finding.line}: {finding.what}")
-        say(f"  rule      {finding.rule}")
+        found = finding.found
+        say(f"{_SEVERITIES[found.severity]}: {found.subject}:{found.line}: {found.summary}")
+        say(f"  rule      {found.rule}")
         say(f"  concerns  {_concerned(finding, consumers)}")
-        say(f"  remedy    {finding.remedy}")
+        say(f"  remedy    {found.remedy}")
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)
     if files:
         rows = [row for file in files for row in _verdicts(report, file, consumers)]

@@ -20,6 +20,7 @@ from vfiomgr.containers.cdi.model import (
     CdiSpecification,
 )
 from vfiomgr.containers.cdi.scalars import Family, scalar_of, text_of
+from vfiomgr.diagnostic import Position, flaw
 from vfiomgr.documents.located import Path, shown_path
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument
@@ -28,8 +29,9 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from vfiomgr.containers.cdi.model import CdiFile, OddityKind
-    from vfiomgr.documents.located import Flaw, Located
+    from vfiomgr.containers.cdi.model import CdiFile
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.documents.located import Located
 
 _FORMS = {
     "text": "a text",
@@ -64,10 +66,10 @@ def read_specification(text: str, file: HostPath | None = None) -> CdiSpecificat
 
     """
     read = parse_specification(text, file)
-    if not read.lines and any(oddity.kind == "unreadable" for oddity in read.oddities):
-        oddity = read.oddities[0]
-        message = f"{file or '<text>'}:{oddity.line}: {oddity.what}"
-        raise InvalidDocument(message, oddity.remedy)
+    if not read.lines and any(oddity.found.rule == "unreadable" for oddity in read.oddities):
+        found = read.oddities[0].found
+        message = f"{file or '<text>'}:{found.line}: {found.summary}"
+        raise InvalidDocument(message, found.remedy)
     return read
 
 
@@ -75,7 +77,9 @@ def read_file(file: CdiFile, family: Family = "go") -> CdiSpecification:
     """What a file says to a library; of one that cannot be read, why, as its only oddity."""
     if file.text is not None:
         return parse_specification(file.text, HostPath(file.path), family)
-    why = CdiOddity("unreadable", (), 1, file.why or "it cannot be read", "make it readable text")
+    why = CdiOddity(
+        (), _odd("unreadable", 1, file.why or "it cannot be read", "make it readable text")
+    )
     return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
 
 
@@ -91,17 +95,20 @@ def parse_specification(
     try:
         document, flaws = _document(text)
     except Unreadable as error:
-        flaw = error.flaw
-        why = CdiOddity("unreadable", (), flaw.place.line, flaw.what, flaw.remedy)
+        why = CdiOddity((), error.flaw)
         return CdiSpecification("", "", file=file, oddities=(why,))
     reader = _Reader(family)
-    for flaw in flaws:
-        reader.add_flaw(flaw)
+    for found in flaws:
+        reader.add_flaw(found)
     return _specification(reader, document, file)
 
 
+def _odd(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
+    return flaw(rule, Position(line), "", what, remedy)
+
+
 @lru_cache(maxsize=64)
-def _document(text: str) -> tuple[Located, list[Flaw]]:
+def _document(text: str) -> tuple[Located, list[Diagnostic]]:
     """A text with its places, which several consumers and commands ask for.
 
     Raises:
@@ -122,7 +129,7 @@ def _document(text: str) -> tuple[Located, list[Flaw]]:
 
 def _specification(reader: _Reader, document: Located, file: HostPath | None) -> CdiSpecification:
     read: CdiSpecification = reader.part(document, TOP, ())
-    oddities = tuple(sorted(reader.oddities, key=lambda oddity: oddity.line))
+    oddities = tuple(sorted(reader.oddities, key=lambda oddity: oddity.found.line))
     return replace(read, file=file, oddities=oddities, lines=reader.lines)
 
 
@@ -134,20 +141,18 @@ class _Reader:
     oddities: list[CdiOddity] = field(default_factory=list)
     lines: dict[Path, int] = field(default_factory=dict)
 
-    def add(self, kind: OddityKind, path: Path, line: int, what: str, remedy: str) -> None:
-        self.oddities.append(CdiOddity(kind, path, line, what, remedy))
+    def add(self, rule: str, path: Path, line: int, what: str, remedy: str) -> None:
+        self.oddities.append(CdiOddity(path, _odd(rule, line, what, remedy)))
 
-    def add_flaw(self, flaw: Flaw) -> None:
-        """What is odd about the text itself; tags are ignored by all consumers."""
-        what = f"{flaw.where}: {flaw.what}" if flaw.where else flaw.what
-        if flaw.what.startswith("a second document"):
-            self.add("document-second", (), flaw.place.line, what, flaw.remedy)
-        elif flaw.what.startswith("<<"):
-            if self.family == "rust":
-                self.add("key-merged", (), flaw.place.line, what, flaw.remedy)
-        elif not flaw.what.startswith("the tag"):
-            kind: OddityKind = "key-twice" if flaw.what.endswith("twice") else "unreadable"
-            self.add(kind, (), flaw.place.line, what, flaw.remedy)
+    def add_flaw(self, found: Diagnostic) -> None:
+        """What is odd about the text itself; tags are ignored by all consumers.
+
+        `<<` serde_yaml takes for a key as any other.
+        """
+        if found.rule == "yaml-tag" or (found.rule == "key-merged" and self.family != "rust"):
+            return
+        what = f"{found.subject}: {found.summary}" if found.subject else found.summary
+        self.add(found.rule, (), found.line, what, found.remedy)
 
     def part(self, part: Located, table: str, path: Path) -> Any:  # noqa: ANN401 - as the table says
         """The value of a mapping."""

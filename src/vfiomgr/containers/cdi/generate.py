@@ -10,10 +10,10 @@ from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
 from vfiomgr.containers.cdi.document import parse_specification, render_specification
 from vfiomgr.containers.cdi.model import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
 from vfiomgr.containers.cdi.names import is_kind, needed_version
-from vfiomgr.containers.cdi.rules import Fault, faults
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.containers.cdi.rules import faults
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.passthrough.readiness_hints import objections_to_bind
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.version import Version
@@ -126,12 +126,17 @@ def refuse_unread(made: CdiSpecification, wish: OfferRequest) -> None:
     if wish.consumer == ANY or not made.devices:
         return
     written = parse_specification(render_specification(made))
-    told: dict[Fault, list[str]] = {}
+    told: dict[Diagnostic, list[str]] = {}
     for consumer in consumers_named(wish.consumer):
         for fault in faults(written, consumer):
             told.setdefault(fault, []).append(consumer.name)
     against = [
-        Objection(f"{', '.join(names)} cannot read it: {fault.what}", fault.remedy)
+        blocker(
+            "cdi-rejected",
+            made.kind,
+            f"{', '.join(names)} cannot read it: {fault.summary}",
+            fault.remedy,
+        )
         for fault, names in told.items()
     ]
     refuse_if_any(against, frozenset())
@@ -154,7 +159,7 @@ def _bind_of_some(host: HostSnapshot) -> str:
     """For a GPU of this host that can be bound, where there is one."""
     gpus = [d for d in host.devices if d.is_graphics_or_accelerator and not d.physical_function]
     for gpu in gpus[:_MOST_TRIED]:
-        if not objections_to_bind(host, [gpu]):
+        if not diagnostics_to_bind(host, [gpu]):
             return f"vfiomgr bind {gpu.address}"
     return "vfiomgr bind ADDRESS (vfiomgr list shows them)"
 
@@ -166,39 +171,50 @@ def _chosen(
         return every
     by_group = {offer.group: offer for offer in every}
     found: dict[int, AssignableGroup] = {}
-    objections: list[Objection] = []
+    diagnostics: list[Diagnostic] = []
     for address in wish.addresses:
         device = host.device(address)
         offer = by_group.get(-1 if device.iommu_group is None else device.iommu_group)
         if offer is not None and device in offer.functions:
             found[offer.group] = offer
         else:
-            objections.append(_not_ready(host, device))
-    refuse_if_any(objections, frozenset())
+            diagnostics.append(_not_ready(host, device))
+    refuse_if_any(diagnostics, frozenset())
     return [offer for offer in every if offer.group in found]
 
 
-def _not_ready(host: HostSnapshot, device: PciDevice) -> Objection:
+def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
     if host.is_vendor_function(device):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
-        return Objection(f"{device} is no vGPU yet", create)
+        return blocker("vgpu-missing", device, f"{device} is no vGPU yet", create)
     group = host.group(device.iommu_group)
     if device.is_on_vfio and group is not None and group.is_noiommu:
-        return Objection(f"{device} is in the unsafe no-IOMMU mode", "switch the IOMMU on")
+        return blocker(
+            "no-iommu-mode",
+            device,
+            f"{device} is in the unsafe no-IOMMU mode",
+            "switch the IOMMU on",
+        )
     if device.is_on_vfio:
         members = host.group_members(device.iommu_group)
         others = [m for m in members if not host.is_ready_for_guests(m) and not m.is_bridge]
         names = ", ".join(f"{m.address} (on {m.driver or 'no driver'})" for m in others)
-        return Objection(
+        return blocker(
+            "group-not-viable",
+            device,
             f"IOMMU group {device.iommu_group} of {device} cannot go to a guest whole: {names}",
             f"vfiomgr bind {device.address} --with-group",
         )
-    against = objections_to_bind(host, [device])
+    against = diagnostics_to_bind(host, [device])
     begin = f"{device} is on {device.driver or 'no driver'}"
     if against:
-        reason, remedy = against[0]
-        return Objection(f"{begin}, and vfiomgr bind refuses it: {reason}", remedy)
-    return Objection(begin, f"vfiomgr bind {device.address}")
+        return blocker(
+            "on-host-driver",
+            device,
+            f"{begin}, and vfiomgr bind refuses it: {against[0].summary}",
+            against[0].hint,
+        )
+    return blocker("on-host-driver", device, begin, f"vfiomgr bind {device.address}")
 
 
 def _form(

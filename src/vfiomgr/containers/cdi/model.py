@@ -9,28 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
+from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.located import Path
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-OddityKind = Literal[
-    "unreadable",
-    "document-second",
-    "key-twice",
-    "key-unknown",
-    "key-merged",
-    "key-case",
-    "key-missing",
-    "type-wrong",
-]
-"""`key-case`: only its case is wrong, which encoding/json of Go does not mind.
-
-`key-merged`: `<<`, which serde_yaml takes for a key as any other.
-"""
-
 
 STATIC = HostPath("/etc/cdi")
 DYNAMIC = HostPath("/run/cdi")
@@ -111,11 +96,8 @@ def own_file(directory: HostPath, kind: str) -> HostPath:
 class CdiOddity:
     """Something in a file that the values cannot hold: consumers differ in what they make of it."""
 
-    kind: OddityKind
     path: Path
-    line: int
-    what: str
-    remedy: str
+    found: Diagnostic
 
 
 @dataclass(frozen=True, slots=True)

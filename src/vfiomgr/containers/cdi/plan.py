@@ -13,7 +13,7 @@ from vfiomgr.containers.cdi.generate import LOWEST, nothing_ready, refuse_unread
 from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
 from vfiomgr.containers.cdi.names import needed_version, version_of
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.persistence.steps import ReplaceFile
@@ -53,7 +53,7 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
         refuse_unread(after, intent.wish)
     if not after.devices and there is None:
         raise nothing_ready(host)
-    refuse_if_any(_objections(host, after, path), frozenset())
+    refuse_if_any(_diagnostics(host, after, path), frozenset())
     text = render_specification(after) if after.devices else None
     summary = f"write {path}" if after.devices else f"remove {path}"
     notes = list(_twice_notes(host, after, path))
@@ -81,10 +81,12 @@ def _change_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator
 
 def _against_file(
     path: HostPath, before: CdiSpecification | None, kind: str
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """What speaks against writing there: the name itself, or what the file holds."""
     if len(path.name) > _LONGEST_NAME:
-        yield Objection(
+        yield blocker(
+            "cdi-file-name",
+            path,
             f"the file of {kind[:40]}… would have a name of {len(path.name)} characters",
             "take a shorter kind, or keep it elsewhere with --output",
         )
@@ -92,17 +94,19 @@ def _against_file(
         return
     remedy = f"look at it, then: vfiomgr cdi remove --all --kind {kind}"
     if not is_readable(before):
-        what = "; ".join(oddity.what for oddity in before.oddities[:1])
-        yield Objection(f"{path} is no specification any more ({what})", remedy)
+        what = "; ".join(oddity.found.summary for oddity in before.oddities[:1])
+        yield blocker(
+            "cdi-unreadable", path, f"{path} is no specification any more ({what})", remedy
+        )
     elif before.kind != kind:
         reason = f"{path} holds {before.kind or 'no kind'}, and not {kind}"
-        yield Objection(reason, f"move it away: vfiomgr keeps {kind} there")
+        yield blocker("cdi-other-kind", path, reason, f"move it away: vfiomgr keeps {kind} there")
 
 
 def _lost_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator[str]:
     """What was put into a file of vfiomgr by hand, and is not in the next one."""
     for oddity in before.oddities:
-        yield f"{before.file}: {oddity.what}: it was put there by hand, and goes"
+        yield f"{before.file}: {oddity.found.summary}: it was put there by hand, and goes"
     if before.annotations and before.annotations != after.annotations:
         yield f"{before.file}: its annotations were put there by hand, and go"
     if replace(before.edits, device_nodes=()) != replace(after.edits, device_nodes=()):
@@ -193,9 +197,9 @@ def is_stale(host: HostSnapshot, device: CdiDevice) -> bool:
     )
 
 
-def _objections(
+def _diagnostics(
     host: HostSnapshot, wished: CdiSpecification, path: HostPath
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """What other files say of the same names, or of the same groups in another form."""
     names = {wished.qualified(device): device for device in wished.devices}
     forms = {t.group: (d, t.kind) for d in wished.devices for t in _targets(host, d)}
@@ -209,7 +213,7 @@ def _objections(
             name = other.qualified(device)
             if name in names:
                 reason = f"{file.path} has {name} already, and consumers refuse one name twice"
-                yield Objection(reason, f"{remedy}, or pass another --kind")
+                yield blocker("cdi-conflict", name, reason, f"{remedy}, or pass another --kind")
                 continue
             for target in _targets(host, device):
                 mine = forms.get(target.group)
@@ -219,7 +223,12 @@ def _objections(
                         f"{'a cdev' if target.kind == 'cdev' else 'a group'}: "
                         "the same device would be given away twice"
                     )
-                    yield Objection(reason, f"{remedy}, or pass --node {target.kind}")
+                    yield blocker(
+                        "cdi-twice-published",
+                        name,
+                        reason,
+                        f"{remedy}, or pass --node {target.kind}",
+                    )
 
 
 def _twice_notes(host: HostSnapshot, written: CdiSpecification, path: HostPath) -> Iterator[str]:
@@ -294,7 +303,7 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
 
 def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
     """That nobody knows what a file of vfiomgr offers."""
-    why = "; ".join(oddity.what for oddity in specification.oddities[:1])
+    why = "; ".join(oddity.found.summary for oddity in specification.oddities[:1])
     remedy = f"rm {file.path}" if file.text is None else "vfiomgr cdi remove --all removes it"
     return f"{file.path} is no specification any more ({why}), and is left as it is: {remedy}"
 
@@ -329,7 +338,7 @@ def _is_called(qualified: str, name: str) -> bool:
     return name in (qualified, qualified.partition("=")[2])
 
 
-def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> Iterator[Objection]:
+def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> Iterator[Diagnostic]:
     """Devices of others are theirs to remove."""
     for file in host.cdi_files:
         if file.is_own:
@@ -341,4 +350,9 @@ def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> I
             name = other.qualified(device)
             if any(_is_called(name, wanted) for wanted in names):
                 reason = f"{name} is in {file.path}, which vfiomgr did not write"
-                yield Objection(reason, "remove it with the program that wrote it, or by hand")
+                yield blocker(
+                    "cdi-foreign-device",
+                    name,
+                    reason,
+                    "remove it with the program that wrote it, or by hand",
+                )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.keys import KEYS, key_at
@@ -13,6 +12,7 @@ from vfiomgr.containers.cdi.names import (
     needs,
     version_of,
 )
+from vfiomgr.diagnostic import Diagnostic, Position, flaw
 from vfiomgr.documents.located import shown_path
 from vfiomgr.version import Version
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from vfiomgr.documents.located import Path
 
-    Rule = Callable[[CdiSpecification, Consumer], Iterator["Fault"]]
+    Rule = Callable[[CdiSpecification, Consumer], Iterator[Diagnostic]]
 
 _V_0_6, _V_0_7, _V_1_0, _V_1_1 = (Version(0, 6), Version(0, 7), Version(1, 0), Version(1, 1))
 _CHECKS_NEEDS = Version(0, 5, 4)
@@ -51,20 +51,15 @@ _MOST_ANNOTATIONS = 256 * 1024
 _LETTERS = "letters, digits, and between them . - _"
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+def fault(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
     """Something that a library refuses a file for."""
-
-    rule: str
-    line: int
-    what: str
-    remedy: str
+    return flaw(rule, Position(line), "", what, remedy)
 
 
-def faults(specification: CdiSpecification, consumer: Consumer) -> tuple[Fault, ...]:
+def faults(specification: CdiSpecification, consumer: Consumer) -> tuple[Diagnostic, ...]:
     """All that a consumer refuses in a file; it stops at the first."""
     rules = (_text,) if _is_no_mapping(specification) else _RULES
-    found = (fault for rule in rules for fault in rule(specification, consumer))
+    found = (one for rule in rules for one in rule(specification, consumer))
     return tuple(dict.fromkeys(found))
 
 
@@ -72,19 +67,19 @@ def _is_no_mapping(spec: CdiSpecification) -> bool:
     return not spec.lines and any(oddity.path == () for oddity in spec.oddities)
 
 
-def _text(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _text(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     """What no value holds: yaml.UnmarshalStrict, which does not mind case, and serde_yaml."""
     for oddity in spec.oddities:
-        if oddity.kind == "document-second" and not consumer.is_rust:
+        if oddity.found.rule == "document-second" and not consumer.is_rust:
             continue  # the first is read, and no other
-        if oddity.kind == "key-case" and not _minds_case(oddity, consumer):
+        if oddity.found.rule == "key-case" and not _minds_case(oddity, consumer):
             continue
-        if oddity.kind == "key-unknown" and consumer.ignores_unknown_keys:
+        if oddity.found.rule == "key-unknown" and consumer.ignores_unknown_keys:
             continue
-        is_about_devices = (oddity.kind, oddity.path) == ("key-missing", ("devices",))
+        is_about_devices = (oddity.found.rule, oddity.path) == ("key-missing", ("devices",))
         if is_about_devices and not (consumer.is_rust or _refuses_none(consumer)):
             continue
-        yield Fault(oddity.kind, oddity.line, oddity.what, oddity.remedy)
+        yield oddity.found
 
 
 def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
@@ -97,7 +92,7 @@ def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
     return any(key is not None and key.needed for key in keys)
 
 
-def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     if consumer.ignores_unknown_keys:
         return
     for path, line in spec.lines.items():
@@ -106,14 +101,14 @@ def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
             continue
         if key.until is not None and consumer.library >= key.until and not consumer.is_rust:
             what = f"{shown_path(path)} is gone since CDI {_short(key.until)}"
-            yield Fault("key-gone", line, what, "take it out")
+            yield fault("key-gone", line, what, "take it out")
         if key.since > consumer.library:
             what = f"{shown_path(path)} came with CDI {_short(key.since)}"
             remedy = f"take it out, or have it read by what knows CDI {_short(key.since)} alone"
-            yield Fault("key-newer", line, what, remedy)
+            yield fault("key-newer", line, what, remedy)
 
 
-def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     line = spec.line(("cdiVersion",))
     if ("cdiVersion",) not in spec.lines:
         return  # told as a key that is missing
@@ -121,7 +116,7 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
     has_v = spec.version.startswith("v")
     if stated is None or (has_v and not consumer.is_rust and consumer.library < _V_0_6):
         what = f"cdiVersion {spec.version!r} is no version of CDI"
-        yield Fault("version-unknown", line, what, 'write e.g. cdiVersion: "0.5.0"')
+        yield fault("version-unknown", line, what, 'write e.g. cdiVersion: "0.5.0"')
         return
     if stated > consumer.library:
         what = f"cdiVersion {spec.version} is newer than CDI {_short(consumer.library)}"
@@ -131,37 +126,37 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
             if lowest <= consumer.library
             else f"leave out what needs CDI {_short(lowest)}"
         )
-        yield Fault("version-newer", line, what, remedy)
+        yield fault("version-newer", line, what, remedy)
     if consumer.library < _CHECKS_NEEDS:
         return
     for version, what in needs(spec):
         if stated < version <= min(consumer.library, _V_1_0):  # newer keys are told by themselves
             remedy = f"write cdiVersion {version}"
             told = f"{what} needs cdiVersion {version}, and the file says {spec.version}"
-            yield Fault("version-too-low", line, told, remedy)
+            yield fault("version-too-low", line, told, remedy)
 
 
-def _kind(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _kind(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     if ("kind",) not in spec.lines:
         return
     line = spec.line(("kind",))
     if not spec.vendor:
         what = f"kind {spec.kind!r} is not VENDOR/CLASS"
-        yield Fault("kind", line, what, "write e.g. kind: nvidia.com/pgpu")
+        yield fault("kind", line, what, "write e.g. kind: nvidia.com/pgpu")
         return
     for name, part in (("vendor", spec.vendor), ("class", spec.device_class)):
         if not is_part(part):
             what = f"the {name} {part!r} of the kind is none"
-            yield Fault("kind", line, what, f"begin it with a letter; {_LETTERS}")
+            yield fault("kind", line, what, f"begin it with a letter; {_LETTERS}")
         elif len(part) == 1 and not consumer.is_rust:
             what = f"the {name} {part!r} of one letter makes the library panic"
-            yield Fault("kind-one-letter", line, what, "write two letters or more")
+            yield fault("kind-one-letter", line, what, "write two letters or more")
     if "." in spec.device_class and consumer.library < _V_0_6:
         what = f"the class {spec.device_class} has a dot, which CDI allows since 0.6"
-        yield Fault("kind", line, what, "write a dash for it")
+        yield fault("kind", line, what, "write a dash for it")
 
 
-def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     """The crate alone: in Go, ValidateSpecAnnotations is given a type that it passes over."""
     if not consumer.is_rust:
         return
@@ -172,13 +167,13 @@ def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
             if not is_annotation_key(key):
                 what = f"{shown_path(path)}: {key!r} is no name of Kubernetes"
                 remedy = "write it as NAME or DOMAIN/NAME"
-                yield Fault("annotation", spec.line(path), what, remedy)
+                yield fault("annotation", spec.line(path), what, remedy)
         if sum(len(k.encode()) + len(v.encode()) for k, v in written) > _MOST_ANNOTATIONS:
             what = f"{shown_path(path)} has more than 256 KiB"
-            yield Fault("annotation", spec.line(path), what, "write less")
+            yield fault("annotation", spec.line(path), what, "write less")
 
 
-def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     seen: dict[str, int] = {}
     for number, device in enumerate(spec.devices):
         path: Path = ("devices", number)
@@ -186,19 +181,19 @@ def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
         if (*path, "name") in spec.lines and not is_device_name(device.name):
             what = f"{shown_path(path)}: {device.name!r} is no name of a device"
             remedy = f"begin and end it with a letter or digit; {_LETTERS} and :"
-            yield Fault("device-name", line, what, remedy)
+            yield fault("device-name", line, what, remedy)
         elif device.name and device.name in seen:
             what = f"the device {device.name} is there twice, first in line {seen[device.name]}"
             remedy = "give each a name of its own, or put the nodes of both into one device"
-            yield Fault("device-twice", line, what, remedy)
+            yield fault("device-twice", line, what, remedy)
         seen.setdefault(device.name, line)
         is_checked = (*path, "containerEdits") in spec.lines and consumer.checks_edits
         if is_checked and _is_empty(spec, path, device.edits):
             what = f"the device {device.name} has no edits"
-            yield Fault("device-empty", spec.line(path), what, "add its device nodes, or remove it")
+            yield fault("device-empty", spec.line(path), what, "add its device nodes, or remove it")
     if not spec.devices and ("devices",) in spec.lines and _refuses_none(consumer):
         what = "there is no device in the file"
-        yield Fault("no-devices", spec.line(("devices",)), what, "remove the file, or add a device")
+        yield fault("no-devices", spec.line(("devices",)), what, "remove the file, or add a device")
 
 
 def _is_empty(spec: CdiSpecification, path: Path, edits: CdiEdits) -> bool:
@@ -212,7 +207,7 @@ def _refuses_none(consumer: Consumer) -> bool:
     return consumer.library >= _V_1_0
 
 
-def _edits(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _edits(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     for path, edits in spec.all_edits():
         yield from _env(spec, (*path, "env"), edits.env)
         for number, node in enumerate(edits.device_nodes):
@@ -229,35 +224,35 @@ def _edits(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
             yield from _net_devices(spec, (*path, "netDevices"), edits.net_devices)
 
 
-def _env(spec: CdiSpecification, path: Path, env: Iterable[str]) -> Iterator[Fault]:
+def _env(spec: CdiSpecification, path: Path, env: Iterable[str]) -> Iterator[Diagnostic]:
     for number, text in enumerate(env):
         if text.find("=") <= 0:
             what = f"{shown_path((*path, number))}: {text!r} is not NAME=VALUE"
-            yield Fault("env", spec.line((*path, number)), what, "write NAME=VALUE")
+            yield fault("env", spec.line((*path, number)), what, "write NAME=VALUE")
 
 
 def _node(
     spec: CdiSpecification, path: Path, node: CdiDeviceNode, consumer: Consumer
-) -> Iterator[Fault]:
+) -> Iterator[Diagnostic]:
     line, name = spec.line(path), node.path or shown_path(path)
     yield from _not_empty(spec, (*path, "path"), node.path)
     if consumer.refuses_node_types:
         if node.type and node.type in _NODE_TYPES:
             what = f"{name}: crate 0.1 refuses the type {node.type!r}, as any that is valid"
-            yield Fault("node-type-given", line, what, "leave it out: it is read from the node")
+            yield fault("node-type-given", line, what, "leave it out: it is read from the node")
     elif node.type not in _NODE_TYPES:
         what = f"{name}: the type {node.type!r} is none of b, c, u and p"
-        yield Fault("node-type", line, what, "write c for a character device, or leave it out")
+        yield fault("node-type", line, what, "write c for a character device, or leave it out")
     is_none = node.permissions == "none" and consumer.library >= _V_1_1 and consumer.is_rust
     if set(node.permissions) - set("rwm") and not is_none:
         what = f"{name}: the permissions {node.permissions!r} are not made of r, w and m"
-        yield Fault("node-permissions", line, what, "write rw or rwm, or leave it out")
+        yield fault("node-permissions", line, what, "write rw or rwm, or leave it out")
 
 
-def _hook(spec: CdiSpecification, path: Path, hook: CdiHook) -> Iterator[Fault]:
+def _hook(spec: CdiSpecification, path: Path, hook: CdiHook) -> Iterator[Diagnostic]:
     if hook.name not in _HOOKS and (*path, "hookName") in spec.lines:
         what = f"{shown_path(path)}: there is no hook {hook.name!r}"
-        yield Fault(
+        yield fault(
             "hook", spec.line((*path, "hookName")), what, f"name one of {', '.join(_HOOKS)}"
         )
     yield from _not_empty(spec, (*path, "path"), hook.path)
@@ -266,19 +261,19 @@ def _hook(spec: CdiSpecification, path: Path, hook: CdiHook) -> Iterator[Fault]:
 
 def _rdt(
     spec: CdiSpecification, path: Path, rdt: CdiIntelRdt, consumer: Consumer
-) -> Iterator[Fault]:
+) -> Iterator[Diagnostic]:
     name = rdt.clos_id
     is_root = name == "/" and consumer.library >= _V_1_1 and not consumer.is_rust
     if not is_root and (
         len(name) >= _LONGEST_CLOS or name in (".", "..") or "/" in name or "\n" in name
     ):
         what = f"{shown_path((*path, 'closID'))}: {name[:40]!r} is no name of a directory"
-        yield Fault("clos-id", spec.line((*path, "closID")), what, "write a name without slashes")
+        yield fault("clos-id", spec.line((*path, "closID")), what, "write a name without slashes")
 
 
 def _net_devices(
     spec: CdiSpecification, path: Path, devices: Iterable[CdiNetDevice]
-) -> Iterator[Fault]:
+) -> Iterator[Diagnostic]:
     seen: set[tuple[str, str]] = set()
     for number, device in enumerate(devices):
         here = (*path, number)
@@ -286,16 +281,16 @@ def _net_devices(
             yield from _not_empty(spec, (*here, key), text)
             if text and (key, text) in seen:
                 what = f"{shown_path((*here, key))}: {text} is there twice"
-                yield Fault("net-device", spec.line(here), what, "name each interface once")
+                yield fault("net-device", spec.line(here), what, "name each interface once")
             seen.add((key, text))
 
 
-def _not_empty(spec: CdiSpecification, path: Path, text: str) -> Iterator[Fault]:
+def _not_empty(spec: CdiSpecification, path: Path, text: str) -> Iterator[Diagnostic]:
     if not text and path in spec.lines:
-        yield Fault("empty", spec.line(path), f"{shown_path(path)} is empty", "write a value")
+        yield fault("empty", spec.line(path), f"{shown_path(path)} is empty", "write a value")
 
 
-def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
+def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     """Keys that belong to other versions than the file states (since the libraries of 1.1)."""
     stated = version_of(spec.version)
     if stated is None or consumer.library < _V_1_1:
@@ -306,10 +301,10 @@ def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Fault]:
             continue
         if key.until is not None and stated >= key.until and consumer.is_rust:
             what = f"{shown_path(path)} is gone since CDI {_short(key.until)}"
-            yield Fault("key-gone", line, what, "take it out")
+            yield fault("key-gone", line, what, "take it out")
         elif key.since == _V_1_1 > stated and path in _counting(spec, consumer):
             what = f"{shown_path(path)} needs cdiVersion 1.1.0, and the file says {spec.version}"
-            yield Fault("version-too-low", line, what, "write cdiVersion 1.1.0")
+            yield fault("version-too-low", line, what, "write cdiVersion 1.1.0")
 
 
 def _counting(spec: CdiSpecification, consumer: Consumer) -> set[Path]:

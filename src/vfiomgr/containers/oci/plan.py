@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
 from vfiomgr.containers.oci.model import ContainerDevice
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.iommu import blockers
@@ -91,24 +91,34 @@ def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
     refuse_if_any((o for unit in units for o in _unready(host, unit)), frozenset())
 
 
-def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Objection]:
+def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
     from vfiomgr.passthrough.readiness_hints import how_to_bind  # noqa: PLC0415 - only then
 
     late = waiting(host, [unit])
     named = [device for device in late if str(device.address) in unit.function_names]
     for device in (d for d in late if host.is_vendor_function(d)):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
-        yield Objection(f"{device} is no vGPU yet, and nobody can open its IOMMU group", create)
+        yield blocker(
+            "vgpu-missing",
+            device,
+            f"{device} is no vGPU yet, and nobody can open its IOMMU group",
+            create,
+        )
         return
     if named:
         shown = ", ".join(f"{device} is on {device.driver or 'no driver'}" for device in named)
         others = len(late) > len(named)
         remedy = how_to_bind(host, [*named[:1]], with_group=others)
-        yield Objection(f"{shown}: a container cannot open it", remedy)
+        yield blocker("on-host-driver", unit.name, f"{shown}: a container cannot open it", remedy)
     elif late:
         shown = ", ".join(f"{device} ({device.driver})" for device in late)
         remedy = how_to_bind(host, unit.functions[:1], with_group=True)
-        yield Objection(f"the IOMMU group of {unit.name} also holds {shown}", remedy)
+        yield blocker(
+            "group-not-viable",
+            unit.name,
+            f"the IOMMU group of {unit.name} also holds {shown}",
+            remedy,
+        )
 
 
 def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:

@@ -9,7 +9,7 @@ import click
 from vfiomgr.cli.apply import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.diagnostic import ALLOWANCES, Allowance
+from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
@@ -111,7 +111,7 @@ def _row(host: HostSnapshot, found: GpuMode) -> tuple[str, ...]:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(ALLOWANCES),
+    type=click.Choice(OVERRIDES),
     help="Override a guard; a refusal names the one.",
 )
 @session_options()
@@ -123,7 +123,7 @@ def switch(
     to: GpuUse,
     functions: int | None,
     heterogeneous: bool | None,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
 ) -> None:
     """Give a GPU, whole, to the host or to a guest, or make it ready for vGPUs.
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.check.model import SEVERITIES, Finding
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check_values import check_values
 from vfiomgr.kata.keys import KataSchema
@@ -15,7 +15,7 @@ from vfiomgr.kata.model import KataRelease
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from vfiomgr.check.model import Severity
+    from vfiomgr.diagnostic import Severity
     from vfiomgr.kata.keys import KeyForm, KeyType
 
 
@@ -47,9 +47,11 @@ class CheckedFile:
             return self.is_drop_in and section.partition(".")[0] in NAMED
         return self.table.refuses_unknown_keys(self.release, section)
 
-    def finding(self, rule: str, severity: Severity, title: str, why: str, remedy: str) -> Finding:
-        """A finding about this file."""
-        return Finding(rule, severity, title, (self.source,), why, remedy)
+    def finding(  # noqa: PLR0913 - a field each
+        self, rule: str, severity: Severity, title: str, why: str, remedy: str, *, subject: str
+    ) -> Diagnostic:
+        """A finding about a table or a key of this file."""
+        return finding(rule, severity, title, (self.source,), why, remedy, subject=subject)
 
 
 _TYPES: Mapping[KeyType, tuple[type, ...]] = {
@@ -107,7 +109,7 @@ def check_keys(
     *,
     source: str = "the configuration",
     is_drop_in: bool = False,
-) -> tuple[Finding, ...]:
+) -> tuple[Diagnostic, ...]:
     """What Kata ignores or refuses in a file, the gravest first."""
     file = CheckedFile(source, release, table, is_drop_in)
     return _sorted([*_check_entries(file, document), *check_values(file, document)])
@@ -120,23 +122,23 @@ def check_one_by_one(
     *,
     source: str,
     is_drop_in: bool,
-) -> tuple[Finding, ...]:
+) -> tuple[Diagnostic, ...]:
     """What Kata ignores or refuses of the keys of a file, whatever other files set."""
     return _sorted(_check_entries(CheckedFile(source, release, table, is_drop_in), document))
 
 
 def check_together(
     document: Mapping[str, Any], release: KataRelease, table: KataSchema, *, source: str
-) -> tuple[Finding, ...]:
+) -> tuple[Diagnostic, ...]:
     """What Kata refuses of the values that a file and all its drop-ins come to."""
     return _sorted(check_values(CheckedFile(source, release, table, is_drop_in=False), document))
 
 
-def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def _sorted(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
 
 
-def _check_entries(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_entries(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
     for section, tables in document.items():
         if not isinstance(tables, dict):
             if file.table.has_section(file.release, section):
@@ -147,7 +149,9 @@ def _check_entries(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[F
             yield from _check_named(file, section, tables)
 
 
-def _check_named(file: CheckedFile, section: str, tables: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_named(
+    file: CheckedFile, section: str, tables: Mapping[str, Any]
+) -> Iterator[Diagnostic]:
     for name, keys in tables.items():
         place = f"{section}.{name}"
         if isinstance(keys, dict):
@@ -158,7 +162,7 @@ def _check_named(file: CheckedFile, section: str, tables: Mapping[str, Any]) -> 
 
 def _check_table(
     file: CheckedFile, section: str, place: str, keys: Mapping[str, Any]
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     for key, value in keys.items():
         inner = f"{section}.{key}"
         is_section, is_table = file.table.has_section(file.release, inner), isinstance(value, dict)
@@ -171,17 +175,18 @@ def _check_table(
             yield from _check_entry(file, _Entry(section, place, key, value))
 
 
-def _no_table(file: CheckedFile, place: str, value: object) -> Finding:
+def _no_table(file: CheckedFile, place: str, value: object) -> Diagnostic:
     return file.finding(
         "kata-wrong-type",
         "blocker",
         f"{place} is {value!r}: {file.release} wants a table",
         "Kata refuses the whole configuration",
         f"write [{place}], and its keys below it",
+        subject=place,
     )
 
 
-def _check_entry(file: CheckedFile, entry: _Entry) -> Iterator[Finding]:
+def _check_entry(file: CheckedFile, entry: _Entry) -> Iterator[Diagnostic]:
     form = file.table.form(file.release, entry.section, entry.key)
     if form is None:
         yield _unknown(file, entry)
@@ -192,6 +197,7 @@ def _check_entry(file: CheckedFile, entry: _Entry) -> Iterator[Finding]:
             f"{entry.name} is {entry.value!r}: {file.release} wants {_wanted(form)}",
             "Kata refuses the whole configuration",
             f"write {_wanted(form)}",
+            subject=entry.name,
         )
 
 
@@ -227,7 +233,7 @@ def _wanted(form: KeyForm) -> str:
     return f"{_WORDS[form.type]} from {least} to {most}"
 
 
-def _unknown(file: CheckedFile, entry: _Entry) -> Finding:
+def _unknown(file: CheckedFile, entry: _Entry) -> Diagnostic:
     severity, why = _fate(file, entry)
     return file.finding(
         "kata-unknown-key",
@@ -235,6 +241,7 @@ def _unknown(file: CheckedFile, entry: _Entry) -> Finding:
         f"{file.release} does not know {entry.name}",
         why,
         _way_out(file, entry),
+        subject=entry.name,
     )
 
 

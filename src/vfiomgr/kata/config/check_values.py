@@ -10,7 +10,7 @@ from vfiomgr.kata.settings import VFIO_MODES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from vfiomgr.check.model import Finding
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.config.check import CheckedFile
     from vfiomgr.kata.keys import KataSchema
     from vfiomgr.kata.model import KataRelease, RuntimeName
@@ -24,7 +24,7 @@ _WITHOUT_IOMMU = "s390-ccw-virtio"
 """The machine whose VFIO devices need no IOMMU in the guest."""
 
 
-def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Finding]:
+def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Values that are refused, alone or with others; a drop-in need not hold the others."""
     runtime = document.get("runtime")
     mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
@@ -35,6 +35,7 @@ def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Fin
             f"vfio_mode is {mode!r}",
             "Kata refuses the whole configuration",
             f"write {' or '.join(VFIO_MODES)}",
+            subject="vfio_mode",
         )
     hypervisors = document.get("hypervisor")
     for name, keys in hypervisors.items() if isinstance(hypervisors, dict) else ():
@@ -44,7 +45,7 @@ def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Fin
                 yield from _check_iommu(file, name, keys)
 
 
-def _check_iommu(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_iommu(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """An IOMMU group in the guest, without which its agent gives no container a device.
 
     vfio_pci_device_handler in src/agent/src/device; a configuration loads without one.
@@ -57,10 +58,11 @@ def _check_iommu(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
             "a device without an IOMMU group in the guest cannot be used by VFIO there: "
             "containers with one do not start",
             'write vfio_mode = "guest-kernel", or enable_iommu = true',
+            subject=f"hypervisor.{name}",
         )
 
 
-def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Diagnostic]:
     place, is_go = f"[hypervisor.{name}]", file.release.runtime == "go"
     plugs = {key: keys.get(key) for key in ("cold_plug_vfio", "hot_plug_vfio")}
     for key, port in plugs.items():
@@ -73,6 +75,7 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
                 f"{key} in {place} is {port!r}",
                 f"{file.release} refuses it there",
                 f"write one of {', '.join(ports)}",
+                subject=key,
             )
     is_both = all(port not in (None, "", "no-port") for port in plugs.values())
     if is_go and is_both and name in _PCIE_HYPERVISORS:
@@ -82,11 +85,12 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
             f"cold_plug_vfio and hot_plug_vfio in {place} both name a port",
             "the Go runtime refuses the configuration: only one of them can be set",
             'write hot_plug_vfio = "no-port", or cold_plug_vfio = "no-port"',
+            subject=place,
         )
     yield from _check_counts(file, place, keys)
 
 
-def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Iterator[Diagnostic]:
     names = [key for key in _COUNTS if file.knows("hypervisor", key)]
     counts = {key: _number(keys.get(key)) for key in names}
     for key, count in counts.items() if file.release.runtime == "go" else ():
@@ -97,6 +101,7 @@ def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Ite
                 f"{key} in {place} is {count}",
                 f"the Go runtime makes {MAX_PORTS} ports at most",
                 f"write {MAX_PORTS} or fewer; give the devices to several pods",
+                subject=key,
             )
     if file.release.runtime == "rs" and len(counts) == len(_COUNTS) and all(counts.values()):
         yield file.finding(
@@ -105,6 +110,7 @@ def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Ite
             f"{place} has root ports and switch ports",
             "runtime-rs refuses the configuration: both at the same time are forbidden",
             "write pcie_switch_port = 0, or pcie_root_port = 0",
+            subject=place,
         )
 
 

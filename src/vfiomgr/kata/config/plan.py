@@ -342,7 +342,7 @@ class _Planner:
         if any(entry.key == "cpu_features" for entry in self.entries):
             sizing = replace(sizing, has_host_address_bits=True)
         for finding in check_sizing(sizing):
-            told = f"{finding.title}: {finding.why}"
+            told = f"{finding.summary}: {finding.why}"
             if finding.severity == "blocker":
                 raise Refusal(told, finding.remedy)
             self.notes.append(f"{told}; {finding.remedy}" if finding.remedy else told)

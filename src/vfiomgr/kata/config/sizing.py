@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import SEVERITIES, Finding
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.kata.config.check import HOST_BITS
 from vfiomgr.kata.model import MAX_PORTS, KataHypervisor, RuntimeName
 from vfiomgr.pci.mmio_window import TCG_BITS, bar_window, memory_end
@@ -88,19 +88,19 @@ def recommended_overhead_mib(default_memory_mib: int) -> int:
     return default_memory_mib + OWN_MEMORY_MIB
 
 
-def check_sizing(sizing: Sizing) -> tuple[Finding, ...]:
+def check_sizing(sizing: Sizing) -> tuple[Diagnostic, ...]:
     """What has no room, the gravest first."""
     rules = (_overhead, _host_memory, _window, _ports, _port_order, _domains)
     findings = [finding for rule in rules for finding in rule(sizing)]
     return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
 
 
-def _overhead(sizing: Sizing) -> Iterator[Finding]:
+def _overhead(sizing: Sizing) -> Iterator[Diagnostic]:
     memory, overhead = sizing.default_memory_mib, sizing.overhead_mib
     if memory is None or overhead is None or overhead >= memory + TIGHT_MIB:
         return
     is_less = overhead < memory
-    yield Finding(
+    yield finding(
         "kata-overhead",
         "blocker" if is_less else "warning",
         f"the RuntimeClass adds {overhead} MiB to a pod, and its guest starts with {memory} MiB",
@@ -112,14 +112,14 @@ def _overhead(sizing: Sizing) -> Iterator[Finding]:
     )
 
 
-def _host_memory(sizing: Sizing) -> Iterator[Finding]:
+def _host_memory(sizing: Sizing) -> Iterator[Diagnostic]:
     memory, host = sizing.default_memory_mib, sizing.host_memory_mib
     if memory is None or host is None:
         return
     needed = memory + sizing.limit_mib
     if needed > host:
         limits = f" and limits of {sizing.limit_mib} MiB" if sizing.limit_mib else ""
-        yield Finding(
+        yield finding(
             "kata-host-memory",
             "blocker",
             f"a guest with {memory} MiB{limits} is larger than the host, which has {host} MiB",
@@ -129,7 +129,7 @@ def _host_memory(sizing: Sizing) -> Iterator[Finding]:
         )
 
 
-def _window(sizing: Sizing) -> Iterator[Finding]:
+def _window(sizing: Sizing) -> Iterator[Diagnostic]:
     """The 64-bit window lies above the memory, and above what memory may be added."""
     window = sizing.window
     if not window:
@@ -140,7 +140,7 @@ def _window(sizing: Sizing) -> Iterator[Finding]:
         f"the guest's addresses have {bits or 'an unknown number of'} bits",
     )
     if bits is None:
-        yield Finding(
+        yield finding(
             "kata-window",
             "info",
             f"whether the guest has room for BARs of {size(window)} cannot be seen",
@@ -150,7 +150,7 @@ def _window(sizing: Sizing) -> Iterator[Finding]:
         return
     memory = (sizing.default_memory_mib or 0) + sizing.limit_mib
     if not _fits(sizing, memory, window, bits):
-        yield Finding(
+        yield finding(
             "kata-window",
             "blocker",
             f"{memory} MiB of memory and BARs of {size(window)} do not fit below {size(1 << bits)}",
@@ -162,7 +162,7 @@ def _window(sizing: Sizing) -> Iterator[Finding]:
     most = sizing.default_maxmemory_mib or sizing.host_memory_mib or memory
     if not _fits(sizing, max(most, memory), window, bits):
         told = sizing.default_maxmemory_mib or f"0: all {most} MiB of the host"
-        yield Finding(
+        yield finding(
             "kata-maxmemory",
             "warning",
             f"addresses for memory that may be added leave no room for BARs of {size(window)}",
@@ -185,10 +185,10 @@ def _fits(sizing: Sizing, memory_mib: int, window: int, bits: int) -> bool:
     return end + window <= 1 << bits
 
 
-def _ports(sizing: Sizing) -> Iterator[Finding]:
+def _ports(sizing: Sizing) -> Iterator[Diagnostic]:
     count = len(sizing.functions)
     if sizing.hypervisor == "qemu" and count > MAX_PORTS:
-        yield Finding(
+        yield finding(
             "kata-too-many-devices",
             "blocker",
             f"{count} functions need a root port each, Kata has {MAX_PORTS}",
@@ -198,10 +198,10 @@ def _ports(sizing: Sizing) -> Iterator[Finding]:
         )
 
 
-def _port_order(sizing: Sizing) -> Iterator[Finding]:
+def _port_order(sizing: Sizing) -> Iterator[Diagnostic]:
     count = len(sizing.functions)
     if sizing.runtime == "go" and _SORTED_WRONG <= count <= MAX_PORTS:
-        yield Finding(
+        yield finding(
             "kata-port-order",
             "warning",
             f"with {count} functions containers get the wrong GPU",
@@ -211,10 +211,10 @@ def _port_order(sizing: Sizing) -> Iterator[Finding]:
         )
 
 
-def _domains(sizing: Sizing) -> Iterator[Finding]:
+def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
     others = [str(each.address) for each in sizing.functions if each.address.domain]
     if others:
-        yield Finding(
+        yield finding(
             "kata-pci-domain",
             "warning",
             f"{', '.join(others)}: Kata loses PCI domains other than 0000",

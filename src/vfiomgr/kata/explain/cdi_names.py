@@ -60,17 +60,18 @@ def _judged(situation: PodContext) -> Iterator[ChainBreak]:
         return
     consumer, host = situation.consumer, situation.host
     asked = {each.path for item in requests(situation) for each in _all_of(situation, item)}
-    for found in check(host.cdi_files, (consumer,), host).findings:
-        where = f"{found.file}:{found.line}: {found.what}"
-        if consumer.name in found.breaks_all:
+    for finding in check(host.cdi_files, (consumer,), host).findings:
+        found = finding.found
+        where = f"{found.subject}:{found.line}: {found.summary}"
+        if consumer.name in finding.breaks_all:
             yield ChainBreak(
                 f"{where}: {consumer} fails to load any specification, so every pod with a "
                 "cold-plugged device fails",
-                f"correct it ({found.remedy}), or move {found.file} away; vfiomgr cdi check tells "
-                "all",
+                f"correct it ({found.remedy}), or move {found.subject} away; "
+                "vfiomgr cdi check tells all",
                 number=4,
             )
-        elif found.rule in _OF_DEVICES and found.file in asked:
+        elif found.rule in _OF_DEVICES and found.subject in asked:
             yield ChainBreak(where, found.remedy, is_certain=False)
 
 

@@ -157,12 +157,12 @@ def _refused(situation: PodContext, settings: KataSettings) -> Iterator[ChainBre
     """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
     release, keys, name = situation.release, situation.keys, settings.path
     (_, own), *_ = situation.configuration.documents
-    found = [f for f in check_keys(settings.document, release, keys) if f.id != _UNKNOWN_KEY]
-    found += [f for f in check_keys(own, release, keys) if f.id == _UNKNOWN_KEY]
+    found = [f for f in check_keys(settings.document, release, keys) if f.rule != _UNKNOWN_KEY]
+    found += [f for f in check_keys(own, release, keys) if f.rule == _UNKNOWN_KEY]
     for finding in found:
-        if finding.severity == "blocker" or finding.id == _NO_IOMMU:
+        if finding.severity == "blocker" or finding.rule == _NO_IOMMU:
             yield ChainBreak(
-                f"{name}: {finding.title}: {finding.why}",
+                f"{name}: {finding.summary}: {finding.why}",
                 finding.remedy,
                 is_certain=finding.severity == "blocker",
             )
@@ -233,10 +233,10 @@ def _unknown_keys(
 ) -> Iterator[ChainBreak]:
     """Number 6: what one drop-in has."""
     for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
-        if found.id == _UNKNOWN_KEY and found.severity != "info":
+        if found.rule == _UNKNOWN_KEY and found.severity != "info":
             is_refused = found.severity == "blocker"
             yield ChainBreak(
-                f"{path}: {found.title}: {found.why}",
+                f"{path}: {found.summary}: {found.why}",
                 found.remedy,
                 number=6,
                 is_silent=not is_refused,

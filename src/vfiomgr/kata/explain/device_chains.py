@@ -9,7 +9,7 @@ from vfiomgr.kata.config.sizing import check_sizing, sizing_of
 from vfiomgr.kata.explain.image import ISSUE, instead_of, why_not
 from vfiomgr.kata.explain.model import ChainBreak, StepName
 from vfiomgr.kata.explain.resources import requests
-from vfiomgr.passthrough.readiness_hints import objections_to_bind
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.version import Version
@@ -170,10 +170,12 @@ def _unready(situation: PodContext, device: PciDevice) -> Iterator[ChainBreak]:
         what = f"{device} has no driver: VFIO must have it for a guest"
     else:
         what = f"{device} is on {device.driver}, a driver of the host"
-    objections = objections_to_bind(host, [device])
+    diagnostics = diagnostics_to_bind(host, [device])
     bind = f"vfiomgr bind {host.slot(device)[0].address}"
     remedy = (
-        f"{bind}; now it refuses: {objections[0][0]} ({objections[0][1]})" if objections else bind
+        f"{bind}; now it refuses: {diagnostics[0].summary} ({diagnostics[0].hint})"
+        if diagnostics
+        else bind
     )
     yield ChainBreak(what, remedy)
 
@@ -192,10 +194,10 @@ def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iter
     runtime, host = situation.release.runtime, situation.host
     sizing = sizing_of(host, runtime, hypervisor, functions, settings)
     for found in check_sizing(replace(sizing, limit_mib=situation.pod.memory_bytes // _MIB)):
-        if found.id in _OF_ROOM and found.severity != "info":
+        if found.rule in _OF_ROOM and found.severity != "info":
             yield ChainBreak(
-                f"{found.title}: {found.why}",
+                f"{found.summary}: {found.why}",
                 found.remedy,
-                is_silent=found.id != "kata-host-memory",
+                is_silent=found.rule != "kata-host-memory",
                 is_certain=found.severity == "blocker",
             )

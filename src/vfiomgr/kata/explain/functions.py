@@ -249,7 +249,7 @@ def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterat
     for found in check_guest_image(image, given).findings:
         if found.severity == "blocker":
             yield ChainBreak(
-                f"{found.title}: {found.why} ({'; '.join(found.evidence)})",
+                f"{found.summary}: {found.why} ({'; '.join(found.evidence)})",
                 f"{found.remedy}; {_check_image(situation)} tells all",
             )
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import SEVERITIES, Finding, Report
+from vfiomgr.check.model import Report
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.errors import Refusal
 from vfiomgr.kata.settings import VFIO_MODES
 from vfiomgr.paths import HostPath
@@ -144,15 +145,15 @@ def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> R
     )
 
 
-def _settings(image: GuestImage) -> Iterator[Finding]:
+def _settings(image: GuestImage) -> Iterator[Diagnostic]:
     """Kata reads no part of a configuration with a value that it cannot take."""
     why = "Kata refuses the whole configuration"
     for text in image.mistyped:
         key = text.partition(" is ")[0]
         remedy = f"correct {key}, or leave it out"
-        yield Finding("guest-setting", "blocker", text, (image.source,), why, remedy)
+        yield finding("guest-setting", "blocker", text, (image.source,), why, remedy)
     if image.vfio_mode not in VFIO_MODES:
-        yield Finding(
+        yield finding(
             "guest-setting",
             "blocker",
             f"vfio_mode is {image.vfio_mode!r}",
@@ -162,13 +163,13 @@ def _settings(image: GuestImage) -> Iterator[Finding]:
         )
 
 
-def _files(image: GuestImage) -> Iterator[Finding]:
+def _files(image: GuestImage) -> Iterator[Diagnostic]:
     """Every file that is named has to be there."""
     why = "Kata starts no guest without it"
     for file in image.files:
         evidence = (f"{image.source}: {file.key} = {file.path}",)
         if file.resolved is None:
-            yield Finding(
+            yield finding(
                 "guest-file",
                 "blocker",
                 f"the guest's {file.key} is not there",
@@ -179,26 +180,26 @@ def _files(image: GuestImage) -> Iterator[Finding]:
         elif not file.is_regular:
             title = f"the guest's {file.key} is no regular file"
             remedy = f"name the file itself: {file.key} = …"
-            yield Finding("guest-file", "blocker", title, evidence, why, remedy)
+            yield finding("guest-file", "blocker", title, evidence, why, remedy)
         elif not file.size:
             title = f"the guest's {file.key} is empty"
-            yield Finding("guest-file", "blocker", title, evidence, why, "install it again")
+            yield finding("guest-file", "blocker", title, evidence, why, "install it again")
         else:
-            yield Finding("guest-file", "ok", f"the guest's {file.key} is there", evidence, why)
+            yield finding("guest-file", "ok", f"the guest's {file.key} is there", evidence, why)
     if image.file("kernel") is None and not image.mistyped:
         evidence = (f"{image.source}: no kernel below [hypervisor.{image.hypervisor}]",)
         remedy = "name one: kernel = …"
-        yield Finding("guest-file", "blocker", "the guest has no kernel", evidence, why, remedy)
+        yield finding("guest-file", "blocker", "the guest has no kernel", evidence, why, remedy)
 
 
-def _root(image: GuestImage) -> Iterator[Finding]:
+def _root(image: GuestImage) -> Iterator[Diagnostic]:
     """An image or an initrd: one of both (getAssetPath and validation in config.go)."""
     names = [key for key in ("image", "initrd") if image.file(key) is not None]
     if len(names) == 1 or (not names and image.mistyped):
         return
     section = f"[hypervisor.{image.hypervisor}]"
     title = "the guest has an image and an initrd" if names else "the guest has no root file system"
-    yield Finding(
+    yield finding(
         "guest-root",
         "blocker",
         title,
@@ -208,7 +209,7 @@ def _root(image: GuestImage) -> Iterator[Finding]:
     )
 
 
-def _file_system(image: GuestImage) -> Iterator[Finding]:
+def _file_system(image: GuestImage) -> Iterator[Diagnostic]:
     """The guest's kernel is told the file system of its root, and mounts no other."""
     file = image.file("image")
     if file is None or file.file_system is None:
@@ -222,11 +223,11 @@ def _file_system(image: GuestImage) -> Iterator[Finding]:
     why = "the guest's kernel panics over a root that it cannot mount (rootfstype=)"
     if told == file.file_system:
         title = f"rootfs_type is the image's: {told}"
-        yield Finding("rootfs-type", "ok", title, evidence, why)
+        yield finding("rootfs-type", "ok", title, evidence, why)
         return
     title = f"the image is {file.file_system}, and the guest is told {told}"
     remedy = f'rootfs_type = "{file.file_system}"'
-    yield Finding("rootfs-type", "blocker", title, evidence, why, remedy)
+    yield finding("rootfs-type", "blocker", title, evidence, why, remedy)
 
 
 def _unknown_file_system(image: GuestImage) -> Iterator[str]:
@@ -240,7 +241,7 @@ def _unknown_file_system(image: GuestImage) -> Iterator[str]:
     )
 
 
-def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding]:
+def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
     """Where a container gets no nodes of VFIO, the guest needs the device's driver."""
     root, kernel = image.root, image.file("kernel")
     if image.vfio_mode == _VFIO or root is None or kernel is None:
@@ -250,10 +251,10 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding
     why = "a container in the guest uses what the guest's kernel has a driver for"
     if root.is_for_nvidia and kernel.is_for_nvidia:
         title = "image and kernel are those for NVIDIA's GPUs, by their names"
-        yield Finding("guest-driver", "ok", title, evidence, why)
+        yield finding("guest-driver", "ok", title, evidence, why)
     elif root.is_for_nvidia or kernel.is_for_nvidia:
         title = "image and kernel are not of one build, by their names"
-        yield Finding(
+        yield finding(
             "guest-driver",
             "warning",
             title,
@@ -263,7 +264,7 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding
         )
     elif nvidia or not devices:
         shown = ", ".join(str(device) for device in nvidia) or "NVIDIA's GPUs"
-        yield Finding(
+        yield finding(
             "guest-driver",
             "warning" if nvidia else "info",
             f"image and kernel have no driver for {shown}, by their names",
@@ -275,7 +276,7 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding
     others = [device for device in devices if device not in nvidia]
     if others:
         shown = ", ".join(str(device) for device in others)
-        yield Finding(
+        yield finding(
             "guest-driver",
             "info",
             f"the guest needs a driver for {shown}",
@@ -285,7 +286,7 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding
         )
 
 
-def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Finding]:
+def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
     """How a container in the guest comes by the nodes of the guest's driver."""
     root = image.root
     if image.vfio_mode == _VFIO or root is None:
@@ -295,7 +296,7 @@ def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Fin
     others = [device for device in devices if not is_cdi_gpu(device)]
     if others and not hooks:
         shown = ", ".join(str(device) for device in others)
-        yield Finding(
+        yield finding(
             "guest-nodes",
             "info",
             f"no container gets nodes for {shown} by itself",
@@ -307,7 +308,7 @@ def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Fin
         )
     needs_hook = not root.is_for_nvidia and (not devices or len(others) < len(devices))
     if needs_hook and not hooks:
-        yield Finding(
+        yield finding(
             "guest-nodes",
             "info" if not devices else "warning",
             "neither the image nor a hook gives containers the GPU",
@@ -319,7 +320,7 @@ def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Fin
     elif hooks:
         title = f"the guest's agent runs the hooks below {hooks}"
         why = "they lie in the image: prestart, poststart and poststop below that directory"
-        yield Finding("guest-nodes", "ok", title, evidence, why)
+        yield finding("guest-nodes", "ok", title, evidence, why)
 
 
 def is_cdi_gpu(device: PciDevice) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.documents.located import Flaw, Path, shown_path
+from vfiomgr.diagnostic import Diagnostic, by_place, flaw, in_document
+from vfiomgr.documents.located import Path, shown_path
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.manifests.model import is_extended_resource
@@ -15,7 +16,8 @@ from vfiomgr.units import parse_quantity, whole
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.documents.located import Located, Position
+    from vfiomgr.diagnostic import Position
+    from vfiomgr.documents.located import Located
 
 
 CDI_ANNOTATION = "cdi.k8s.io/"
@@ -181,13 +183,15 @@ def read_objects(text: str, source: str) -> Objects:
     try:
         documents, flaws = read_all_located(text, _WORDING)
     except Unreadable as error:
-        message = f"{source}:{error.flaw}"
+        message = f"{source}:{error}"
         raise InvalidDocument(message, _HINT) from None
     reader = _Reader(source, flaws)
     for document in documents:
         reader.take(document)
     if reader.flaws:
-        lines = [f"{source}:{flaw}" for flaw in sorted(set(reader.flaws))]
+        lines = [
+            f"{source}:{in_document(found)}" for found in sorted(set(reader.flaws), key=by_place)
+        ]
         if len(lines) == 1:
             raise InvalidDocument(lines[0], _HINT)
         message = f"{source}: {len(lines)} things are wrong"
@@ -204,7 +208,7 @@ class _Reader:
     """Gathers what objects say, and what is wrong with it."""
 
     source: str
-    flaws: list[Flaw]
+    flaws: list[Diagnostic]
     pods: list[PodSpec] = field(default_factory=list)
     classes: list[RuntimeClassSpec] = field(default_factory=list)
     kinds: tuple[str, ...] = ()
@@ -356,4 +360,4 @@ class _Reader:
         return found.text
 
     def _add(self, place: Position, path: Path, what: str, remedy: str) -> None:
-        self.flaws.append(Flaw(place, shown_path(path), what, remedy))
+        self.flaws.append(flaw("pod-invalid", place, shown_path(path), what, remedy))

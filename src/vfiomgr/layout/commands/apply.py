@@ -19,7 +19,7 @@ from vfiomgr.cli.apply import (
 )
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.diagnostic import ALLOWANCES, REVERSIBLE
+from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.documents.parsed import parse_json
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.step import Step
@@ -143,7 +143,7 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--allow",
             multiple=True,
-            type=click.Choice(ALLOWANCES),
+            type=click.Choice(OVERRIDES),
             help="Override a guard; a refusal names the one.",
         ),
         click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several."),
@@ -159,7 +159,7 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
 @session_options()
 @click.pass_obj
 def plan(
-    session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...], out: str | None
+    session: Session, *, file: str, name: str | None, allow: tuple[Override, ...], out: str | None
 ) -> None:
     """Show what differs from the layout in FILE, and the steps that would end it.
 
@@ -199,7 +199,7 @@ def apply(
     *,
     file: str,
     name: str | None,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
     keep_going: bool,
 ) -> int:
     """Bring the host to the layout in FILE, or carry out a plan that was written with --out.
@@ -245,7 +245,7 @@ def apply(
 @of_layout
 @session_options()
 @click.pass_obj
-def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Allowance, ...]) -> int:
+def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Override, ...]) -> int:
     """Exit with 3 where the host differs from the layout in FILE, and say in what.
 
     \b
@@ -307,7 +307,7 @@ def export(session: Session, *, name: str) -> None:
 )
 @session_options()
 @click.pass_obj
-def revert(session: Session, *, allow: tuple[Allowance, ...]) -> None:
+def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
     """Undo the layout that was applied last, with all later corrections of it.
 
     The host is again as it was before that layout. Another `revert` undoes the one before.

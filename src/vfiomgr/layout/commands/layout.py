@@ -14,7 +14,7 @@ from vfiomgr.cli.apply import (
 )
 from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr import api
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.layout.identifiers import Boards
     from vfiomgr.layout.model import LayoutFile
     from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
@@ -44,7 +44,7 @@ def add_commands(group: click.Group) -> None:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(ALLOWANCES),
+    type=click.Choice(OVERRIDES),
     help="Override a guard, at each boot; in-use holds for now alone.",
 )
 @click.option("--enforce", is_flag=True, help="Also run `vfiomgr watch --enforce` from boot on.")
@@ -56,7 +56,7 @@ def install(
     *,
     file: str,
     name: str | None,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
     enforce: bool,
     update_initramfs: bool,
 ) -> None:
@@ -184,14 +184,13 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
 
 def _validated(path: str) -> dict[str, Any]:
     """What there is to say about one file."""
-    from vfiomgr.documents.located import Flaw, Position  # noqa: PLC0415
     from vfiomgr.layout.document import find_flaws  # noqa: PLC0415 - brings pydantic
 
     source = source_of(path)
     try:
         file, flaws = find_flaws(text_of(path, "the layout file"))
     except InvalidDocument as error:
-        file, flaws = None, (Flaw(Position(), "", error.message, error.hint),)
+        file, flaws = None, (flaw("unreadable", Position(), "", error.message, error.hint),)
     return {
         "file": source,
         "valid": file is not None,
@@ -199,13 +198,14 @@ def _validated(path: str) -> dict[str, Any]:
         "findings": [
             {
                 "file": source,
-                "line": flaw.place.line,
-                "column": flaw.place.column,
-                "where": flaw.where,
-                "message": flaw.what,
-                "remedy": flaw.remedy,
+                "line": found.place.line,
+                "column": found.place.column,
+                "where": found.subject,
+                "message": found.summary,
+                "remedy": found.remedy,
             }
-            for flaw in flaws
+            for found in flaws
+            if found.place is not None
         ],
     }
 
@@ -274,8 +274,8 @@ def import_(session: Session, configuration: str | None, boards: tuple[str, ...]
     found = import_layouts(host, configs, _boards(host, boards))
     for text in found.left:
         note(f"not as it was: {text}")
-    for objection in found.objections:
-        note(f"`vfiomgr apply` would refuse it now: {objection.reason}; {objection.remedy}")
+    for diagnostic in found.diagnostics:
+        note(f"`vfiomgr apply` would refuse it now: {diagnostic.summary}; {diagnostic.hint}")
     file = found.file
     if file is None:
         message = "there is nothing to import: no driver or vGPU is set for this host"

@@ -12,7 +12,7 @@ import click
 from vfiomgr import api
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.diagnostic import ALLOWANCES
+from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
 from vfiomgr.engine.transaction import once
@@ -24,7 +24,7 @@ from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.layout.watch import WatchEvent
 
@@ -38,7 +38,7 @@ _Stamp = tuple[int, int, int]
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(ALLOWANCES),
+    type=click.Choice(OVERRIDES),
     help="Override a guard; what is told of a failure names the one.",
 )
 @session_options()
@@ -49,7 +49,7 @@ def watch(
     file: str | None,
     name: str | None,
     enforce: bool,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
 ) -> None:
     """Tell what differs from a layout as it comes and goes; runs until it is ended.
 
@@ -93,7 +93,7 @@ class _FollowedLayout:
     """The layout in a file, which may be written anew meanwhile."""
 
     def __init__(
-        self, session: Session, file: str | None, name: str | None, allow: frozenset[Allowance]
+        self, session: Session, file: str | None, name: str | None, allow: frozenset[Override]
     ) -> None:
         self._session = session
         self._file = session.tree.locate(FILE) if file is None else file

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +72,13 @@ def how_to_read(domain: KnownDomain) -> str:
     )
 
 
-def disk_objection(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Objection:
+def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
     """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
     name = shlex.quote(domain.name)
     removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
-    return Objection(
+    return blocker(
+        "device-is-disk",
+        hostdev.name,
         f"{hostdev.name} is the NVMe controller of the disk {hostdev.disk_target or ''} of "
         f"{domain.name}".replace("  ", " "),
         f"remove the disk first: {removal}",

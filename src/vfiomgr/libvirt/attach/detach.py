@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
-from vfiomgr.libvirt.attach.claims import disk_objection
+from vfiomgr.libvirt.attach.claims import disk_diagnostic
 from vfiomgr.libvirt.attach.ports import Scope
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.guest_device import DomainHostdev
@@ -46,7 +46,7 @@ def plan_detach(
     """
     wanted = dict.fromkeys(name for text in devices for name in _meant(domain, text, only=only))
     items = [item for name in wanted if (item := _detachment(domain, name, scope)) is not None]
-    refuse_if_any(_objections(domain, items), frozenset())
+    refuse_if_any(_diagnostics(domain, items), frozenset())
     found = {item.hostdev.name for item in items}
     return DetachPlan(
         items=tuple(items),
@@ -106,18 +106,22 @@ def _detachment(domain: KnownDomain, name: str, scope: Scope) -> Detachment | No
     return Detachment(Scope(live=running is not None, config=defined is not None), hostdev)
 
 
-def _objections(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Objection]:
+def _diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:
     for item in items:
         hostdev = item.hostdev
         if hostdev.element == "disk":
-            yield disk_objection(domain, hostdev)
+            yield disk_diagnostic(domain, hostdev)
         elif hostdev.element == "interface":
-            yield Objection(
+            yield blocker(
+                "device-is-interface",
+                hostdev.name,
                 f"{hostdev.name} is a network interface of {domain.name}, with an address and more",
                 f"virsh detach-interface {domain.argument} hostdev",
             )
         elif item.scope.live and _is_multifunction(domain.running, hostdev):
-            yield Objection(
+            yield blocker(
+                "multifunction-device",
+                hostdev.name,
                 f"{hostdev.name} is a function of a device with several, which libvirt takes from "
                 "no running guest",
                 f"pass --config: {domain.name} is without it once it is started anew",

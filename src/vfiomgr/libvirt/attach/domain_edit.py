@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import blocker, refuse_if_any
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.attach.claims import disk_objection
+from vfiomgr.libvirt.attach.claims import disk_diagnostic
 from vfiomgr.libvirt.attach.ports import free_places, refuse_full
 from vfiomgr.libvirt.model.domain import Domain, DomainHostdev, GuestAddress
 
@@ -101,39 +101,45 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
         Refusal: it would not.
 
     """
-    orders, objections = set(domain.boot_orders), []
+    orders, diagnostics = set(domain.boot_orders), []
     has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)
     for name, hand_over in coming:
         known = domain.hostdev(name)
         if known is not None:
-            objections += [disk_objection(domain, known)] if known.element == "disk" else []
+            diagnostics += [disk_diagnostic(domain, known)] if known.element == "disk" else []
             continue
         order = hand_over.boot_order
         if order is not None and domain.has_os_boot:
-            objections.append(
-                Objection(
+            diagnostics.append(
+                blocker(
+                    "boot-order-twice",
+                    name,
                     f"{name} is to have a boot order, and <os> of {domain.name} has <boot dev>",
                     f"take <boot dev> out of line {domain.line('os/boot')}, and give the disk a "
                     "<boot order> too; or leave out --boot-order",
                 )
             )
         elif order in orders:
-            objections.append(
-                Objection(
+            diagnostics.append(
+                blocker(
+                    "boot-order-twice",
+                    name,
                     f"{name} is to have the boot order {order}, which another device of "
                     f"{domain.name} has",
                     f"pass --boot-order {max(orders) + 1}, or give the other one a later order",
                 )
             )
         if hand_over.ramfb and has_ramfb is not None:
-            objections.append(
-                Objection(
+            diagnostics.append(
+                blocker(
+                    "several-ramfb",
+                    name,
                     f"{name} is to have ramfb, which {has_ramfb} of {domain.name} has",
                     "leave out --ramfb, or take it from the other one: a guest has one of its kind",
                 )
             )
         orders |= set() if order is None else {order}
-    refuse_if_any(objections, frozenset())
+    refuse_if_any(diagnostics, frozenset())
 
 
 def plan_removals(
@@ -159,7 +165,7 @@ def plan_removals(
         if not only:
             gone.update(dict.fromkeys(_companions(domain, device, host)))
     disks = (device for device in gone if device.element == "disk")
-    refuse_if_any([disk_objection(domain, device) for device in disks], frozenset())
+    refuse_if_any([disk_diagnostic(domain, device) for device in disks], frozenset())
     devices = tuple(device for device in domain.hostdevs if device in gone)
     return Removals(devices, tuple(absent), tuple(_orphans(domain, devices)))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.attach.claims import disk_objection, how_to_read, unread_domains, unread_text
+from vfiomgr.libvirt.attach.claims import disk_diagnostic, how_to_read, unread_domains, unread_text
 from vfiomgr.libvirt.attach.ports import Scope, free_places, free_ports, is_express, refuse_full
-from vfiomgr.libvirt.build.address_spaces import space_objections
+from vfiomgr.libvirt.build.address_spaces import space_diagnostics
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.model.features import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import taking
@@ -120,7 +120,7 @@ def plan_attach(
     wanted = tuple(_units(host, wish))
     left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
     items = _placed(domain, [unit for unit in left if unit.scope])
-    refuse_if_any(_objections(host, hypervisor, domain, wish, items), frozenset())
+    refuse_if_any(_diagnostics(host, hypervisor, domain, wish, items), frozenset())
     return AttachPlan(
         items=tuple(items),
         already=tuple(
@@ -190,13 +190,13 @@ def _bus(
 # ---- what speaks against it
 
 
-def _objections(
+def _diagnostics(
     host: HostSnapshot,
     hypervisor: Hypervisor,
     domain: KnownDomain,
     wish: AttachRequest,
     items: Sequence[Attachment],
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     is_hooked = _is_hooked(host, domain)
     coming = {
         device.address
@@ -205,34 +205,34 @@ def _objections(
         if wish.managed or (is_hooked and not item.scope.live)
     }
     for item in items:
-        yield from _part_objections(domain, item)
-        yield from _disk_objections(domain, item)
-        yield from _vgpu_objections(domain, item)
+        yield from _part_diagnostics(domain, item)
+        yield from _disk_diagnostics(domain, item)
+        yield from _vgpu_diagnostics(domain, item)
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, wish, coming)
         yield from _held_elsewhere(host, hypervisor, domain, item, wish)
     live = [item for item in items if item.scope.live]
-    yield from _live_objections(hypervisor, domain, live, wish)
+    yield from _live_diagnostics(hypervisor, domain, live, wish)
     for item in live:
         yield from _strangers(host, hypervisor, item)
-    yield from _space_objections(host, domain, items)
+    yield from _space_diagnostics(host, domain, items)
 
 
-def _space_objections(
+def _space_diagnostics(
     host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Of a guest that has an IOMMU, as it runs and as it is defined."""
-    found: dict[Objection, None] = {}
+    found: dict[Diagnostic, None] = {}
     if domain.running is not None:
         coming = [item.unit for item in items if item.scope.live]
-        found.update(dict.fromkeys(space_objections(host, domain.running, coming)))
+        found.update(dict.fromkeys(space_diagnostics(host, domain.running, coming)))
     if domain.defined is not None:
         coming = [item.unit for item in items if item.scope.config]
-        found.update(dict.fromkeys(space_objections(host, domain.defined, coming)))
+        found.update(dict.fromkeys(space_diagnostics(host, domain.defined, coming)))
     yield from found
 
 
-def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+def _part_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
     """The functions of a device come at once: what is there of it has its place already."""
     sides = (
         ("--live", item.scope.live, domain.running),
@@ -242,7 +242,9 @@ def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objectio
         there = [name for name in item.names if _is_given(side, name)]
         missing = [name for name in item.names if name not in there]
         if is_meant and there and missing:
-            yield Objection(
+            yield blocker(
+                "slot-split",
+                domain.name,
                 f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
                 f"slot ({'the running guest' if side is domain.running else 'its definition'})",
                 f"take it out first, to give all as one device: vfiomgr libvirt detach "
@@ -250,17 +252,19 @@ def _part_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objectio
             )
 
 
-def _disk_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+def _disk_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
     """Functions that the domain has as NVMe disks, which are no devices of the guest."""
     sides = [side for side in (domain.running, domain.defined) if side is not None]
     for name in item.names:
         found = [known for side in sides if (known := side.hostdev(name)) is not None]
-        yield from (disk_objection(domain, one) for one in found[:1] if one.element == "disk")
+        yield from (disk_diagnostic(domain, one) for one in found[:1] if one.element == "disk")
 
 
-def _vgpu_objections(domain: KnownDomain, item: Attachment) -> Iterator[Objection]:
+def _vgpu_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
     if item.scope.live and not item.is_active:
-        yield Objection(
+        yield blocker(
+            "vgpu-inactive",
+            item.unit.vgpu_uuid,
             f"the vGPU {item.unit.vgpu_uuid} is defined and not active, and {domain.name} runs",
             f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
         )
@@ -272,19 +276,21 @@ def _readiness(
     device: PciDevice,
     wish: AttachRequest,
     coming: set[PciAddress],
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Whether a guest could open a function: it, and all of its group.
 
     What is coming is bound before the guest's start: by libvirt, or by vfiomgr's hook.
     """
     if host.is_vendor_function(device):
-        yield from _vendor_objections(host, hypervisor, device, wish)
+        yield from _vendor_diagnostics(host, hypervisor, device, wish)
         return
     if device.address in coming:
         if not device.is_on_vfio:
             yield from taking(host, [device])
     elif not device.is_on_vfio:
-        yield Objection(
+        yield blocker(
+            "on-host-driver",
+            device,
             f"{device} is on {device.driver or 'no driver'}, and no guest can open it",
             how_to_bind(host, [device]),
         )
@@ -294,7 +300,9 @@ def _readiness(
     ]
     if staying:
         names = ", ".join(f"{d} on {d.driver}" for d in staying)
-        yield Objection(
+        yield blocker(
+            "group-not-viable",
+            device,
             f"IOMMU group {device.iommu_group} also holds {names}",
             f"vfiomgr bind {device.address} --with-group, if the guest may have all of it",
         )
@@ -306,22 +314,28 @@ def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
     return defined is not None and defined.is_bound_by_hook and host.file(SCRIPT) is not None
 
 
-def _vendor_objections(
+def _vendor_diagnostics(
     host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachRequest
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Of a virtual function that stays on its vendor's driver, as a vGPU."""
     if not host.is_ready_for_guests(device):
-        yield Objection(
+        yield blocker(
+            "vgpu-missing",
+            device,
             f"{device} is no vGPU yet",
             f"vfiomgr vgpu create --parent {device.address} --type …",
         )
     if wish.managed:
-        yield Objection(
+        yield blocker(
+            "managed-vendor-function",
+            device,
             f"{device} is a vGPU of its driver {device.driver}, which libvirt must not unbind",
             "leave out --managed",
         )
     if not VENDOR_FUNCTION.is_in(hypervisor.libvirt):
-        yield Objection(
+        yield blocker(
+            "vendor-function-old-libvirt",
+            device,
             f"{device} needs libvirt {VENDOR_FUNCTION.since} or later, which knows "
             f"{VENDOR_FUNCTION.what}: this is {hypervisor.libvirt}",
             f"install libvirt {VENDOR_FUNCTION.since} or later on this host",
@@ -334,7 +348,7 @@ def _held_elsewhere(
     domain: KnownDomain,
     item: Attachment,
     wish: AttachRequest,
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Other domains of this libvirt that have the device, or another one of its group."""
     groups = {device.iommu_group for device in item.functions} - {None}
     mates = {str(d.address) for group in groups for d in host.group_members(group)}
@@ -344,19 +358,25 @@ def _held_elsewhere(
         used = _names(other.running)
         for name in item.names:
             if name in used and item.scope.live:
-                yield Objection(
+                yield blocker(
+                    "held-by-domain",
+                    name,
                     f"{name} is with the domain {other.name}, which runs",
                     f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
                 )
             elif name in used | _names(other.defined) and not wish.allow_claimed:
                 state = "runs" if name in used else "is off"
-                yield Objection(
+                yield blocker(
+                    "claimed-by-domain",
+                    name,
                     f"{name} is claimed by the domain {other.name}, which {state}",
                     f"vfiomgr libvirt detach {other.argument} {name} --config, or pass --allow "
                     "claimed if the two never run at the same time",
                 )
         for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
-            yield Objection(
+            yield blocker(
+                "group-held-by-domain",
+                name,
                 f"{name}, of the same IOMMU group, is with the domain {other.name}, which runs",
                 f"one guest owns a group: stop {other.name}, or give both to one domain",
             )
@@ -366,26 +386,35 @@ def _names(domain: Domain | None) -> set[str]:
     return set() if domain is None else {hostdev.name for hostdev in domain.hostdevs} - {""}
 
 
-def _live_objections(
+def _live_diagnostics(
     hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachRequest
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """What a running guest cannot take."""
     running = domain.running
     if running is None or not items:
         return
     if hypervisor.offers_vfio is False:
-        yield Objection("libvirt finds no VFIO on its host", "vfiomgr check names what is missing")
+        yield blocker(
+            "libvirt-without-vfio",
+            "",
+            "libvirt finds no VFIO on its host",
+            "vfiomgr check names what is missing",
+        )
     for item in items:
         if len(item.functions) > 1:
             names = ", ".join(item.names)
             only = "" if wish.only else f", or {item.names[0]} alone with --only"
-            yield Objection(
+            yield blocker(
+                "multifunction-device",
+                names,
                 f"{names} are one device, and libvirt gives a running guest one function at a time",
                 f"pass --config, and start {domain.name} anew{only}",
             )
     free = [port for port in free_ports(running) if port.has_hotplug]
     if is_express(running) and len(free) < len(items):
-        yield Objection(
+        yield blocker(
+            "no-free-port",
+            domain.name,
             f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, and "
             f"{len(items)} needed while it runs",
             f"pass --config, and start {domain.name} anew: libvirt adds a port by itself; for more "
@@ -393,7 +422,9 @@ def _live_objections(
         )
 
 
-def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> Iterator[Objection]:
+def _strangers(
+    host: HostSnapshot, hypervisor: Hypervisor, item: Attachment
+) -> Iterator[Diagnostic]:
     """Processes that hold the device and are no domain of this libvirt."""
     domains = {known.name for known in hypervisor.domains}
     vgpu = item.unit.vgpu
@@ -403,8 +434,11 @@ def _strangers(host: HostSnapshot, hypervisor: Hypervisor, item: Attachment) -> 
         users.update(dict.fromkeys(host.users_of(host.guest_nodes(holder))))
     strange = dict.fromkeys(str(user) for user in users if user.guest not in domains)
     if strange:
-        yield Objection(
-            f"{' and '.join(item.names)} is open in {', '.join(strange)}", "end that first"
+        yield blocker(
+            "held-by-process",
+            item.names[0],
+            f"{' and '.join(item.names)} is open in {', '.join(strange)}",
+            "end that first",
         )
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.libvirt.model.domain import TO_PCI
 from vfiomgr.vgpu.guest_device import GuestDevice
 
@@ -83,9 +83,9 @@ def space_notes(seats: Iterable[RootPortSlot]) -> Iterator[str]:
             )
 
 
-def space_objections(
+def space_diagnostics(
     host: HostSnapshot, domain: Domain, units: Iterable[GuestDevice]
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Functions that cannot come into a domain that has an IOMMU, each behind a port of pcie.0."""
     if domain.iommu is None or domain.iommu.bus is not None:
         return
@@ -98,7 +98,9 @@ def space_objections(
         if not new:
             continue
         shown = ", ".join(str(member.address) for member in members)
-        yield Objection(
+        yield blocker(
+            "viommu-group-apart",
+            domain.name,
             f"{domain.name} has an IOMMU, behind which each function of PCI Express is an address "
             f"space of its own, and {shown} are of IOMMU group {number}, which has one",
             f"give it one of them, with --only; or take <iommu> out of it: only a guest that hands "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model.domain import NumaCell
@@ -150,7 +150,7 @@ def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
 
 def _too_little(
     shares: Sequence[NumaShare], wish: DomainRequest, topology: HostTopology
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """Nodes that have not what is to lie on them."""
     if wish.hugepage_bytes is not None:
         yield from _uneven(wish, wish.hugepage_bytes)
@@ -162,7 +162,9 @@ def _too_little(
                 f"node {node.number} has {size(_free(node, wish.hugepage_bytes))}"
                 for node in topology.nodes
             )
-            yield Objection(
+            yield blocker(
+                "memory-too-little",
+                f"node {share.node.number}",
                 f"{size(share.memory_bytes)} of the guest's memory are to lie on NUMA node "
                 f"{share.node.number}, which has {size(free)} free{kind} ({others})",
                 f"{_pages_remedy(share.node, share.memory_bytes, wish)}ask for less --memory, or "
@@ -170,7 +172,7 @@ def _too_little(
             )
 
 
-def _missing_pages(topology: HostTopology | None, wish: DomainRequest) -> Iterator[Objection]:
+def _missing_pages(topology: HostTopology | None, wish: DomainRequest) -> Iterator[Diagnostic]:
     """Huge pages that the host has not, wherever they lie."""
     if wish.hugepage_bytes is None:
         return
@@ -179,16 +181,20 @@ def _missing_pages(topology: HostTopology | None, wish: DomainRequest) -> Iterat
         return
     free = sum(_free(node, wish.hugepage_bytes) for node in topology.nodes)
     if wish.memory_bytes > free:
-        yield Objection(
+        yield blocker(
+            "hugepages-too-few",
+            "",
             f"the guest's {size(wish.memory_bytes)} are to lie in huge pages of "
             f"{size(wish.hugepage_bytes)}, of which {size(free)} are free",
             f"{_pages_remedy(topology.nodes[0], wish.memory_bytes, wish)}leave out --hugepages",
         )
 
 
-def _uneven(wish: DomainRequest, page: int) -> Iterator[Objection]:
+def _uneven(wish: DomainRequest, page: int) -> Iterator[Diagnostic]:
     if wish.memory_bytes % page:
-        yield Objection(
+        yield blocker(
+            "hugepages-uneven",
+            "",
             f"{size(wish.memory_bytes)} are no whole number of huge pages of {size(page)}",
             f"ask for {size(-(-wish.memory_bytes // page) * page)}",
         )

@@ -25,7 +25,7 @@ from vfiomgr.libvirt.attach.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
-from vfiomgr.libvirt.build.address_spaces import space_objections
+from vfiomgr.libvirt.build.address_spaces import space_diagnostics
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
 from vfiomgr.libvirt.build.named import hand_over
 from vfiomgr.libvirt.commands.connection import (
@@ -400,7 +400,7 @@ def _edited(
     staying = domain_of(left.root)
     refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
     if host is not None:
-        refuse_if_any(space_objections(host, staying, units), frozenset())
+        refuse_if_any(space_diagnostics(host, staying, units), frozenset())
     is_unassigned = not any(unit.is_seen for unit in units)
     additions = plan_additions(staying, by_names, is_unassigned=is_unassigned)
     coming = [(by_names[one.names], one.guest) for one in additions.placed]

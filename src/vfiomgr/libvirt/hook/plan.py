@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal
@@ -58,7 +58,7 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
     """
     functions: list[PciAddress] = []
     vgpus: list[str] = []
-    objections: list[Objection] = []
+    diagnostics: list[Diagnostic] = []
     for hostdev in domain.hostdevs:
         device = host.device_named(hostdev.name)
         is_vgpu = hostdev.kind == "mdev" or (device is not None and host.is_vendor_function(device))
@@ -66,12 +66,12 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
             if _is_defined(host, hostdev.name):
                 vgpus.append(hostdev.name)
             else:
-                objections.append(_unknown(hostdev.name))
+                diagnostics.append(_unknown(hostdev.name))
         elif is_vgpu or device is None or hostdev.managed or hostdev.kind != "pci":
             continue  # of a function that is not there libvirt tells
         elif not device.is_on_vfio or blockers(host.group_members(device.iommu_group)):
             functions.append(device.address)
-    refuse_if_any(objections, frozenset())
+    refuse_if_any(diagnostics, frozenset())
     begun = (host.device_named(name) for name in record.functions)
     functions += [d.address for d in begun if d is not None and not d.is_on_vfio]
     return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus))
@@ -84,8 +84,10 @@ def _is_defined(host: HostSnapshot, name: str) -> bool:
     )
 
 
-def _unknown(name: str) -> Objection:
-    return Objection(
+def _unknown(name: str) -> Diagnostic:
+    return blocker(
+        "vgpu-missing",
+        name,
         f"{name} is no vGPU, and none is defined under that name",
         f"vfiomgr vgpu define {name} --type …, or vfiomgr vgpu create",
     )

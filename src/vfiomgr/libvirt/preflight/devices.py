@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.build.nvlink import fabric_share
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
-def by_running_domain(situation: PreflightContext) -> Iterator[Finding]:
+def by_running_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "PCI device … is in use by driver QEMU, domain …"."""
     for hostdev in situation.hostdevs:
         for claim in situation.claims_of_others(hostdev.name):
             if not claim.is_held:
                 continue
             other = claim.domain.name
-            yield Finding(
+            yield finding(
                 "held-by-domain",
                 "blocker",
                 f"the running domain {other} has {hostdev.name}",
@@ -36,10 +36,11 @@ def by_running_domain(situation: PreflightContext) -> Iterator[Finding]:
                 "a device serves one guest at a time",
                 f"virsh shutdown {claim.domain.argument}, or "
                 f"vfiomgr libvirt detach {claim.domain.argument} {hostdev.name}",
+                subject=hostdev.name,
             )
 
 
-def by_defined_domain(situation: PreflightContext) -> Iterator[Finding]:
+def by_defined_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt itself looks at running domains alone."""
     for hostdev in situation.hostdevs:
         claims = situation.claims_of_others(hostdev.name)
@@ -47,7 +48,7 @@ def by_defined_domain(situation: PreflightContext) -> Iterator[Finding]:
         if not others:
             continue
         starting = [other.argument for other in others if other.autostarts]
-        yield Finding(
+        yield finding(
             "claimed-by-domain",
             "warning",
             f"{_counted(others)} {hostdev.name} too",
@@ -59,6 +60,7 @@ def by_defined_domain(situation: PreflightContext) -> Iterator[Finding]:
             "whichever starts first has it, and the other one does not start",
             "keep them from running at once, or give them different devices"
             + (f"; virsh autostart --disable {starting[0]} for one of them" if starting else ""),
+            subject=hostdev.name,
         )
 
 
@@ -82,7 +84,7 @@ def _beyond(others: Sequence[KnownDomain]) -> tuple[str, ...]:
     return (f"and {more} more: vfiomgr libvirt list",) if more > 0 else ()
 
 
-def by_process(situation: PreflightContext) -> Iterator[Finding]:
+def by_process(situation: PreflightContext) -> Iterator[Diagnostic]:
     """VFIO: a group or a cdev has one owner (vfio_group_open, EBUSY)."""
     known = {d.name for d in _domains(situation) if d.is_active and d is not situation.itself}
     for hostdev, holder in _holders(situation):
@@ -93,7 +95,7 @@ def by_process(situation: PreflightContext) -> Iterator[Finding]:
             if user.guest not in known and not _is_itself(situation, user)
         ]
         if users:
-            yield Finding(
+            yield finding(
                 "held-by-process",
                 "blocker",
                 f"{holder} is held by {', '.join(dict.fromkeys(map(str, users)))}",
@@ -103,6 +105,7 @@ def by_process(situation: PreflightContext) -> Iterator[Finding]:
                 ),
                 "libvirt knows nothing of it, and QEMU finds the device busy",
                 "end that guest or process: vfiomgr show names it",
+                subject=holder,
             )
 
 
@@ -129,7 +132,7 @@ _BEFORE_465 = re.compile(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
 
-def boot_order(situation: PreflightContext) -> Iterator[Finding]:
+def boot_order(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "per-device boot elements cannot be used together with os/boot elements" (67)."""
     if not situation.domain.has_os_boot:
         return
@@ -137,7 +140,7 @@ def boot_order(situation: PreflightContext) -> Iterator[Finding]:
         if hostdev.boot_order is None:
             continue
         line = situation.domain.line("os/boot")
-        yield Finding(
+        yield finding(
             "boot-order-twice",
             "blocker",
             f"{hostdev.name} has a boot order, and <os> has one too",
@@ -147,17 +150,18 @@ def boot_order(situation: PreflightContext) -> Iterator[Finding]:
             ),
             "libvirt rejects the domain: the two contradict each other",
             f"take <boot dev> out of line {line}, and give the disk a <boot order> too",
+            subject=hostdev.name,
         )
 
 
-def rom_file(situation: PreflightContext) -> Iterator[Finding]:
+def rom_file(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU reads it as it starts: "failed to find romfile"."""
     for hostdev in situation.domain.hostdevs:
         path = hostdev.rom_file
         if path is None:
             continue
         if not path.startswith("/"):
-            yield Finding(
+            yield finding(
                 "rom-relative",
                 "warning",
                 f"the ROM of {hostdev.name} is named by the relative path {path}",
@@ -165,9 +169,10 @@ def rom_file(situation: PreflightContext) -> Iterator[Finding]:
                 "QEMU looks for it among its own files, and ends where it is not there; libvirt's "
                 "schema rejects it",
                 f"write the path from / in line {hostdev.line}",
+                subject=hostdev.name,
             )
         elif situation.files is not None and not situation.files.get(path, True):
-            yield Finding(
+            yield finding(
                 "rom-missing",
                 "blocker",
                 f"the ROM of {hostdev.name} is not there: {path}",
@@ -175,10 +180,11 @@ def rom_file(situation: PreflightContext) -> Iterator[Finding]:
                 'QEMU ends with "failed to find romfile"',
                 f"put the ROM there, or take <rom file> out of line {hostdev.line}: most cards "
                 "need none",
+                subject=hostdev.name,
             )
 
 
-def fabric(situation: PreflightContext) -> Iterator[Finding]:
+def fabric(situation: PreflightContext) -> Iterator[Diagnostic]:
     """GPUs behind NVSwitches: all with all switches, or a partition of the fabric manager."""
     share = fabric_share(situation.host, {taken.device.address for taken in seen(situation)})
     if share is None or not (share.own_gpus or share.own_switches):
@@ -189,7 +195,7 @@ def fabric(situation: PreflightContext) -> Iterator[Finding]:
         f"{own} of {gpus} GPUs go to the domain",
     )
     if share.is_divided:
-        yield Finding(
+        yield finding(
             "fabric-divided",
             "warning",
             f"the domain takes {len(share.own_switches)} of {len(share.switches)} NVSwitches and "
@@ -199,7 +205,7 @@ def fabric(situation: PreflightContext) -> Iterator[Finding]:
             "give the domain all GPUs and all NVSwitches, or GPUs alone and no switch",
         )
     elif share.needs_partition:
-        yield Finding(
+        yield finding(
             "fabric-partition",
             "info",
             f"{own} GPUs of an NVLink fabric go to the domain without its switches",
@@ -215,7 +221,7 @@ def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
     return f"{sysfs(switch)}: NVSwitch{', of the domain' * is_own}"
 
 
-def code_43(situation: PreflightContext) -> Iterator[Finding]:
+def code_43(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Drivers before 465 stop in a guest that shows itself as one of KVM."""
     if situation.domain.kind != "kvm" or situation.domain.cpu.hides_kvm:
         return
@@ -226,7 +232,7 @@ def code_43(situation: PreflightContext) -> Iterator[Finding]:
             continue
         if not _BEFORE_465.search(device.name):
             continue
-        yield Finding(
+        yield finding(
             "code-43",
             "info",
             f"the driver of {device} may stop with Code 43 in a guest",
@@ -234,4 +240,5 @@ def code_43(situation: PreflightContext) -> Iterator[Finding]:
             "all drivers for a GeForce of this age look for KVM; since 465 none does",
             "write <kvm><hidden state='on'/></kvm> into <features>, as vfiomgr libvirt domain "
             "--hide-kvm does",
+            subject=device,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import OPT_IN
 from vfiomgr.libvirt.model.domain import NAMESPACE
@@ -13,15 +13,14 @@ from vfiomgr.libvirt.model.features import VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
-from vfiomgr.passthrough.readiness_hints import how_to_bind, objections_to_bind
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.paths import SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.check.model import Severity
-    from vfiomgr.diagnostic import Objection
+    from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 
@@ -68,7 +67,7 @@ _LOOKS = (
 )
 
 
-def on_host_driver(situation: PreflightContext) -> Iterator[Finding]:
+def on_host_driver(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Unmanaged PCI device … must be manually detached from the host"."""
     slots: dict[object, list[AssignedFunction]] = defaultdict(list)
     for taken in situation.waiting:
@@ -79,9 +78,9 @@ def on_host_driver(situation: PreflightContext) -> Iterator[Finding]:
     for functions in slots.values():
         names = ", ".join(str(taken.device) for taken in functions)
         first = functions[0].device
-        refused = objections_to_bind(situation.host, [first])
+        refused = diagnostics_to_bind(situation.host, [first])
         verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
-        yield Finding(
+        yield finding(
             "on-host-driver",
             "blocker",
             f"{names} {verb} on no driver of VFIO, and managed='no' has libvirt leave {them} so",
@@ -91,42 +90,43 @@ def on_host_driver(situation: PreflightContext) -> Iterator[Finding]:
                     for taken in functions
                     for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
                 ),
-                *(f"vfiomgr bind {first.address} refuses: {reason}" for reason, _ in refused),
+                *(f"vfiomgr bind {first.address} refuses: {found.summary}" for found in refused),
             ),
             "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
             "before the start",
             how_to_bind(situation.host, [first]),
+            subject=names,
         )
 
 
-def managed_in_use(situation: PreflightContext) -> Iterator[Finding]:
+def managed_in_use(situation: PreflightContext) -> Iterator[Diagnostic]:
     """What libvirt does not look at before it unbinds (virPCIDeviceDetach)."""
     for taken in situation.waiting:
         if not taken.hostdev.managed or taken.device.stuck is not None:
             continue
-        objections = [o for look in _LOOKS for o in look(situation.host, taken.device)]
-        for objection in _by_kind(objections):
-            rule, severity, why = _HOW_BAD[objection.allowance]
-            why = _CUTS_OFF if objection.is_network else why
-            yield Finding(
+        diagnostics = [o for look in _LOOKS for o in look(situation.host, taken.device)]
+        for diagnostic in _by_kind(diagnostics):
+            rule, severity, why = _HOW_BAD[diagnostic.override]
+            why = _CUTS_OFF if diagnostic.rule == guards.IN_NETWORK else why
+            yield finding(
                 rule,
                 severity,
-                objection.reason,
+                diagnostic.summary,
                 (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
                 why,
-                _release(taken, objection),
+                _release(taken, diagnostic),
             )
 
 
-def _by_kind(objections: Iterable[Objection]) -> tuple[Objection, ...]:
+def _by_kind(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """The first of each text: a device may be the same obstacle in two ways."""
-    return tuple({objection.reason: objection for objection in objections}.values())
+    return tuple({diagnostic.summary: diagnostic for diagnostic in diagnostics}.values())
 
 
-def _release(taken: AssignedFunction, objection: Objection) -> str:
+def _release(taken: AssignedFunction, diagnostic: Diagnostic) -> str:
     """What to do first: the words of a guard, without the flags of `vfiomgr bind`."""
     address = taken.device.address
-    match objection.allowance:
+    match diagnostic.override:
         case "boot-display":
             return (
                 "make another display the primary one in the firmware; or, where the host is "
@@ -138,24 +138,24 @@ def _release(taken: AssignedFunction, objection: Objection) -> str:
         case "default-route":
             return "move the route to another interface, or give another device"
         case "vgpu-function":
-            return objection.remedy.partition("; or pass --allow")[0]
+            return diagnostic.without("allow").remedy
         case "in-use":
-            first = objection.remedy.partition(", or ")[0]
+            first = diagnostic.without("allow", "only").remedy
             then = (
                 ", or give another device"
-                if objection.is_network
+                if diagnostic.rule == guards.IN_NETWORK
                 else f"; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
                 "has libvirt leave it so"
             )
             return first + then
-    return objection.remedy
+    return diagnostic.hint
 
 
-def managed_vendor_function(situation: PreflightContext) -> Iterator[Finding]:
+def managed_vendor_function(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A vGPU in the vendor's own interface is one only while its vendor's driver has it."""
     for taken in situation.functions:
         if taken.hostdev.managed and situation.is_vendor_function(taken):
-            yield Finding(
+            yield finding(
                 "managed-vendor-function",
                 "blocker",
                 f"{taken.device} is a vGPU of its driver {taken.device.driver}, and managed='yes' "
@@ -164,10 +164,11 @@ def managed_vendor_function(situation: PreflightContext) -> Iterator[Finding]:
                 "it goes to guests from its own driver; unbound, it is lost until all virtual "
                 "functions are made anew",
                 f"write managed='no' in line {taken.hostdev.line}",
+                subject=taken.device,
             )
 
 
-def vendor_function(situation: PreflightContext) -> Iterator[Finding]:
+def vendor_function(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Since 9.7 libvirt looks for `vfio-dev/` instead of a driver's name."""
     version = situation.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
@@ -175,17 +176,18 @@ def vendor_function(situation: PreflightContext) -> Iterator[Finding]:
     for taken in situation.functions:
         if not situation.is_vendor_function(taken):
             continue
-        yield Finding(
+        yield finding(
             "vendor-function-old-libvirt",
             "blocker",
             f"libvirt {version} cannot give {taken.device} to a guest from its own driver",
             (situation.cite(taken.hostdev), driver_of(taken.device), _version(situation)),
             "it knows vfio-pci alone, and says that the device must be detached from the host",
             f"install libvirt {VENDOR_FUNCTION.since} or later",
+            subject=taken.device,
         )
 
 
-def variant(situation: PreflightContext) -> Iterator[Finding]:
+def variant(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Before 9.7 libvirt compares the driver's name with vfio-pci."""
     version = situation.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
@@ -194,7 +196,7 @@ def variant(situation: PreflightContext) -> Iterator[Finding]:
         if not taken.is_bound or taken.device.driver == _PLAIN:
             continue
         address = taken.device.address
-        yield Finding(
+        yield finding(
             "variant-old-libvirt",
             "warning" if taken.hostdev.managed else "blocker",
             f"{taken.device} is on {taken.device.driver}, and libvirt {version} knows vfio-pci "
@@ -204,6 +206,7 @@ def variant(situation: PreflightContext) -> Iterator[Finding]:
             "with managed='yes' it puts the device on vfio-pci, without what the variant is for",
             f"vfiomgr unbind {address}, then vfiomgr bind {address} --driver {_PLAIN}; or install "
             f"libvirt {VENDOR_FUNCTION.since} or later",
+            subject=taken.device,
         )
 
 
@@ -213,7 +216,7 @@ def _version(situation: PreflightContext) -> str:
     )
 
 
-def managed_and_bound(situation: PreflightContext) -> Iterator[Finding]:
+def managed_and_bound(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Whoever binds, owns: libvirt leaves such a device as it found it, today."""
     for taken in situation.functions:
         if not (taken.hostdev.managed and taken.is_bound):
@@ -222,7 +225,7 @@ def managed_and_bound(situation: PreflightContext) -> Iterator[Finding]:
             situation.host.binding(taken.device.address) is None
         ):
             continue
-        yield Finding(
+        yield finding(
             "managed-and-bound",
             "info",
             f"vfiomgr bound {taken.device}, and managed='yes' says that libvirt does",
@@ -230,10 +233,11 @@ def managed_and_bound(situation: PreflightContext) -> Iterator[Finding]:
             "libvirt leaves a device that it finds bound; after an unbind it would take it from "
             "its host driver itself, without a look at who uses it",
             f"write managed='no' in line {taken.hostdev.line}: who binds, owns",
+            subject=taken.device,
         )
 
 
-def not_kept(situation: PreflightContext) -> Iterator[Finding]:
+def not_kept(situation: PreflightContext) -> Iterator[Diagnostic]:
     """What vfiomgr bound without --persist is on its host driver after a reboot."""
     for taken in situation.functions:
         device = taken.device
@@ -243,23 +247,24 @@ def not_kept(situation: PreflightContext) -> Iterator[Finding]:
             continue
         if situation.domain.is_bound_by_hook:
             continue
-        yield Finding(
+        yield finding(
             "binding-not-kept",
             "info",
             f"{device} is bound until the next reboot",
             (situation.cite_managed(taken.hostdev), f"{sysfs(device)}: no rule of vfiomgr persist"),
             "with managed='no' nobody binds it after a reboot, and the domain does not start then",
             f"vfiomgr bind {device.address} --persist",
+            subject=device,
         )
 
 
-def not_installed(situation: PreflightContext) -> Iterator[Finding]:
+def not_installed(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A domain that asks for the hook, and no script that libvirt would run."""
     needs = situation.hook_needs
     names = (*map(str, needs.functions), *needs.vgpus)
     if not names or situation.host.file(SCRIPT) is not None:
         return
-    yield Finding(
+    yield finding(
         "hook-not-installed",
         "blocker",
         f"the hook is to make {', '.join(names)} ready, and it is not installed",
@@ -269,7 +274,7 @@ def not_installed(situation: PreflightContext) -> Iterator[Finding]:
     )
 
 
-def refused(situation: PreflightContext) -> Iterator[Finding]:
+def refused(situation: PreflightContext) -> Iterator[Diagnostic]:
     """The hook has the guards of `vfiomgr bind`: where one objects, the guest does not start."""
     functions = situation.hook_needs.functions
     stuck = {taken.device.address for taken in situation.functions if taken.device.stuck}
@@ -279,7 +284,7 @@ def refused(situation: PreflightContext) -> Iterator[Finding]:
         plan_bind(situation.host, Bind(functions))
     except Refusal as refusal:
         drivers = (t.device for t in situation.functions if t.device.address in functions)
-        yield Finding(
+        yield finding(
             "hook-refused",
             "blocker",
             refusal.message,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
-from vfiomgr.passthrough.readiness_hints import how_to_bind, objections_to_bind
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-def not_viable(situation: PreflightContext) -> Iterator[Finding]:
+def not_viable(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "group N is not viable"; libvirt does not look (vfio_group_set_container)."""
     for number in sorted(situation.groups):
         members = situation.host.group_members(number)
@@ -29,7 +29,7 @@ def not_viable(situation: PreflightContext) -> Iterator[Finding]:
         if any(taken.device.address in situation.hook_needs.functions for taken in own):
             continue  # what it cannot bind, the rules of the hook tell
         names = ", ".join(str(taken.device) for taken in own)
-        yield Finding(
+        yield finding(
             "group-not-viable",
             "blocker",
             f"IOMMU group {number} of {names} also holds what host drivers have",
@@ -55,7 +55,7 @@ def _clearance(
     if all(device.address.slot in slots for device in staying):
         return how_to_bind(host, staying)
     first = own[0].device
-    is_refused = objections_to_bind(host, [first], with_group=True)
+    is_refused = diagnostics_to_bind(host, [first], with_group=True)
     gone = "" if is_refused else ", after which the host has none of these any more"
     return (
         f"{how_to_bind(host, [first], with_group=True)}{gone}; or move the device to a slot that "
@@ -63,13 +63,13 @@ def _clearance(
     )
 
 
-def shared_with_running(situation: PreflightContext) -> Iterator[Finding]:
+def shared_with_running(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt looks at the whole group (virHostdevIsPCINodeDeviceUsed)."""
     for number in sorted(situation.groups):
         for device, claim in _held_members(situation, number):
             other = claim.domain
             own = [t for t in situation.functions if t.device.iommu_group == number]
-            yield Finding(
+            yield finding(
                 "group-held-by-domain",
                 "blocker",
                 f"IOMMU group {number} belongs to the running domain {other.name}, "
@@ -81,6 +81,7 @@ def shared_with_running(situation: PreflightContext) -> Iterator[Finding]:
                 ),
                 "a group goes to one guest as a whole",
                 f"virsh shutdown {other.argument}, or give both devices to one domain",
+                subject=device,
             )
 
 
@@ -95,7 +96,7 @@ def _held_members(
                     yield device, claim
 
 
-def no_reset(situation: PreflightContext) -> Iterator[Finding]:
+def no_reset(situation: PreflightContext) -> Iterator[Diagnostic]:
     """VFIO resets all below a port at once where the guest owns all (VFIO_DEVICE_PCI_HOT_RESET)."""
     if not any(device.reset_method for device in situation.host.devices):
         return  # a kernel before 5.15, or a recording without the attribute
@@ -108,7 +109,7 @@ def no_reset(situation: PreflightContext) -> Iterator[Finding]:
         others = [d for d in _on_its_bus(situation, device) if not _is_owned(situation, d)]
         if not others:
             continue
-        yield Finding(
+        yield finding(
             "no-reset",
             "warning",
             f"{device} cannot be reset: neither by itself nor with its neighbours",
@@ -118,6 +119,7 @@ def no_reset(situation: PreflightContext) -> Iterator[Finding]:
             ),
             "a guest may find it as the last one left it, and fail to start it a second time",
             f"give all functions of its bus to the domain: {addresses(others)}",
+            subject=device,
         )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.build.memlock import RESERVE, needed_lock
 from vfiomgr.libvirt.preflight.context import shown_size
-from vfiomgr.passthrough.readiness_hints import how_to_bind, objections_to_bind
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ _LIMITED = (
 _NODES = "/sys/devices/system/node"
 
 
-def hard_limit(situation: PreflightContext) -> Iterator[Finding]:
+def hard_limit(situation: PreflightContext) -> Iterator[Diagnostic]:
     """What libvirt lets QEMU lock (qemuDomainGetMemLockLimitBytes), unless the domain says less."""
     domain = situation.domain
     limit, memory = domain.memory.hard_limit_bytes, domain.memory.total_bytes
@@ -43,7 +43,7 @@ def hard_limit(situation: PreflightContext) -> Iterator[Finding]:
     several = f" for each of {count} devices, since the guest has an IOMMU"
     several = several if domain.iommu is not None and count > 1 else ""
     several += f"; once more for each NVMe disk and vDPA interface: {own}" if own else ""
-    yield Finding(
+    yield finding(
         "hard-limit-too-low",
         "blocker" if is_fatal else "warning",
         f"the domain may lock {shown_size(limit)}, and needs {shown_size(needed)}",
@@ -57,7 +57,7 @@ def hard_limit(situation: PreflightContext) -> Iterator[Finding]:
     )
 
 
-def session(situation: PreflightContext) -> Iterator[Finding]:
+def session(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Without CAP_SYS_RESOURCE libvirt raises no limit: "cannot limit locked memory"."""
     hypervisor = situation.hypervisor
     if hypervisor is None or _SESSION not in hypervisor.uri or not situation.takes_functions:
@@ -66,7 +66,7 @@ def session(situation: PreflightContext) -> Iterator[Finding]:
     users = [limit for limit in limits or () if limit.kind == "user"]
     if any(limit.is_unlimited for limit in users):
         return
-    yield Finding(
+    yield finding(
         "session-memory-limit",
         "warning",
         "a session of libvirt may lock no more memory than its user",
@@ -81,30 +81,31 @@ def session(situation: PreflightContext) -> Iterator[Finding]:
     )
 
 
-def session_managed(situation: PreflightContext) -> Iterator[Finding]:
+def session_managed(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A session's daemon has no right to write to a driver's bind and unbind."""
     hypervisor = situation.hypervisor
     if hypervisor is None or _SESSION not in hypervisor.uri:
         return
     for taken in situation.waiting:
         if taken.hostdev.managed:
-            refused = objections_to_bind(situation.host, [taken.device])
+            refused = diagnostics_to_bind(situation.host, [taken.device])
             bound = (
                 how_to_bind(situation.host, [taken.device])
                 if refused
                 else f"vfiomgr bind {taken.device.address} --owner USER as root"
             )
-            yield Finding(
+            yield finding(
                 "session-managed",
                 "blocker",
                 f"a session of libvirt cannot bind {taken.device}",
                 (situation.cite_managed(taken.hostdev), f"{hypervisor.uri}: a session"),
                 "only root takes a device from its driver",
                 f"{bound}, and write managed='no' in line {taken.hostdev.line}",
+                subject=taken.device,
             )
 
 
-def hugepages(situation: PreflightContext) -> Iterator[Finding]:
+def hugepages(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU reserves them as it starts: "unable to map backing store for guest RAM"."""
     memory = situation.domain.memory
     nodes = _nodes(situation)
@@ -115,7 +116,7 @@ def hugepages(situation: PreflightContext) -> Iterator[Finding]:
     if sum(free.values()) >= memory.total_bytes:
         return
     line = situation.domain.line("memoryBacking/hugepages")
-    yield Finding(
+    yield finding(
         "hugepages-too-few",
         "blocker",
         f"the domain wants {shown_size(memory.total_bytes)} of huge pages, and "
@@ -157,7 +158,7 @@ def _more_pages(situation: PreflightContext, sizes: set[int]) -> str:
     )
 
 
-def too_little(situation: PreflightContext) -> Iterator[Finding]:
+def too_little(situation: PreflightContext) -> Iterator[Diagnostic]:
     """VFIO locks all memory at the start: none of it can be swapped or come later."""
     memory, nodes = situation.domain.memory, _nodes(situation)
     if memory.has_hugepages or not nodes or not situation.takes_functions:
@@ -168,7 +169,7 @@ def too_little(situation: PreflightContext) -> Iterator[Finding]:
         return
     names = ", ".join(f"node{node.number}" for node in nodes)
     verb = "has" if len(nodes) == 1 else "have"
-    yield Finding(
+    yield finding(
         "memory-too-little",
         "blocker" if is_fatal else "info",
         f"the domain locks {shown_size(memory.total_bytes)}, and {names} {verb} "

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.build.mmio_window import ovmf_window
 from vfiomgr.libvirt.model.features import MAXPHYSADDR
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
@@ -52,7 +52,7 @@ _SOFTWARE = "qemu"
 """The type of domains without KVM, to whose CPU nothing of the host's is passed."""
 
 
-def space_too_small(situation: PreflightContext) -> Iterator[Finding]:
+def space_too_small(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "Address space limit … phys-bits too low" (pc_memory_init in hw/i386/pc.c)."""
     bits, source = _guest_bits(situation)
     qemu = situation.hypervisor.qemu if situation.hypervisor else None
@@ -61,7 +61,7 @@ def space_too_small(situation: PreflightContext) -> Iterator[Finding]:
     end = _highest_address(situation)
     if end <= 1 << bits:
         return
-    yield Finding(
+    yield finding(
         "address-space-too-small",
         "blocker",
         f"memory and 64-bit hole end at {shown_size(end)}, and the guest has {bits} address bits",
@@ -131,7 +131,7 @@ def _hole(situation: PreflightContext) -> int:
     return _HOLE[_is_q35(situation)]
 
 
-def bars_too_large(situation: PreflightContext) -> Iterator[Finding]:
+def bars_too_large(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A BAR that finds no place reads as 0, and the guest's driver gives up."""
     bits, source = _guest_bits(situation)
     sizes = [(taken, large_bytes([taken.device])) for taken in seen(situation)]
@@ -141,7 +141,7 @@ def bars_too_large(situation: PreflightContext) -> Iterator[Finding]:
     window, shown = _window(situation, bits)
     if needed <= window:
         return
-    yield Finding(
+    yield finding(
         "aperture-too-small",
         "warning",
         f"the BARs of the devices need a window of {shown_size(needed)}, and the guest has "
@@ -237,13 +237,13 @@ def _wider(situation: PreflightContext, needed: int) -> str:
     return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
 
 
-def emulated_bits(situation: PreflightContext) -> Iterator[Finding]:
+def emulated_bits(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
     bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
     if bits is None or width is None or bits <= width:
         return
     line = situation.domain.line("cpu/maxphysaddr")
-    yield Finding(
+    yield finding(
         "address-bits-beyond-host",
         "blocker",
         f"the guest is to have {bits} address bits, and the host's CPU has {width}",

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.model.domain import EXPANDER, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 
-def missing_node(situation: PreflightContext) -> Iterator[Finding]:
+def missing_node(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "NUMA node N is unavailable"."""
     topology = situation.host.topology
     if topology is None or not topology.nodes:
@@ -32,7 +32,7 @@ def missing_node(situation: PreflightContext) -> Iterator[Finding]:
     absent = sorted(situation.domain.memory.host_nodes - known)
     if absent:
         line = situation.domain.line("numatune/memory")
-        yield Finding(
+        yield finding(
             "numa-node-missing",
             "blocker",
             f"the domain's memory is bound to NUMA node {format_cpulist(absent)}, which this host "
@@ -46,13 +46,13 @@ def missing_node(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def far_memory(situation: PreflightContext) -> Iterator[Finding]:
+def far_memory(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A device that reaches all of its guest's memory across the link between sockets."""
     bound = situation.domain.memory.host_nodes
     far = [d for d in _near_some_node(situation) if bound and d.numa_node not in bound]
     if far:
         line = situation.domain.line("numatune/memory")
-        yield Finding(
+        yield finding(
             "far-memory",
             "warning",
             f"the domain's memory is bound to NUMA node {format_cpulist(bound)}, and its devices "
@@ -66,7 +66,7 @@ def far_memory(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def far_cpus(situation: PreflightContext) -> Iterator[Finding]:
+def far_cpus(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Virtual CPUs of which none is near a device."""
     topology = situation.host.topology
     pinned = frozenset[int]().union(*(cpus for _, cpus in situation.domain.cpu.pins))
@@ -80,7 +80,7 @@ def far_cpus(situation: PreflightContext) -> Iterator[Finding]:
     if far:
         near = {cpu for n in topology.nodes for cpu in n.cpus if n.number in _numbers(far)}
         line = situation.domain.line("cputune")
-        yield Finding(
+        yield finding(
             "far-cpus",
             "warning",
             f"the domain is pinned to CPUs {format_cpulist(pinned)}, and none is near its devices",
@@ -94,7 +94,7 @@ def far_cpus(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def unbound(situation: PreflightContext) -> Iterator[Finding]:
+def unbound(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A host of several nodes, and a domain that says nothing of them."""
     topology = situation.host.topology
     nodes = [n for n in (topology.nodes if topology else ()) if n.memory_bytes]
@@ -102,7 +102,7 @@ def unbound(situation: PreflightContext) -> Iterator[Finding]:
     is_bound = situation.domain.memory.host_nodes or situation.domain.cpu.pins
     if len(nodes) < 2 or not near or is_bound:  # noqa: PLR2004 - several nodes
         return
-    yield Finding(
+    yield finding(
         "numa-unbound",
         "info",
         f"the host has {len(nodes)} NUMA nodes, and the domain is bound to none",
@@ -125,7 +125,7 @@ class _Near:
     """That which tells the guest a node; None where the guest finds -1."""
 
 
-def without_cell(situation: PreflightContext) -> Iterator[Finding]:
+def without_cell(situation: PreflightContext) -> Iterator[Diagnostic]:
     """The guest reads numa_node -1 of what no expander with a node is above (_PXM in ACPI)."""
     lost: dict[int, list[_Near]] = defaultdict(list)
     for near in _near_cells(situation):
@@ -135,7 +135,7 @@ def without_cell(situation: PreflightContext) -> Iterator[Finding]:
         cell = _cell_on(situation, node)
         told = "C" if cell is None else str(cell)
         meant = f" (C: the cell whose <memnode> is of node {node})" if cell is None else ""
-        yield Finding(
+        yield finding(
             "device-without-cell",
             "warning",
             f"the guest has several NUMA nodes, and is not told which of them "
@@ -155,7 +155,7 @@ def without_cell(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def elsewhere(situation: PreflightContext) -> Iterator[Finding]:
+def elsewhere(situation: PreflightContext) -> Iterator[Diagnostic]:
     """An expander that has a guest take its devices for near to what is far on the host."""
     cells = dict(situation.domain.memory.cell_nodes)
     wrong: dict[tuple[PciController, int], list[_Near]] = defaultdict(list)
@@ -165,7 +165,7 @@ def elsewhere(situation: PreflightContext) -> Iterator[Finding]:
     for (expander, node), devices in wrong.items():
         told, cell = _cell(expander), _cell_on(situation, node)
         names = ", ".join(near.hostdev.name for near in devices)
-        yield Finding(
+        yield finding(
             "device-of-other-cell",
             "warning",
             f"the guest is told that {names} is near its cell {told}, whose memory is on NUMA node "

@@ -7,7 +7,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import finding
 from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT
 from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
@@ -15,21 +15,21 @@ from vfiomgr.libvirt.preflight.presence import seen
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.check.model import Severity
+    from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.libvirt.model.domain import DomainHostdev, GuestAddress, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _LAST_BUS = 255
 
 
-def without_function_zero(situation: PreflightContext) -> Iterator[Finding]:
+def without_function_zero(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
     for hostdev, guest in _placed(situation):
         if not guest.function:
             continue
         if (guest.bus, guest.slot, 0) in situation.occupied:
             continue
-        yield Finding(
+        yield finding(
             "function-without-zero",
             "warning",
             f"the guest never sees {hostdev.name}: its slot has no function 0",
@@ -39,27 +39,29 @@ def without_function_zero(situation: PreflightContext) -> Iterator[Finding]:
             f"write function='0x0' in the address of line {hostdev.line}, or add the device whose "
             f"function 0 this goes with (vfiomgr libvirt hostdev {hostdev.name} prints all of its "
             "slot)",
+            subject=hostdev.name,
         )
 
 
-def multifunction(situation: PreflightContext) -> Iterator[Finding]:
+def multifunction(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
     for hostdev, guest in _placed(situation):
         if guest.function or guest.multifunction:
             continue
         if not any((guest.bus, guest.slot, n) in situation.occupied for n in range(1, 8)):
             continue
-        yield Finding(
+        yield finding(
             "multifunction-missing",
             "info",
             f"{hostdev.name} is function 0 of several, and does not say multifunction='on'",
             (situation.cite(hostdev, _written(guest)),),
             "libvirt adds it; with multifunction='off' QEMU does not start",
             f"write multifunction='on' in the address of line {hostdev.line}",
+            subject=hostdev.name,
         )
 
 
-def same_place(situation: PreflightContext) -> Iterator[Finding]:
+def same_place(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Attempted double use of PCI Address"."""
     told: set[tuple[int, int, int]] = set()
     for hostdev, guest in _placed(situation):
@@ -68,7 +70,7 @@ def same_place(situation: PreflightContext) -> Iterator[Finding]:
         told.add(place(guest))
         here = place(guest)
         others = [h for h in situation.domain.hostdevs if h.guest and place(h.guest) == here]
-        yield Finding(
+        yield finding(
             "same-place",
             "blocker",
             f"{situation.times_taken[place(guest)]} devices are to be at {_written(guest)}",
@@ -79,27 +81,28 @@ def same_place(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def slot_of_port(situation: PreflightContext) -> Iterator[Finding]:
+def slot_of_port(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A PCI Express port has one device below it (27)."""
     for hostdev, guest in _placed(situation):
         if not guest.slot or not situation.is_single_slot(guest.bus):
             continue
-        yield Finding(
+        yield finding(
             "slot-not-zero",
             "blocker",
             f"{hostdev.name} is to be in slot {guest.slot} below a port, which has slot 0 alone",
             (situation.cite(hostdev, _written(guest)), _controller(situation, guest.bus)),
             "libvirt rejects the domain",
             f"write slot='0x00' in line {hostdev.line}; a second device needs a port of its own",
+            subject=hostdev.name,
         )
 
 
-def on_expander(situation: PreflightContext) -> Iterator[Finding]:
+def on_expander(situation: PreflightContext) -> Iterator[Diagnostic]:
     """An expander takes ports alone (27)."""
     for hostdev, guest in _placed(situation):
         if situation.model_at(guest.bus) != EXPANDER:
             continue
-        yield Finding(
+        yield finding(
             "device-on-expander",
             "blocker",
             f"{hostdev.name} is to sit on a {EXPANDER} itself",
@@ -108,10 +111,11 @@ def on_expander(situation: PreflightContext) -> Iterator[Finding]:
             f"add <controller type='pci' model='{ROOT_PORT}'> with <address type='pci' "
             f"bus='{guest.bus:#04x}' slot='0x00'/>, and write its index as bus in line "
             f"{hostdev.line}",
+            subject=hostdev.name,
         )
 
 
-def expander_node(situation: PreflightContext) -> Iterator[Finding]:
+def expander_node(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: the node must be one of <cpu><numa> (27)."""
     cells = {cell.number for cell in situation.domain.cpu.cells}
     for expander in _expanders(situation):
@@ -119,7 +123,7 @@ def expander_node(situation: PreflightContext) -> Iterator[Finding]:
         if node is None or node in cells:
             continue
         known = ", ".join(map(str, sorted(cells))) or "none"
-        yield Finding(
+        yield finding(
             "expander-node",
             "blocker",
             f"an expander is to be of NUMA node {node}, which the guest does not have",
@@ -130,7 +134,7 @@ def expander_node(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def expander_buses(situation: PreflightContext) -> Iterator[Finding]:
+def expander_buses(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Bus numbers of an expander go up from busNr: its own, and one for each port and more."""
     numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
@@ -139,7 +143,7 @@ def expander_buses(situation: PreflightContext) -> Iterator[Finding]:
         if number + needed <= following:
             continue
         severity: Severity = "blocker" if number == following else "warning"
-        yield Finding(
+        yield finding(
             "expander-buses",
             severity,
             f"the expander with busNr {number} needs {needed} bus numbers, and the next one has "
@@ -156,7 +160,7 @@ def expander_buses(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def expander_limits(situation: PreflightContext) -> Iterator[Finding]:
+def expander_limits(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Bus numbers of the first expander, above those of pcie.0, and of the last, up to 255."""
     numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
@@ -186,8 +190,8 @@ def _placed(situation: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestA
 
 def _without_number(
     situation: PreflightContext, expander: PciController, text: str, remedy: str
-) -> Finding:
-    return Finding(
+) -> Diagnostic:
+    return finding(
         "expander-buses",
         "warning",
         text,
@@ -216,7 +220,7 @@ def _expanders(situation: PreflightContext) -> list[PciController]:
     return [c for c in situation.domain.controllers if c.model == EXPANDER]
 
 
-def companions_left_out(situation: PreflightContext) -> Iterator[Finding]:
+def companions_left_out(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A GPU's sound, USB and UCSI functions, which do nothing for the host by themselves."""
     told: set[tuple[int, int, int]] = set()
     for taken in situation.functions:
@@ -227,7 +231,7 @@ def companions_left_out(situation: PreflightContext) -> Iterator[Finding]:
         if not device.is_graphics_or_accelerator:
             continue
         told.add(device.address.slot)
-        yield Finding(
+        yield finding(
             "companion-left-out",
             "info",
             f"the domain takes {device} without the other functions of its slot",
@@ -235,17 +239,18 @@ def companions_left_out(situation: PreflightContext) -> Iterator[Finding]:
             "a guest's driver may miss them: no sound over HDMI, no USB-C; and the device is reset "
             "as a whole",
             f"{situation.completion(device)}; it lacks {addresses(others)}",
+            subject=device,
         )
 
 
-def companions_apart(situation: PreflightContext) -> Iterator[Finding]:
+def companions_apart(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Functions of one device that the guest finds as several."""
     for slot in _slots(situation):
         places = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in slot if t.hostdev.guest}
         unplaced = sum(t.hostdev.guest is None for t in slot)
         if len(places) + unplaced < 2 or not _has_gpu(slot):  # noqa: PLR2004 - several places
             continue
-        yield Finding(
+        yield finding(
             "companions-apart",
             "info",
             f"the guest gets the functions of {slot[0].device} as {len(places) + unplaced} devices",
@@ -268,7 +273,7 @@ def _has_gpu(slot: Sequence[AssignedFunction]) -> bool:
     return any(taken.device.is_graphics_or_accelerator for taken in slot)
 
 
-def no_spare_port(situation: PreflightContext) -> Iterator[Finding]:
+def no_spare_port(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A port takes one device; only hot-plug needs one that is free, for libvirt adds the rest."""
     ports = [c for c in situation.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
     if not ports or not situation.hostdevs:
@@ -277,7 +282,7 @@ def no_spare_port(situation: PreflightContext) -> Iterator[Finding]:
     free = [port for port in ports if port.index not in used]
     if len(free) > situation.domain.unplaced:
         return
-    yield Finding(
+    yield finding(
         "no-free-port",
         "info",
         "no root port is free: nothing can be attached while the domain runs",

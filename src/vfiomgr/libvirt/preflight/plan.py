@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import SEVERITIES, Report
+from vfiomgr.check.model import Report
+from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.libvirt.attach.claims import unread_domains
 from vfiomgr.libvirt.preflight import (
     devices,
@@ -30,11 +31,11 @@ from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from vfiomgr.check.model import Finding
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.model.domain import Domain, Hypervisor
     from vfiomgr.snapshot.model import HostSnapshot
 
-RULES: tuple[Callable[[PreflightContext], Iterable[Finding]], ...] = (
+RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     platform.host,
     platform.no_vfio,
     platform.no_kvm,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
 from vfiomgr.check.rules import modules, platform
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.model.features import ADDS_EIM
-from vfiomgr.passthrough.readiness_hints import objections_to_bind
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 _OF_THE_HOST = (platform.interrupt_remapping, modules.vfio_pci, modules.iommu_backend)
 
 
-def host(situation: PreflightContext) -> Iterator[Finding]:
+def host(situation: PreflightContext) -> Iterator[Diagnostic]:
     """What `vfiomgr check` finds that keeps every function of the host from guests."""
     if not situation.takes_functions:
         return
@@ -33,7 +33,7 @@ def host(situation: PreflightContext) -> Iterator[Finding]:
     yield from (finding for finding in found if finding.severity not in ("ok", "info"))
 
 
-def no_vfio(situation: PreflightContext) -> Iterator[Finding]:
+def no_vfio(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "host doesn't support passthrough of host PCI devices" (67)."""
     hypervisor = situation.hypervisor
     if hypervisor is None or hypervisor.offers_vfio is not False or not situation.hostdevs:
@@ -41,9 +41,9 @@ def no_vfio(situation: PreflightContext) -> Iterator[Finding]:
     if _has_vfio(situation):
         return  # libvirt keeps its capabilities: they may be of before VFIO was loaded
     host = situation.host
-    free = (t.device for t in situation.waiting if not objections_to_bind(host, [t.device]))
+    free = (t.device for t in situation.waiting if not diagnostics_to_bind(host, [t.device]))
     bindable = next(free, None)
-    yield Finding(
+    yield finding(
         "libvirt-without-vfio",
         "blocker",
         "libvirt offers no VFIO on this host",
@@ -63,12 +63,12 @@ def _has_vfio(situation: PreflightContext) -> bool:
     return any(device.is_on_vfio for device in situation.host.devices)
 
 
-def no_kvm(situation: PreflightContext) -> Iterator[Finding]:
+def no_kvm(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "could not get preferred machine … type=kvm"."""
     hypervisor = situation.hypervisor
     if hypervisor is None or hypervisor.has_kvm is not False or situation.domain.kind != "kvm":
         return
-    yield Finding(
+    yield finding(
         "no-kvm",
         "blocker",
         "the domain is of type kvm, and libvirt offers no KVM on this host",
@@ -83,7 +83,7 @@ def no_kvm(situation: PreflightContext) -> Iterator[Finding]:
     )
 
 
-def other_architecture(situation: PreflightContext) -> Iterator[Finding]:
+def other_architecture(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "unsupported configuration: Emulator … does not support virt type 'kvm'"."""
     own, wanted = situation.host.architecture, situation.domain.architecture
     if own is None or wanted is None or situation.domain.kind != "kvm":
@@ -91,7 +91,7 @@ def other_architecture(situation: PreflightContext) -> Iterator[Finding]:
     if wanted == own or wanted in _WITH_KVM.get(own, ()):
         return
     line = situation.domain.line("os/type")
-    yield Finding(
+    yield finding(
         "other-architecture",
         "blocker",
         f"the domain is for {wanted} with KVM, and this host is {own}",
@@ -106,7 +106,7 @@ _Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
 """Of QEMU itself: distributions have names and limits of their own."""
 
 
-def too_many(situation: PreflightContext) -> Iterator[Finding]:
+def too_many(situation: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit.
 
     Since 10.10 libvirt adds the IOMMU and the mode where neither is written
@@ -120,7 +120,7 @@ def too_many(situation: PreflightContext) -> Iterator[Finding]:
     machine = f"{situation.at(domain.line('os/type'))}: machine='{domain.machine or ''}'"
     most = _limit(domain.machine)
     if most is not None and count > most:
-        yield Finding(
+        yield finding(
             "too-many-cpus",
             "blocker",
             f"the domain has {count} CPUs, and its machine {most} at most",
@@ -130,7 +130,7 @@ def too_many(situation: PreflightContext) -> Iterator[Finding]:
             "pc-q35-8.0, 1024 up to 8.2, then 4096)",
         )
     elif "q35" not in (domain.machine or "q35"):
-        yield Finding(
+        yield finding(
             "too-many-cpus",
             "blocker",
             f"the domain has {count} CPUs, and a machine that is no q35 {MOST_WITHOUT_EIM} at most",
@@ -140,7 +140,7 @@ def too_many(situation: PreflightContext) -> Iterator[Finding]:
         )
     elif not _has_eim(situation):
         iommu = situation.at(domain.line("devices/iommu" if domain.iommu else "devices"))
-        yield Finding(
+        yield finding(
             "too-many-cpus",
             "blocker",
             f"the domain has {count} CPUs, and no IOMMU with extended interrupt mode",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import PCI_DEVICES
@@ -24,12 +24,12 @@ _A_BUS = 256
 """Functions of a bus; virtual ones of a device may go on to the next buses."""
 
 
-def missing(situation: PreflightContext) -> Iterator[Finding]:
+def missing(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt before 9.8 starts QEMU all the same, which then finds no such device."""
     for hostdev in situation.hostdevs:
         if hostdev.kind != "pci" or situation.host.device_named(hostdev.name) is not None:
             continue
-        yield Finding(
+        yield finding(
             "device-missing",
             "blocker",
             f"this host has no PCI device {hostdev.name}",
@@ -38,6 +38,7 @@ def missing(situation: PreflightContext) -> Iterator[Finding]:
             f"{_functions_to_make(situation, hostdev)}vfiomgr list --all shows the addresses of "
             "this host, which may change with the cards in it; write the right one, or take it "
             f"out: {situation.removal(hostdev)}",
+            subject=hostdev.name,
         )
 
 
@@ -62,7 +63,7 @@ def _functions_to_make(situation: PreflightContext, hostdev: DomainHostdev) -> s
     )
 
 
-def twice(situation: PreflightContext) -> Iterator[Finding]:
+def twice(situation: PreflightContext) -> Iterator[Diagnostic]:
     """One device, two elements (virHostdevPreparePCIDevices, qemuBuildHostdevMediatedDevStr).
 
     Disks may share an NVMe controller: each is a namespace of its own.
@@ -73,7 +74,7 @@ def twice(situation: PreflightContext) -> Iterator[Finding]:
             lines[hostdev.name].append(hostdev)
     for name, elements in lines.items():
         if len(elements) > 1 and any(hostdev.element != "disk" for hostdev in elements):
-            yield Finding(
+            yield finding(
                 "device-twice",
                 "blocker",
                 f"the domain names {name} {len(elements)} times",
@@ -97,20 +98,20 @@ class GuardRule:
     is_of_waiting: bool = False
     """Whether it is about functions that somebody has to bind, and about no others."""
 
-    def __call__(self, situation: PreflightContext) -> Iterator[Finding]:
+    def __call__(self, situation: PreflightContext) -> Iterator[Diagnostic]:
         """Each function of the domain that the guard objects to."""
         for taken in situation.waiting if self.is_of_waiting else situation.functions:
-            for objection in self.guard(situation.host, taken.device):
-                yield Finding(
+            for diagnostic in self.guard(situation.host, taken.device):
+                yield finding(
                     self.id,
                     "blocker",
-                    objection.reason,
+                    diagnostic.summary,
                     (
                         situation.cite(taken.hostdev),
                         f"{sysfs(taken.device)}{self.shown(taken.device)}",
                     ),
                     self.reason,
-                    self.remedy.format(remedy=objection.remedy),
+                    self.remedy.format(remedy=diagnostic.remedy),
                 )
 
 
@@ -157,12 +158,12 @@ GUARD_RULES = (
 )
 
 
-def plain_network_device(situation: PreflightContext) -> Iterator[Finding]:
+def plain_network_device(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt sets a MAC address first (virHostdevSetNetConfig)."""
     for taken in situation.functions:
         if taken.hostdev.element != "interface" or taken.device.physical_function is not None:
             continue
-        yield Finding(
+        yield finding(
             "interface-not-vf",
             "blocker",
             f"{taken.device} is no virtual function, and is written as an <interface>",
@@ -171,6 +172,7 @@ def plain_network_device(situation: PreflightContext) -> Iterator[Finding]:
             "virtual functions alone",
             f"write it as a <hostdev>: vfiomgr libvirt hostdev {taken.device.address} prints it; "
             f"or give one of its virtual functions: vfiomgr sriov set {taken.device.address} COUNT",
+            subject=taken.device,
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.model.features import (
     ACPI_NODESET,
     AMD_IOMMU,
@@ -33,7 +33,7 @@ _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
 _OLD_BACKENDS = frozenset({"kvm", "xen"})
 
 
-def dropped(situation: PreflightContext) -> Iterator[Finding]:
+def dropped(situation: PreflightContext) -> Iterator[Diagnostic]:
     """What that libvirt does not know and leaves out, without a word."""
     version = situation.libvirt
     if version is None:
@@ -41,7 +41,7 @@ def dropped(situation: PreflightContext) -> Iterator[Finding]:
     for line, feature, what in _newer(situation):
         if feature.is_in(version):
             continue
-        yield Finding(
+        yield finding(
             "element-dropped",
             "warning",
             f"libvirt {version} does not know {feature.what}, and leaves it out",
@@ -76,14 +76,14 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
         yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
 
 
-def unknown_iommu(situation: PreflightContext) -> Iterator[Finding]:
+def unknown_iommu(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A value that it does not know is an error (27)."""
     iommu, version = situation.domain.iommu, situation.libvirt
     feature = _IOMMUS.get(iommu.model) if iommu else None
     if feature is None or version is None or feature.is_in(version):
         return
     line = situation.domain.line("devices/iommu")
-    yield Finding(
+    yield finding(
         "iommu-model-unknown",
         "blocker",
         f"libvirt {version} does not know {feature.what}",
@@ -93,28 +93,29 @@ def unknown_iommu(situation: PreflightContext) -> Iterator[Finding]:
     )
 
 
-def old_backend(situation: PreflightContext) -> Iterator[Finding]:
+def old_backend(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Assignment by KVM itself went with Linux 4.12; Xen's is for Xen."""
     for hostdev in situation.domain.hostdevs:
         if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
-            yield Finding(
+            yield finding(
                 "old-backend",
                 "blocker",
                 f"{hostdev.name} is to go to the guest by {hostdev.driver}, which QEMU lacks",
                 (situation.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
                 "QEMU gives devices to guests through VFIO alone",
                 f"write <driver name='vfio'/> in line {hostdev.line}, or leave it out",
+                subject=hostdev.name,
             )
 
 
-def iommufd(situation: PreflightContext) -> Iterator[Finding]:
+def iommufd(situation: PreflightContext) -> Iterator[Diagnostic]:
     """What iommufd needs beyond libvirt: the kernel's node and a QEMU that opens it."""
     wanting = [hostdev for hostdev in situation.hostdevs if hostdev.iommufd]
     if not (wanting or situation.domain.has_iommufd):
         return
     lacking = tuple(_lacking_for_iommufd(situation))
     if lacking:
-        yield Finding(
+        yield finding(
             "iommufd-missing",
             "blocker",
             "the domain wants iommufd, which this host lacks",
@@ -137,7 +138,7 @@ def _lacking_for_iommufd(situation: PreflightContext) -> Iterator[str]:
         yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
 
 
-def driver_model(situation: PreflightContext) -> Iterator[Finding]:
+def driver_model(situation: PreflightContext) -> Iterator[Diagnostic]:
     """`<driver model>` names a module (virPCIDeviceFindBestVFIOVariant does it by itself)."""
     known = situation.host.vfio_modules
     for hostdev in situation.hostdevs:
@@ -146,7 +147,7 @@ def driver_model(situation: PreflightContext) -> Iterator[Finding]:
             continue
         if model.replace("-", "_") in {name.replace("-", "_") for name in known}:
             continue
-        yield Finding(
+        yield finding(
             "driver-model-missing",
             "blocker",
             f"{hostdev.name} is to be on {model}, which this kernel does not have",
@@ -157,6 +158,7 @@ def driver_model(situation: PreflightContext) -> Iterator[Finding]:
             "with managed='yes' libvirt loads that module and binds the device to it",
             f"write a driver that is there in line {hostdev.line}, or leave model out: libvirt "
             "then takes the one that fits",
+            subject=hostdev.name,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.paths import MDEV_DEVICES
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MODEL, _CCW = "vfio-pci", "vfio-ccw"
 
 
-def inactive(situation: PreflightContext) -> Iterator[Finding]:
+def inactive(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Mediated devices are gone after a reboot; libvirt attaches one that is not active."""
     for hostdev in situation.hostdevs:
         if hostdev.kind != "mdev" or situation.host.vgpu(hostdev.name) is not None:
@@ -28,7 +28,7 @@ def inactive(situation: PreflightContext) -> Iterator[Finding]:
         definition = _definition(situation, hostdev.name)
         why = "QEMU opens a mediated device that is active; libvirt makes none for a domain"
         if definition is not None:
-            yield Finding(
+            yield finding(
                 "vgpu-inactive",
                 "blocker",
                 f"vGPU {hostdev.name} is defined, and not active",
@@ -36,9 +36,10 @@ def inactive(situation: PreflightContext) -> Iterator[Finding]:
                 why,
                 f"vfiomgr vgpu start {hostdev.name}"
                 + ("" if definition.autostart else "; vgpu define --auto has it start at boot"),
+                subject=hostdev.name,
             )
             continue
-        yield Finding(
+        yield finding(
             "vgpu-missing",
             "blocker",
             f"there is no vGPU {hostdev.name}, neither active nor defined",
@@ -46,6 +47,7 @@ def inactive(situation: PreflightContext) -> Iterator[Finding]:
             f"{why}; what is not defined is gone after a reboot",
             f"vfiomgr vgpu create --type TYPE --uuid {hostdev.name} (vfiomgr vgpu types shows what "
             "there is room for)",
+            subject=hostdev.name,
         )
 
 
@@ -53,30 +55,31 @@ def _definition(situation: PreflightContext, uuid: str) -> VgpuDefinition | None
     return next((d for d in situation.host.vgpu_definitions if d.uuid == uuid), None)
 
 
-def not_kept(situation: PreflightContext) -> Iterator[Finding]:
+def not_kept(situation: PreflightContext) -> Iterator[Diagnostic]:
     """An active vGPU that nothing brings back after a reboot."""
     for hostdev, vgpu in situation.vgpus:
         definition = _definition(situation, hostdev.name)
         if situation.host.definitions is None or (definition and definition.autostart):
             continue
         how = "defined to start by hand" if definition else "not defined"
-        yield Finding(
+        yield finding(
             "vgpu-not-kept",
             "info",
             f"{vgpu} is gone after a reboot: it is {how}",
             (situation.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is there now"),
             "the kernel keeps no mediated device, and without it the domain does not start",
             f"vfiomgr vgpu define --uuid {hostdev.name} --auto",
+            subject=vgpu,
         )
 
 
-def wrong_model(situation: PreflightContext) -> Iterator[Finding]:
+def wrong_model(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt compares it with the type's device_api (virMediatedDeviceCheckModel)."""
     for hostdev, vgpu in situation.vgpus:
         api = _device_api(situation, vgpu)
         if api is None or hostdev.model is None or api == hostdev.model:
             continue
-        yield Finding(
+        yield finding(
             "vgpu-model",
             "blocker",
             f"{vgpu} is of {api}, and the domain says model='{hostdev.model}'",
@@ -86,6 +89,7 @@ def wrong_model(situation: PreflightContext) -> Iterator[Finding]:
             ),
             "libvirt compares the two before it starts QEMU",
             f"write model='{api}' in line {hostdev.line}",
+            subject=vgpu,
         )
 
 
@@ -96,14 +100,14 @@ def _device_api(situation: PreflightContext, vgpu: Vgpu) -> str | None:
     return None
 
 
-def untyped_function(situation: PreflightContext) -> Iterator[Finding]:
+def untyped_function(situation: PreflightContext) -> Iterator[Diagnostic]:
     """A virtual function of the vendor's driver is no vGPU until it has a type."""
     for taken in situation.functions:
         if str(taken.device.address) in situation.hook_needs.vgpus:
             continue
         if situation.is_vendor_function(taken) and _is_untyped(situation, taken):
             address = taken.device.address
-            yield Finding(
+            yield finding(
                 "function-without-type",
                 "blocker",
                 f"{taken.device} has no vGPU type",
@@ -115,6 +119,7 @@ def untyped_function(situation: PreflightContext) -> Iterator[Finding]:
                 "after a reboot",
                 f"vfiomgr vgpu create --parent {address} --type TYPE (vfiomgr vgpu types shows "
                 "what there is room for)",
+                subject=taken.device,
             )
 
 
@@ -122,13 +127,13 @@ def _is_untyped(situation: PreflightContext, taken: AssignedFunction) -> bool:
     return situation.host.vgpu(str(taken.device.address)) is None
 
 
-def display_without_graphics(situation: PreflightContext) -> Iterator[Finding]:
+def display_without_graphics(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt asks for it when it reads the domain (qemuValidateDomainMdevDefVFIOPCI)."""
     if situation.domain.has_graphics:
         return
     for hostdev in situation.hostdevs:
         if hostdev.display:
-            yield Finding(
+            yield finding(
                 "display-without-graphics",
                 "blocker",
                 f"{hostdev.name} has display='on', and the domain has no graphics",
@@ -139,15 +144,16 @@ def display_without_graphics(situation: PreflightContext) -> Iterator[Finding]:
                 "QEMU shows the device's picture through VNC or SPICE",
                 "write <graphics type='vnc'/> into <devices>, or display='off' in line "
                 f"{hostdev.line}",
+                subject=hostdev.name,
             )
 
 
-def several_ramfb(situation: PreflightContext) -> Iterator[Finding]:
+def several_ramfb(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Ramfb is one file of the firmware's configuration: etc/ramfb (hw/display/ramfb.c)."""
     with_ramfb = [hostdev for hostdev in situation.hostdevs if hostdev.ramfb]
     if len(with_ramfb) > 1:
         names = ", ".join(hostdev.name for hostdev in with_ramfb)
-        yield Finding(
+        yield finding(
             "several-ramfb",
             "blocker",
             f"{len(with_ramfb)} devices have ramfb='on': {names}",
@@ -157,7 +163,7 @@ def several_ramfb(situation: PreflightContext) -> Iterator[Finding]:
         )
 
 
-def boot_order(situation: PreflightContext) -> Iterator[Finding]:
+def boot_order(situation: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "booting from assigned devices is not supported by mediated devices" (67).
 
     It takes an order for disks of s390 (vfio-ccw), which are no vGPUs.
@@ -165,7 +171,7 @@ def boot_order(situation: PreflightContext) -> Iterator[Finding]:
     for hostdev in situation.hostdevs:
         is_vgpu = hostdev.kind == "mdev" and hostdev.model != _CCW
         if is_vgpu and hostdev.boot_order is not None:
-            yield Finding(
+            yield finding(
                 "vgpu-boot-order",
                 "blocker",
                 f"the vGPU {hostdev.name} has a boot order",
@@ -174,4 +180,5 @@ def boot_order(situation: PreflightContext) -> Iterator[Finding]:
                 "or without",
                 f"take <boot order='{hostdev.boot_order}'/> out of the element in line "
                 f"{hostdev.line}",
+                subject=hostdev.name,
             )

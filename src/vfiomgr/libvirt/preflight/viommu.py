@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import Finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.libvirt.model.domain import TO_PCI
 from vfiomgr.libvirt.preflight.presence import seen
@@ -28,7 +28,7 @@ _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
 
-def group_apart(situation: PreflightContext) -> Iterator[Finding]:
+def group_apart(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
 
     A function of PCI Express has a space of its own, also in one slot with others; all that is
@@ -47,7 +47,7 @@ def group_apart(situation: PreflightContext) -> Iterator[Finding]:
         if spaces == 1:
             continue
         line = situation.domain.line(_ELEMENT)
-        yield Finding(
+        yield finding(
             "viommu-group-apart",
             "blocker",
             f"the guest has an IOMMU, and gets IOMMU group {number} as {spaces} functions",
@@ -76,7 +76,7 @@ def _count_spaces(situation: PreflightContext, members: Sequence[AssignedFunctio
     return len(placed) + sum(taken.hostdev.guest is None for taken in members)
 
 
-def maps_nothing(situation: PreflightContext) -> Iterator[Finding]:
+def maps_nothing(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
     iommu = situation.domain.iommu
     taking = [hostdev for hostdev in situation.hostdevs if hostdev.is_seen]
@@ -86,7 +86,7 @@ def maps_nothing(situation: PreflightContext) -> Iterator[Finding]:
     if any(_remaps(*pair, aliases) for pair in pairwise(situation.domain.qemu_arguments)):
         return
     line = situation.domain.line(_ELEMENT)
-    yield Finding(
+    yield finding(
         "viommu-without-mapping",
         "blocker",
         "the guest's IOMMU tells VFIO nothing of what the guest maps",
@@ -143,7 +143,7 @@ def _is_on(value: object) -> bool:
     return value is True or value in _ON
 
 
-def caching_mode(situation: PreflightContext) -> Iterator[Finding]:
+def caching_mode(situation: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
     iommu = situation.domain.iommu
     if iommu is None or iommu.model != _INTEL or iommu.has_caching_mode:
@@ -151,7 +151,7 @@ def caching_mode(situation: PreflightContext) -> Iterator[Finding]:
     if not any(hostdev.is_seen for hostdev in situation.hostdevs):
         return
     line = situation.domain.line(_ELEMENT)
-    yield Finding(
+    yield finding(
         "viommu-caching-mode",
         "blocker",
         "the guest's IOMMU has no caching mode, which devices of the host need",

@@ -19,7 +19,7 @@ from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Allowance
+    from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.named import VgpuOutcome
     from vfiomgr.vgpu.requests import Strategy
@@ -292,7 +292,7 @@ def remove(
     name: tuple[str, ...],
     every: bool,
     parent: str | None,
-    allow: tuple[Allowance, ...],
+    allow: tuple[Override, ...],
 ) -> None:
     """Remove vGPUs, by UUID or the address of the virtual function; one in use is refused.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import refusal
 from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
@@ -59,8 +60,8 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
         if name not in (str(gpu.address), *functions):
             continue
         if gpu.driver == GIM:
-            objection = fixed_at_load(gpu, "its virtual functions are made")
-            raise Refusal(objection.reason, objection.remedy)
+            diagnostic = fixed_at_load(gpu, "its virtual functions are made")
+            raise refusal([diagnostic])
         message = f"{gpu} makes all of its virtual functions at once, and removes them so"
         if count is None:
             remedy = f"vfiomgr sriov set {gpu.address} 0 removes its {len(functions)}"

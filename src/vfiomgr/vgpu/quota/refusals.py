@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Objection
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.vgpu.quota.model import SHARED, in_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _CONFIG = "/etc/gim_config"
 
 def impossible(
     host: HostSnapshot, device: PciDevice, share: VfQuota, *, is_physical: bool = False
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """What no state of the functions would change: the driver has no such quota."""
     known = host.quotas_of(device)
     if device.driver == GIM:
@@ -35,7 +35,9 @@ def impossible(
     elif known is None:
         yield _no_quotas(device)
     elif known.interface == "debugfs":
-        yield Objection(
+        yield blocker(
+            "quota-unavailable",
+            device,
             f"xe of this kernel ({host.kernel_release or 'before 6.19'}) has quotas in debugfs "
             "alone: one that is set there keeps the driver from sharing out all that a virtual "
             "function needs besides",
@@ -45,7 +47,9 @@ def impossible(
         for quantity in share.quantities:
             yield from _missing(device, known, quantity, is_physical=is_physical)
         if share.sched_priority == "high" and not is_physical and known.interface == "xe":
-            yield Objection(
+            yield blocker(
+                "quota-unavailable",
+                device,
                 "virtual functions have no priority high: the GPU's firmware (GuC) keeps that for "
                 "the physical function",
                 "--priority normal; or for the host's own share, vfiomgr sriov quota "
@@ -55,7 +59,7 @@ def impossible(
 
 def too_much(
     device: PciDevice, known: GpuQuotas, share: VfQuota, numbers: Sequence[int], others: int = 0
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     """More memory than the GPU has, where the host tells how much that is; `others` keep theirs."""
     if share.memory is None or known.memory is None:
         return
@@ -64,28 +68,34 @@ def too_much(
     if wanted > left:
         each = in_bytes(left // len(numbers) >> 20 << 20)
         taken = f", of which others have {in_bytes(others)}" if others else ""
-        yield Objection(
+        yield blocker(
+            "quota-exceeded",
+            device,
             f"{len(numbers)} times {in_bytes(share.memory)} is {in_bytes(wanted)}, and {device} "
             f"has {in_bytes(known.memory)}{taken}",
             f"ask for {each} each at most, or for fewer functions",
         )
 
 
-def incomplete(known: GpuQuotas, wanted: dict[str, str]) -> Iterator[Objection]:
+def incomplete(known: GpuQuotas, wanted: dict[str, str]) -> Iterator[Diagnostic]:
     """With a quota of memory i915 shares out nothing else, and of nothing there are no shares."""
     lacking = {name.rpartition("/")[2] for name, text in wanted.items() if text == "0"} & {*SHARED}
     if lacking:
         kinds = ", ".join(sorted(kind.removesuffix("_quota") for kind in lacking))
-        yield Objection(
+        yield blocker(
+            "quota-incomplete",
+            known.gpu,
             f"i915 of {known.gpu} does not tell how many are left of: {kinds}; with a quota of "
             "memory each function needs its share of them too",
             "leave out --vf-memory: then i915 shares out everything alike",
         )
 
 
-def fixed_at_load(device: PciDevice, what: str) -> Objection:
+def fixed_at_load(device: PciDevice, what: str) -> Diagnostic:
     """AMD's GIM has no sriov_configure; it reads its options as it is loaded (gim_config.c)."""
-    return Objection(
+    return blocker(
+        "fixed-at-load",
+        device,
         f"{device} is on AMD's GIM, and {what} once, when the module is loaded",
         f"set vf_num (and of GIM for older GPUs vf_fb, in MiB) in {_CONFIG}, or as an option of "
         "the module gim in /etc/modprobe.d, which goes before; then, with all guests shut down, "
@@ -93,15 +103,19 @@ def fixed_at_load(device: PciDevice, what: str) -> Objection:
     )
 
 
-def _no_quotas(device: PciDevice) -> Objection:
+def _no_quotas(device: PciDevice) -> Diagnostic:
     driver = device.driver or "no driver"
     if device.driver in ("xe", "i915"):
-        return Objection(
+        return blocker(
+            "quota-unavailable",
+            device,
             f"{device} is on {driver}, which shows no quotas of its virtual functions",
             "xe shows them as of Linux 6.19, i915 where it is Intel's own with SR-IOV; "
             + _without(device),
         )
-    return Objection(
+    return blocker(
+        "quota-unavailable",
+        device,
         f"{device} is on {driver}, which has no quotas of virtual functions",
         "Intel's xe and i915 have; " + _without(device),
     )
@@ -109,10 +123,12 @@ def _no_quotas(device: PciDevice) -> Objection:
 
 def _missing(
     device: PciDevice, known: GpuQuotas, quantity: Quantity, *, is_physical: bool
-) -> Iterator[Objection]:
+) -> Iterator[Diagnostic]:
     number = 0 if is_physical else 1
     if known.has(quantity, number) and not known.can_set(quantity, number):
-        yield Objection(
+        yield blocker(
+            "quota-read-only",
+            device,
             f"{_NAMES[quantity]} can only be read of {device}: its driver shares it out itself",
             _without(device, _NAMES[quantity]),
         )
@@ -120,9 +136,16 @@ def _missing(
         return
     if is_physical and quantity == "memory":
         remedy = "the host has what its virtual functions leave; leave out --vf-memory"
-        yield Objection(f"the physical function {device} has no quota of memory", remedy)
+        yield blocker(
+            "quota-unavailable",
+            device,
+            f"the physical function {device} has no quota of memory",
+            remedy,
+        )
         return
-    yield Objection(
+    yield blocker(
+        "quota-unavailable",
+        device,
         f"{device} on {device.driver} has no quota for {_NAMES[quantity]}",
         f"{_WHEN[known.interface == 'i915', quantity]}; {_without(device, _NAMES[quantity])}",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.unit.engine.toy.requests import Label
 from tests.unit.engine.toy.steps import SetLabel
-from vfiomgr.diagnostic import Objection, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
@@ -27,6 +27,8 @@ def plan_label(host: HostSnapshot, request: Label) -> Plan:
     return Plan(f"label {device.address}", (step,), locks=(device_lock(device),))
 
 
-def _bridges(device: PciDevice) -> Iterator[Objection]:
+def _bridges(device: PciDevice) -> Iterator[Diagnostic]:
     if device.is_bridge:
-        yield Objection(f"{device.address} is a bridge", "label the device behind it")
+        yield blocker(
+            "toy-bridge", device, f"{device.address} is a bridge", "label the device behind it"
+        )

@@ -18,7 +18,8 @@ from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.check.model import Finding, Report
+    from vfiomgr.check.model import Report
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.model.domain import Domain
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -217,9 +218,9 @@ def of(
     return report
 
 
-def found(report: Report, rule: str) -> Finding | None:
+def found(report: Report, rule: str) -> Diagnostic | None:
     """The first finding of a rule, which must be printable as it is."""
-    findings = [finding for finding in report.findings if finding.id == rule]
+    findings = [finding for finding in report.findings if finding.rule == rule]
     for finding in findings:
         assert finding.evidence
         assert finding.why
@@ -229,4 +230,6 @@ def found(report: Report, rule: str) -> Finding | None:
 
 def troubles(report: Report) -> list[str]:
     """The rules that found more than something to be known."""
-    return [finding.id for finding in report.findings if finding.severity in ("blocker", "warning")]
+    return [
+        finding.rule for finding in report.findings if finding.severity in ("blocker", "warning")
+    ]

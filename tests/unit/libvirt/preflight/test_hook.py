@@ -50,7 +50,7 @@ def test_a_hook_that_is_not_installed_is_what_blocks() -> None:
     finding = found(report, "hook-not-installed")
     assert finding is not None
     assert "vfiomgr libvirt hook install" in finding.remedy
-    assert "0000:01:00.0, 0000:01:00.1" in finding.title
+    assert "0000:01:00.0, 0000:01:00.1" in finding.summary
     assert troubles(judge(marked(), host())) == [], "nothing waits for it"
 
 

@@ -59,7 +59,7 @@ def information(text: str, snapshot: HostSnapshot | None = None) -> dict[str, st
     """The remedies of what is merely told, by rule."""
     report = judge(text, snapshot)
     assert troubles(report) == []
-    return {f.id: f.remedy for f in report.findings if good.found(report, f.id)}
+    return {f.rule: f.remedy for f in report.findings if good.found(report, f.rule)}
 
 
 def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
@@ -282,7 +282,7 @@ def test_a_cpu_that_is_the_hosts_is_as_wide(
     """A guest of 1.5 TiB, which 40 bits cannot reach, on a host that has 46."""
     text = xml(firmware=" firmware='efi'", cpu=f"<cpu mode='{mode}'/>", memory="1536", kind=kind)
     snapshot = host(replace(GPU, bars=bar(128)), topology=None)
-    found = {f.id for f in of(domain(text), snapshot, libvirt(qemu=qemu)).findings}
+    found = {f.rule for f in of(domain(text), snapshot, libvirt(qemu=qemu)).findings}
     is_silent = qemu is not None and qemu < Version(7, 1)
     assert ("address-space-too-small" in found) == (not is_like_host and not is_silent)
     if is_like_host:
@@ -356,7 +356,7 @@ def test_an_expander_has_bus_numbers_for_its_ports(number: int, words: str | Non
     found = good.found(judge(xml(ports=PORTS + expander + ports)), "expander-buses")
     assert (found is None) is (words is None)
     if found is not None and words is not None:
-        assert words in f"{found.title} {found.remedy}"
+        assert words in f"{found.summary} {found.remedy}"
 
 
 def test_what_could_not_be_looked_at_is_told() -> None:

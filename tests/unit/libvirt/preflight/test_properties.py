@@ -22,7 +22,7 @@ from tests.unit.libvirt.preflight.situations import (
 )
 from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr import api
-from vfiomgr.check.model import SEVERITIES
+from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.passthrough.requests import Bind
@@ -174,7 +174,7 @@ def test_a_preflight_never_raises(text: str, others: str, libvirt_version: Versi
     for finding in report.findings:
         assert finding.evidence
         assert finding.remedy
-        assert "{" not in f"{finding.title}{finding.why}{finding.remedy}"
+        assert "{" not in f"{finding.summary}{finding.why}{finding.remedy}"
 
 
 @pytest.mark.parametrize("make", [hosts.workstation, hosts.mixed, hosts.dual_adapter])

@@ -23,7 +23,7 @@ def test_there_are_more_than_twenty_five_of_them() -> None:
 def test_a_broken_situation_is_found_with_its_remedy(case: Case) -> None:
     report = case.broken.report()
     finding = found(report, case.rule)
-    assert finding is not None, [f.id for f in report.findings]
+    assert finding is not None, [f.rule for f in report.findings]
     assert finding.severity == case.severity
     assert case.remedy in finding.remedy
     assert any(case.evidence in line for line in finding.evidence), finding.evidence

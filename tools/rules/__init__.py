@@ -1,0 +1,1 @@
+"""Writes docs/rules.md from the rules of all packages."""
