@@ -1,7 +1,7 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
 
-.PHONY: setup demo test check lab lab-faults bench format clean
+.PHONY: setup demo test test-fast check lab lab-faults bench format clean
 
 setup:
 	@tools/setup dev
@@ -15,6 +15,9 @@ test: check  ## static checks, then all tests
 	$(PYTHON) -m pytest --numprocesses auto tests/unit || status=1; \
 	$(PYTHON) -m pytest tests/integration tests/lab || status=1; \
 	exit $$status
+
+test-fast: check  ## static checks and unit tests: before each commit
+	$(PYTHON) -m pytest --numprocesses auto tests/unit
 
 check: setup  ## static checks
 	.venv/bin/ruff check
