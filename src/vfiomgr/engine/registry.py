@@ -243,7 +243,9 @@ def read_request(data: Mapping[str, Any]) -> Request:
         KeyError: no registered capability has requests of its kind.
 
     """
-    request: Request = _adapter(request_kinds()[data["kind"]]).validate_python(data)
+    kind = request_kinds()[data["kind"]]
+    vars(import_module(kind.__module__)).update(kind.read_types())
+    request: Request = _adapter(kind).validate_python(data)
     return request
 
 

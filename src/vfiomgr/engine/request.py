@@ -54,6 +54,11 @@ class Request:
         """The files that it is about, where it needs no other fact of the host; else None."""
         return None
 
+    @classmethod
+    def read_types(cls) -> dict[str, type]:
+        """Types of its fields that its module does not import, for reading journals."""
+        return {}
+
     def resumed(self, _begun: Iterable[str]) -> Self:
         """The request to finish where an interrupted operation had begun to change `begun`."""
         return self

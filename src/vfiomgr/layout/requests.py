@@ -9,12 +9,13 @@ from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
 from vfiomgr.host.accounts import NodeOwner
-from vfiomgr.layout.model import Layout
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.model import InstancePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: read_types has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,13 @@ class ApplyLayout(Request):
     def needs_resets(self) -> bool:
         """A rule may choose a reset method."""
         return True
+
+    @classmethod
+    def read_types(cls) -> dict[str, type]:
+        """The layout, whose module is slow to import."""
+        from vfiomgr.layout.model import Layout  # noqa: PLC0415
+
+        return {"Layout": Layout}
 
     @property
     def needs_serials(self) -> bool:
@@ -101,6 +109,13 @@ class InstallLayout(Request):
     def needs_resets(self) -> bool:
         """A rule may choose a reset method."""
         return True
+
+    @classmethod
+    def read_types(cls) -> dict[str, type]:
+        """The layout, whose module is slow to import."""
+        from vfiomgr.layout.model import Layout  # noqa: PLC0415
+
+        return {"Layout": Layout}
 
     @property
     def needs_serials(self) -> bool:
