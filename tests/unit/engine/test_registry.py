@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
@@ -99,3 +101,12 @@ def test_each_kind_is_planned_or_performed() -> None:
         assert callable(registry._required(registry._PLANNERS, kind, "plans"))
     for step in registry.step_kinds().values():
         assert callable(registry._required(registry._PERFORMERS, step, "applies"))
+
+
+def test_what_takes_part_in_every_change_does_not_import_pydantic() -> None:
+    """It takes a process of vfiomgr as long to import as most of a change."""
+    program = (
+        "import sys; import vfiomgr.api; from vfiomgr.engine import registry; "
+        "registry.undo_guards(); sys.exit('pydantic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
