@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
+
+from msgspec.structs import replace
 
 import vfiomgr.capabilities  # noqa: F401 - makes them known to the engine
 from vfiomgr.engine import transaction

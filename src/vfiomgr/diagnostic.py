@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
+from msgspec.structs import replace
+
 from vfiomgr.errors import Refusal
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,8 +41,7 @@ OptionName = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Value):
     """An option that a remedy names: what it is, and how it is typed on the command line.
 
     Other interfaces have other words for it, as a layout has keys.
@@ -52,8 +53,7 @@ class Option:
     value: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(Value):
     """One way out; where it takes an option, that stands between `text` and `then`."""
 
     text: str
@@ -67,8 +67,7 @@ class Remedy:
         return f"{self.text}{self.option.words if self.option else ''}{self.then}"
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Position:
+class Position(Value, order=True):
     """A line and a column of a document, both from 1."""
 
     line: int = 1
@@ -84,8 +83,7 @@ def allow(override: Override, before: str = "", then: str = "", joint: str = ", 
 LEAVE_IT_OUT = Remedy("", Option("only", "leave it out with --only"))
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Diagnostic(Value):
     """One finding of a rule; several may be of one rule."""
 
     rule: str
@@ -220,8 +218,7 @@ def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:
     return (blocker("refused", "", error.message, error.remedy),)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Value):
     """What docs/rules.md and `vfiomgr explain` say of an identifier."""
 
     name: str

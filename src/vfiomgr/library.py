@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
+
+from msgspec.structs import replace
 
 from vfiomgr import api
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE

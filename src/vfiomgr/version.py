@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Self
 
 from vfiomgr.errors import UsageError
+from vfiomgr.value import Value
 
 _NUMBERS = re.compile(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?\b")
 _MILLION, _THOUSAND = 1_000_000, 1_000
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Version:
+class Version(Value, order=True):
     """Of a program: compared number by number."""
 
     major: int

@@ -20,6 +20,12 @@ _CLASS_DIRECTORIES = {"drm": "/dev/dri", "block": "/dev", "sound": "/dev/snd"}
 """Where devtmpfs makes the nodes of a class; network interfaces have none."""
 
 
+def moved(address: PciAddress, **numbers: int) -> PciAddress:
+    """The same address but for some of its numbers."""
+    names = ("domain", "bus", "device", "function")
+    return PciAddress(**{name: numbers.get(name, getattr(address, name)) for name in names})
+
+
 @dataclass(frozen=True)
 class PciFunction:
     """What a PCI function is; `gives` are (class, path below it) while a driver has it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from tests.fakes.mdevs import MdevType
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.fakes.mdev_budgets import Budget
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs, reject, unsigned
 from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from tests.fakes.drivers import Driver
     from tests.fakes.faults import Stuck
     from tests.fakes.functions import Groups
+    from tests.fakes.mdev_budgets import Budget
     from tests.fakes.vfio import Vfio
 
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)

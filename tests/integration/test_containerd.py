@@ -7,10 +7,10 @@ later releases. What no package offers is in tests/fakes/containerd.py.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.containerd import CRI, RUNTIME
 from tests.integration.programs import Machine, ask

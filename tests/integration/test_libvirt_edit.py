@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libvirt
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.integration.test_libvirt_xml import SCHEMA
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domain_texts import RECORDED
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GPU = replace(pci_device("0000:c1:00.0"), driver="vfio-pci")
-AUDIO = replace(GPU, address=replace(GPU.address, function=1))
+AUDIO = replace(GPU, address=moved(GPU.address, function=1))
 NAMES = (str(GPU.address), str(AUDIO.address))
 BEYOND_THE_SCHEMA = {"gb200", "iommufd", "kubevirt", "two-devices"}
 """Newer than libvirt 9.0, or as its peers write them though no schema allows it."""

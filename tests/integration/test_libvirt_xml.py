@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libvirt
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr.vgpu.guest_device import NO_ROM, HostdevOptions
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 GPU = replace(pci_device("10000:04:00.0"), driver="vfio-pci", name="Tricky & Co --- <GPU> --")
-AUDIO = replace(GPU, address=replace(GPU.address, function=1))
-LONE = replace(GPU, address=replace(GPU.address, domain=0, bus=9))
+AUDIO = replace(GPU, address=moved(GPU.address, function=1))
+LONE = replace(GPU, address=moved(GPU.address, domain=0, bus=9))
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", None, None, 9, None, None)
 HOST = replace(host_of(GPU, AUDIO, LONE), vgpus=(VGPU,))

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.lab.progress import processor_time
 from tests.lab.topology import CURRENT_VARIABLE, Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
 CHECKOUT = Path(__file__).resolve().parents[2]

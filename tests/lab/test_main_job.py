@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from vfiomgr.host.tree import HostTree

@@ -9,8 +9,11 @@ console's display, 02-07 what a topology adds, 10 and up what carries the labora
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CURRENT_VARIABLE = "VFIOMGR_LAB_TOPOLOGY"  # set in a guest
 NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB

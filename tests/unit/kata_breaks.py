@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.unit.kata_nodes import (
     BUILD,
@@ -20,6 +19,9 @@ from tests.unit.kata_nodes import (
     SPECIFICATION,
     KataNode,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,16 @@ None stands for what this host, recording or snapshot cannot show; it is never t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from vfiomgr.diagnostic import Diagnostic, Severity
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 ModuleState = Literal["loaded", "built-in", "available", "missing"]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Value):
     """All findings, the gravest first, and what could not be looked at."""
 
     findings: tuple[Diagnostic, ...]
@@ -31,8 +30,7 @@ class Report:
         return self.count("blocker") > 0
 
 
-@dataclass(frozen=True, slots=True)
-class KernelModule:
+class KernelModule(Value):
     """A module by its name with underscores; its parameters are those of /sys/module."""
 
     name: str
@@ -46,8 +44,7 @@ class KernelModule:
         return self.state in ("loaded", "built-in")
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleSetting:
+class ModuleSetting(Value):
     """A line of modprobe.d: its command (`options`, `blacklist`, `install`, …), module and rest."""
 
     source: str
@@ -60,8 +57,7 @@ class ModuleSetting:
         return f"{self.source}: {self.command} {self.module} {self.arguments}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Value):
     """A character device below /dev."""
 
     path: str
@@ -71,8 +67,7 @@ class DeviceNode:
     """User and group, e.g. `root:kvm`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirmwareFramebuffer:
+class FirmwareFramebuffer(Value):
     """A claim of /proc/iomem on the screen that the firmware set up, and the function below it."""
 
     name: str
@@ -80,8 +75,7 @@ class FirmwareFramebuffer:
     device: PciAddress | None
 
 
-@dataclass(frozen=True, slots=True)
-class MemlockLimit:
+class MemlockLimit(Value):
     """A setting of how much memory a service or a user may lock."""
 
     subject: str
@@ -93,8 +87,7 @@ class MemlockLimit:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+class Distribution(Value):
     """Of /etc/os-release, and which of the tools are there that remedies name."""
 
     id: str
@@ -102,8 +95,7 @@ class Distribution:
     tools: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
+class Readiness(Value):
     """What a check reads of a host beyond its devices."""
 
     modules: tuple[KernelModule, ...]
@@ -147,15 +139,3 @@ class Readiness:
     def node(self, path: str) -> DeviceNode | None:
         """A device node, where it exists."""
         return next((node for node in self.nodes if node.path == path), None)
-
-
-PARTS: tuple[Any, ...] = (
-    Readiness,
-    KernelModule,
-    ModuleSetting,
-    DeviceNode,
-    FirmwareFramebuffer,
-    MemlockLimit,
-    Distribution,
-)
-"""The values that a snapshot holds."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from vfiomgr.definitions.model.vgpu import Attributes
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class DefineVgpu(Request):
+class DefineVgpu(Request, Value):
     """Keep what a vGPU is to be; what is None stays as it is defined, or as it is active."""
 
     name: str
@@ -22,45 +21,41 @@ class DefineVgpu(Request):
     autostart: bool | None = None
     program: str | None = None
     """Where vfiomgr itself is, for the service that starts vGPUs."""
-    kind: Literal["define-vgpu"] = "define-vgpu"
+    kind: ClassVar[str] = "define-vgpu"
 
     needs_gpu_modes: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class UndefineVgpu(Request):
+class UndefineVgpu(Request, Value):
     """Forget what vGPUs are to be; those that are active stay."""
 
     names: tuple[str, ...]
     parent: str | None = None
     """None: on whatever parent they are defined."""
-    kind: Literal["undefine-vgpu"] = "undefine-vgpu"
+    kind: ClassVar[str] = "undefine-vgpu"
 
 
-@dataclass(frozen=True, slots=True)
-class StartVgpu(Request):
+class StartVgpu(Request, Value):
     """Make vGPUs as they are defined."""
 
     names: tuple[str, ...]
     parent: str | None = None
     begun: tuple[str, ...] = ()
     """Those that were not there before: of a run that is to be finished."""
-    kind: Literal["start-vgpu"] = "start-vgpu"
+    kind: ClassVar[str] = "start-vgpu"
 
     needs_gpu_modes: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class StopVgpu(Request):
+class StopVgpu(Request, Value):
     """Remove vGPUs, and keep their definitions."""
 
     names: tuple[str, ...]
     allow: frozenset[Override] = frozenset()
-    kind: Literal["stop-vgpu"] = "stop-vgpu"
+    kind: ClassVar[str] = "stop-vgpu"
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreVgpus(Request):
+class RestoreVgpus(Request, Value):
     """Make all vGPUs that are defined to start by themselves, as far as they can be made."""
 
     parent: str | None = None
@@ -71,6 +66,6 @@ class RestoreVgpus(Request):
     """Leave to mdevctl what its own rule of udev starts."""
     begun: tuple[str, ...] = ()
     """Those that were not there before: of a run that is to be finished."""
-    kind: Literal["restore-vgpus"] = "restore-vgpus"
+    kind: ClassVar[str] = "restore-vgpus"
 
     needs_gpu_modes: ClassVar[bool] = True

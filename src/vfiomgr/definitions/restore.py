@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.definitions.plan import canonical, parent_named
 from vfiomgr.definitions.requests import RestoreVgpus
@@ -24,6 +25,7 @@ from vfiomgr.gpu.mode import gpu_locks
 from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig import sriov_manage
 from vfiomgr.vgpu.projection import with_functions
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class RestorableVgpu:
+class RestorableVgpu(Value):
     """Something that is to be brought about by itself; one that fails keeps no other from it."""
 
     name: str

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from vfiomgr.definitions.restore import RestorableVgpu, candidates
 from vfiomgr.engine.transaction import apply, once
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 State = Literal["restored", "already", "waiting", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Value):
     """What came of a vGPU that is defined to start by itself."""
 
     name: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.definitions.model.vgpu import Attributes, differing
 from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
@@ -15,6 +16,7 @@ from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import is_address
+from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.attributes import PARAMETERS
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Value):
     """A vGPU as it is defined, of either family."""
 
     name: str

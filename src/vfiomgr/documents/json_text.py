@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Position
 from vfiomgr.documents.located import Located
 from vfiomgr.documents.parsed import Malformed, parse_json
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,8 +95,7 @@ def _offset(lines: Sequence[int], place: Position) -> int:
     return lines[place.line - 1] + place.column - 1
 
 
-@dataclass(frozen=True, slots=True)
-class JsonDocument:
+class JsonDocument(Value):
     """A text of JSON; its root is an object."""
 
     source: str
@@ -150,8 +151,7 @@ def read_object(text: str, source: str) -> JsonDocument:
     return document
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(Value):
     """How the parts of an object or a list stand: on a line each, or all on one line."""
 
     indent: str | None

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-from functools import cache
-from typing import Any
+import re
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 UNFOLDED = 1 << 30
 """The width of YAML: ruamel folds texts with escapes in places where readers add a blank."""
 API_VERSION = "vfiomgr/v1"
+_T = TypeVar("_T")
+_PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
+_KEY = re.compile(r"\.(\w+)|\[(\d+)\]")
+_FIELD = re.compile(r"Object (?:contains (unknown)|missing required) field `(.*)`", re.DOTALL)
+"""How msgspec says that a field is too many or missing: the place is that of the object."""
+
+
+class Misfit(ValueError):  # noqa: N818 - said of a document
+    """A document does not have the fields of a value; `keys` lead to the wrong place."""
+
+    def __init__(self, what: str, keys: tuple[str | int, ...]) -> None:
+        super().__init__(f"{'.'.join(map(str, keys))}: {what}" if keys else what)
+        self.keys = keys
 
 
 def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
     """A value of the model as lists, dictionaries and scalars, in the order of its fields."""
     if isinstance(value, str) or getattr(value, "is_text_in_documents", False):
         return str(value)  # of a HostPath too, which YAML would not know
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_jsonable(getattr(value, name)) for name in _field_names(type(value))}
+    if (names := field_names(value)) is not None:
+        fields = {name: to_jsonable(getattr(value, name)) for name in names}
+        has_kinds = hasattr(value, "from_document")  # a step or a request
+        return {**fields, "kind": value.kind} if has_kinds else fields  # type: ignore[attr-defined]
     if hasattr(value, "model_dump"):  # a document that pydantic has read
         return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if isinstance(value, dict):
@@ -26,6 +46,52 @@ def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower ty
     return value
 
 
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def field_names(value: object) -> tuple[str, ...] | None:
+    """The fields of a value in their order; None where it is no value with fields."""
+    names: tuple[str, ...] | None = getattr(value, "__struct_fields__", None)
+    return None if isinstance(value, type) else names
+
+
+def from_jsonable(kind: type[_T], data: object, types: Mapping[str, type] | None = None) -> _T:
+    """Read what `to_jsonable` made of a value.
+
+    `types` are those of its fields that its module does not import.
+
+    Raises:
+        Misfit: the fields are not those of the class, and which one is not.
+
+    """
+    vars(sys.modules[kind.__module__]).update(types or {})
+    try:
+        return msgspec.convert(data, kind, dec_hook=_read_text)
+    except msgspec.ValidationError as error:
+        found = _PLACE.fullmatch(str(error))
+        what, place = (found[1], found[2]) if found else (str(error), "")
+        keys = tuple(name or int(index) for name, index in _KEY.findall(place))
+        if field := _FIELD.fullmatch(what):
+            what = "there is no such field" if field[1] else "the field is missing"
+            keys = (*keys, field[2])
+        raise Misfit(what, keys) from None
+
+
+def _read_text(kind: type[Any], value: object) -> object:
+    """What msgspec does not know: addresses, paths, steps, and documents that pydantic reads."""
+    if hasattr(kind, "from_document"):
+        return kind.from_document(value)
+    if hasattr(kind, "model_validate"):
+        return _read_model(kind, value)
+    if not isinstance(value, str):
+        message = f"Expected `str`, got `{type(value).__name__}`"
+        raise ValueError(message)  # noqa: TRY004 - a wrong document, not a wrong argument
+    return kind(value)
+
+
+def _read_model(kind: type[Any], value: object) -> object:
+    from pydantic import ValidationError  # noqa: PLC0415 - slow, and few documents are its
+
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ValueError(message) from None

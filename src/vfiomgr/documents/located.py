@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec import field
+
 from vfiomgr.diagnostic import Position
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +22,7 @@ def shown_path(path: Path) -> str:
     return "".join(parts).removeprefix(".")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Located:
+class Located(Value, eq=False):
     """A value and its place; lists and mappings have their parts."""
 
     place: Position

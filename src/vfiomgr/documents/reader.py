@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, Position, flaw, in_document
@@ -18,10 +17,12 @@ from vfiomgr.documents.parsed import (
     require_shallow,
 )
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
     from ruamel.yaml import YAML
+
+    from vfiomgr.documents.jsonable import Misfit
 
 _OPENS_JSON = ("{", "[")
 _TOO_DEEP = "it is nested too deeply"
@@ -39,8 +40,7 @@ MERGES = "<< merges mappings in YAML 1.1 alone"
 _HALF = ("half of a surrogate pair, which is no character", "take it out")
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
+class Wording(Value):
     """What a kind of document is called in what is told of its text."""
 
     noun: str
@@ -127,21 +127,13 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
     return documents[0].value if documents else None
 
 
-def first_error(error: ValidationError, text: str | None = None) -> str:
-    """What pydantic found wrong first: `12:5: devices.0.address: Field required`.
-
-    Without the text of the document, its line and column are left out.
-    """
-    first = error.errors(include_url=False)[0]
-    keys = ".".join(map(str, first["loc"]))
-    told = f"{keys}: {first['msg']}" if keys else first["msg"]
-    if text is None:
-        return told
+def misfit_in(error: Misfit, text: str) -> str:
+    """What does not fit, with its place in the text: `12:5: devices.0: Expected ...`."""
     try:
-        place = read_located(text, _ANY)[0].place_of(first["loc"])
+        place = read_located(text, _ANY)[0].place_of(error.keys)
     except Unreadable as unread:  # a key twice, in a text that YAML takes too long for
         place = unread.flaw.place or Position()
-    return f"{place.line}:{place.column}: {told}"
+    return f"{place.line}:{place.column}: {error}"
 
 
 def _read(text: str, wording: Wording) -> tuple[list[Located], list[Diagnostic]]:

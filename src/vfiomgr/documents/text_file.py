@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class TextFile:
+class TextFile(Value):
     """A small file of the host's configuration, whole."""
 
     path: str

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers import expat
 
+from msgspec import Struct, field
+
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.value import Value
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 _DEEPEST = 256
@@ -24,16 +26,14 @@ _TO_UTF8 = "save it as UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
 _ASCII = bytes(range(0x20, 0x7F))
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Value):
     """Bytes of a text, from `start` up to but without `stop`."""
 
     start: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Element:
+class Element(Value, eq=False):
     """An element and where it stands; of `<a/>` the content and the end tag are empty."""
 
     source: str
@@ -100,8 +100,7 @@ class Element:
         raise InvalidDocument(message, remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Value):
     """A text, and what it holds."""
 
     source: str
@@ -134,8 +133,7 @@ def read_document(text: bytes, source: str) -> Document:
     return _Builder(text, source).document()
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """An element whose end tag is still to come."""
 
     tag: str

@@ -13,7 +13,6 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from errno import ENOSPC
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +31,7 @@ from vfiomgr.engine.registry import step_kinds
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.own_files import MOST_BYTES, NotARecord, open_own, read_own
 from vfiomgr.host.tree import sync_directory
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -186,8 +186,7 @@ def unreadable(name: str, why: str) -> InvalidDocument:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CutOff:
+class CutOff(Value):
     """A run that a crash, a stuck kernel or a failed roll-back left half done."""
 
     name: str
@@ -209,8 +208,7 @@ class CutOff:
         return covers and not self.has_settings
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(Value):
     """A journal without an intact end that cannot be read: it may hold the state of devices."""
 
     name: str
@@ -220,8 +218,7 @@ class Damaged:
     subjects: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Value):
     """What earlier runs left behind."""
 
     cut_off: tuple[CutOff, ...]

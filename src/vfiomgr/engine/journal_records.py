@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +25,7 @@ _LISTS = ("locks", "steps", "descriptions", "subjects")
 _PER_STEP = _LISTS[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Value):
     """What a journal contains."""
 
     records: list[dict[str, Any]]

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs
 from vfiomgr.engine.step import Step
 from vfiomgr.errors import HostError
 from vfiomgr.pci import vfio_drivers
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-@dataclass(frozen=True, slots=True)
-class LoadModule(Step):
+class LoadModule(Step, Value):
     """Load a kernel module that brings `driver`; it stays loaded."""
 
     module: str
     driver: str
-    kind: Literal["load-module"] = "load-module"
+    kind: ClassVar[str] = "load-module"
 
     is_harmless: ClassVar[bool] = True
 

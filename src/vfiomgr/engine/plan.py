@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.printable import printable
 from vfiomgr.engine.step import Step
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +18,7 @@ LAST = -1
 """The lane whose steps come after those of all others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Value):
     """What `--dry-run` prints is what a run executes."""
 
     summary: str

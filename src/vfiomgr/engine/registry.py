@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfiomgr.capability import registered
+from vfiomgr.documents.jsonable import from_jsonable
 from vfiomgr.engine import request as requests
 from vfiomgr.engine import step as steps
 from vfiomgr.engine.request import Request
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     AfterChange = Callable[[ApplyContext], None]
 
 R = TypeVar("R", bound=Request)
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 Modules = Literal["values", "plans", "applies", "hooks"]
 
@@ -220,43 +222,46 @@ def read_step(data: Any) -> Step:  # noqa: ANN401 - a journal holds any JSON
     """A step from the JSON of a journal.
 
     Raises:
-        ValidationError: it has other fields than steps of its kind.
-        ValueError: no registered capability has steps of its kind.
+        ValueError: it has other fields than steps of its kind, or no capability knows the kind.
 
     """
-    if isinstance(data, Step):
-        return data
-    try:
-        kind = step_kinds()[data["kind"]]
-    except (KeyError, TypeError):
-        message = "no step of this version of vfiomgr"
-        raise ValueError(message) from None
-    step: Step = _adapter(kind).validate_python(data)
-    return step
+    kind, fields = _split(data, step_kinds(), "step")
+    return from_jsonable(kind, fields)
 
 
-def read_request(data: Mapping[str, Any]) -> Request:
+def read_request(data: Any) -> Request:  # noqa: ANN401 - as above
     """A request from the JSON of a journal.
 
     Raises:
-        ValidationError: it has other fields than requests of its kind.
-        KeyError: no registered capability has requests of its kind.
+        ValueError: it has other fields than requests of its kind, or no capability knows the kind.
 
     """
-    kind = request_kinds()[data["kind"]]
-    vars(import_module(kind.__module__)).update(kind.read_types())
-    request: Request = _adapter(kind).validate_python(data)
-    return request
+    kind, fields = _split(data, request_kinds(), "request")
+    return from_jsonable(kind, fields, kind.read_types())
 
 
-def _adapter(kind: type[Any]) -> Any:  # noqa: ANN401 - pydantic is not imported for its types
-    """What reads values of a class; to make it takes longer than to use it."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
+def _split(
+    data: Any,  # noqa: ANN401 - as above
+    kinds: Mapping[str, type[_T]],
+    noun: str,
+) -> tuple[type[_T], dict[str, Any]]:
+    """The class that a document names, and its fields.
 
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
+    What is of the same sort within, a request's request or a step's steps, has a declared class.
+    """
+    if not (isinstance(data, dict) and data.get("kind") in kinds):
+        message = f"no {noun} of this version of vfiomgr"
+        raise ValueError(message)
+
+    def bare(part: Any) -> Any:  # noqa: ANN401 - as above
+        if isinstance(part, list):
+            return [bare(item) for item in part]
+        if not (isinstance(part, dict) and part.get("kind") in kinds):
+            return part
+        return {name: bare(value) for name, value in part.items() if name != "kind"}
+
+    return kinds[data["kind"]], bare(data)
 
 
-_ADAPTERS: dict[type[Any], Any] = {}
-Step.read_any = read_step
+Step.from_document = read_step
+Request.from_document = read_request

@@ -6,7 +6,7 @@ A capability derives its requests from `Request` and says in its module `plan` h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Request:
     """What the host is to become, and which facts that decision needs.
 
-    Requests are frozen values with a field `kind`, by which journals name them.
+    Requests are values (`vfiomgr.value`) of a `kind`, by which journals name them.
     """
 
     __slots__ = ()
-    kind: str
+    kind: ClassVar[str]
 
     is_about_files: ClassVar[bool] = False
     """Whether files alone are changed, so that a root without a kernel will do."""
@@ -30,9 +30,11 @@ class Request:
 
     def __init_subclass__(cls) -> None:
         """Note the kind, by which journals are read."""
-        fields = cls.__dict__.get("__dataclass_fields__")
-        if fields is not None and "kind" in fields:
-            KINDS[fields["kind"].default] = cls
+        if "kind" in cls.__dict__:
+            KINDS[cls.kind] = cls
+
+    from_document: ClassVar[Any]
+    """Reads a request of any kind; the registry knows them all."""
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

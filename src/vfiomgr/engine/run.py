@@ -11,9 +11,10 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import perform, verify
@@ -25,6 +26,7 @@ from vfiomgr.host import stuck, udev
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import is_address
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,8 +50,7 @@ class Recorder(Protocol):
         """Append one record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Value):
     """What a run did."""
 
     plan: Plan
@@ -89,8 +90,7 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
     return Outcome(done, is_changed=bool(done.steps))
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(Value):
     """A plan among those that are carried out in turn."""
 
     plan: Plan

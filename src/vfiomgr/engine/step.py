@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -23,11 +23,11 @@ DEADLINE = 60.0
 class Step:
     """A change of the host, as data: carried out again, it leads to the same state.
 
-    Steps are frozen values with a field `kind`, by which journals name them.
+    Steps are values (`vfiomgr.value`) of a `kind`, by which journals name them.
     """
 
     __slots__ = ()
-    kind: str
+    kind: ClassVar[str]
 
     deadline: ClassVar[float | None] = None
     """Seconds it may take, where it waits for programs; None for the usual deadline."""
@@ -48,23 +48,13 @@ class Step:
     affects: ClassVar[str] = ""
     """What it changes, where steps of several kinds change the same; else its kind says it."""
 
-    read_any: ClassVar[Callable[[Any], Step]]
+    from_document: ClassVar[Any]
     """Reads a step of any kind; the registry knows them all."""
 
     def __init_subclass__(cls) -> None:
         """Note the kind, by which journals are read."""
-        fields = cls.__dict__.get("__dataclass_fields__")
-        if fields is not None and "kind" in fields:
-            KINDS[fields["kind"].default] = cls
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:  # noqa: ANN401 - pydantic's own hook
-        """Read a step of any kind where `Step` is asked for."""
-        if cls is not Step:
-            return handler(source)
-        from pydantic_core import core_schema  # noqa: PLC0415 - documents only
-
-        return core_schema.no_info_plain_validator_function(cls.read_any)
+        if "kind" in cls.__dict__:
+            KINDS[cls.kind] = cls
 
     @property
     def subject(self) -> str | None:

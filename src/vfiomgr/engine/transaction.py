@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from vfiomgr.documents.text_file import TextFile
@@ -27,6 +26,7 @@ from vfiomgr.pci.model import UNKNOWN_CALL, PciAddress, is_address
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.uses.facts import with_present_uses
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -110,8 +110,7 @@ class Options(TypedDict, total=False):
     """Seconds that each step may take; None for the usual time."""
 
 
-@dataclass(frozen=True)
-class ApplyContext:
+class ApplyContext(Value):
     """A tree, and the options of a change to it."""
 
     tree: HostTree

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.engine.registry import undo_guards
 from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu  # noqa: TC004
 
 
-@dataclass(frozen=True, slots=True)
-class UndoPlan:
+class UndoPlan(Value):
     """The numbers of the steps to undo, and why others are not."""
 
     steps: tuple[int, ...]
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UndoScope:
+class UndoScope(Value):
     """What undoing concerns: for the guards that capabilities register."""
 
     made: tuple[Vgpu, ...]

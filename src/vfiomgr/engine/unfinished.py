@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.journal import read_journal
@@ -13,6 +12,7 @@ from vfiomgr.engine.registry import read_request, read_step
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step, Topic
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unfinished(Value):
     """What a journal that was cut off still holds: the wish, the steps, those that were begun."""
 
     intent: Request
@@ -37,13 +36,11 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
         InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
 
     """
-    from pydantic import ValidationError  # noqa: PLC0415 - documents only
-
     records = read_journal(tree, name)
     try:
         intent = read_request(records[0]["intent"])
         steps = tuple(map(read_step, all_of(records, "steps")))
-    except (ValidationError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
         raise InvalidDocument(
             " ".join(message.split())[:300],
@@ -74,8 +71,7 @@ def _overlap(one: CutOff, other: CutOff) -> bool:
     return bool(one.locks & other.locks or one.subjects & other.subjects)
 
 
-@dataclass(frozen=True, slots=True)
-class Sequel:
+class Sequel(Value):
     """The steps of several runs in their order, numbered from 0 through all of them."""
 
     steps: tuple[Step, ...]

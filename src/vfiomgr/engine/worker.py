@@ -13,11 +13,11 @@ import signal
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.host.bounded import IGNORED, become_silent
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,8 +33,7 @@ _PATIENCE = 0.05
 """Seconds until another worker is hired: a fork costs more than most steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Value):
     """What came of a task: nothing (done), an error, or a child that has not returned."""
 
     task: int

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace
 
 GpuUse = Literal["host", "passthrough", "vgpu"]
 """Who has a GPU: its host driver, one guest, or guests that share it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetGpuMode(Request):
+class SetGpuMode(Request, Value):
     """Let a GPU divide its memory otherwise; None of a mode means: as it is."""
 
     address: PciAddress
@@ -23,7 +22,7 @@ class SetGpuMode(Request):
     mig: bool | None = None
     functions_after: int | None = None
     """None: as many virtual functions as there are; else what a run that was cut off had found."""
-    kind: Literal["set-gpu-mode"] = "set-gpu-mode"
+    kind: ClassVar[str] = "set-gpu-mode"
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -33,14 +32,13 @@ class SetGpuMode(Request):
         return (self.address,)
 
 
-@dataclass(frozen=True, slots=True)
-class SetMigInstances(Request):
+class SetMigInstances(Request, Value):
     """Have these GPU instances (MIG) on a GPU and no others; none without any."""
 
     address: PciAddress
     instances: tuple[tuple[str, int], ...] = ()
     """Profiles, by name or number, and how many of each."""
-    kind: Literal["divide-gpu"] = "divide-gpu"
+    kind: ClassVar[str] = "divide-gpu"
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -50,8 +48,7 @@ class SetMigInstances(Request):
         return (self.address,)
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchGpu(Request):
+class SwitchGpu(Request, Value):
     """Give a GPU, whole, to the host or to a guest, or make it ready to be divided into vGPUs."""
 
     address: PciAddress
@@ -70,7 +67,7 @@ class SwitchGpu(Request):
     """Leave the other functions of the slot where they are."""
     autoprobe: bool = False
     """Let the host's drivers take new virtual functions."""
-    kind: Literal["switch-gpu"] = "switch-gpu"
+    kind: ClassVar[str] = "switch-gpu"
 
     needs_gpu_modes: ClassVar[bool] = True
 

@@ -6,8 +6,10 @@ in the end is refused before anything is touched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
@@ -19,7 +21,6 @@ from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances, projection
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.step import Step
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
 _NVIDIA = "nvidia"
@@ -43,8 +45,7 @@ _USES = {
 }
 
 
-@dataclass
-class _SwitchPlan:
+class _SwitchPlan(Struct):
     """The parts of a plan so far, and the host as they will leave it."""
 
     host: HostSnapshot

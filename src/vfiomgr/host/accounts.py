@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAccess:
+class NodeAccess(Value):
     """Owner, group and permission bits of a device node."""
 
     uid: int
@@ -30,8 +29,7 @@ ROOT_ONLY = NodeAccess(0, 0, 0o600)
 """What devtmpfs gives to a node of VFIO."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOwner:
+class NodeOwner(Value):
     """Who may open a function's nodes; `name` is what the user typed, for people."""
 
     name: str

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from errno import EISDIR, ELOOP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,7 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Value):
     """A name in a directory that is open; the file itself need not be there."""
 
     path: str
@@ -66,8 +65,7 @@ def reach(path: str, *, follows: bool = True, makes_parents: bool = False) -> It
         yield walk.reached()
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(Value):
     """A link of another user that was followed."""
 
     place: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.host.inside import Inside
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,7 @@ _SAID = 1000
 """Characters that an error quotes of what a program said at last."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramAnswer:
+class ProgramAnswer(Value):
     """How a program ended, and what it said."""
 
     status: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refusal, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
@@ -30,6 +31,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.usage import forbid_together, require_choice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,8 +48,7 @@ _KUBELETS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KataConfiguration:
+class KataConfiguration(Value):
     """A configuration, where it belongs, and what it was made from."""
 
     text: str

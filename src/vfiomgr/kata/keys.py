@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.documents.resources import resource_directory
 from vfiomgr.kata.model import RuntimeName
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ KeyType = Literal["string", "strings", "integer", "integers", "number", "boolean
 _PER_SECOND = {"s": 1, "ms": 1000}
 
 
-@dataclass(frozen=True, slots=True)
-class Releases:
+class Releases(Value):
     """The first and the last release that have something; all between them have it too."""
 
     first: Version
@@ -33,8 +32,7 @@ class Releases:
         return self.first <= release <= self.last
 
 
-@dataclass(frozen=True, slots=True)
-class KeyForm:
+class KeyForm(Value):
     """What the value of a key is, up to a release."""
 
     last: Version
@@ -45,8 +43,7 @@ class KeyForm:
     """`ms` or `s`, of a time whose key does not end with `_ms`."""
 
 
-@dataclass(frozen=True, slots=True)
-class KataKey:
+class KataKey(Value):
     """A key of a section, in one runtime."""
 
     runtime: RuntimeName
@@ -58,8 +55,7 @@ class KataKey:
     """In the order of their releases."""
 
 
-@dataclass(frozen=True)
-class KataSchema:
+class KataSchema(Value, dict=True):
     """All keys of all releases that were read, and what else decides about a configuration."""
 
     releases: tuple[Version, ...]

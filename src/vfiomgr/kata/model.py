@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.units import mebibytes
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ src/runtime/pkg/katautils/config.go)."""
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
 
-@dataclass(frozen=True, slots=True)
-class KataRelease:
+class KataRelease(Value):
     """What decides about keys: the same key may exist in one runtime of a version only."""
 
     version: Version
@@ -94,8 +93,7 @@ RS_BY_DEFAULT = Version(4, 0)
 """From here on kata-deploy's default shim is runtime-rs."""
 
 
-@dataclass(frozen=True, slots=True)
-class KataConfigurationFile:
+class KataConfigurationFile(Value):
     """A configuration file, and what lies in the config.d that counts for it."""
 
     path: HostPath
@@ -114,16 +112,14 @@ class KataConfigurationFile:
         return self.resolved.parent / "config.d"
 
 
-@dataclass(frozen=True, slots=True)
-class Shim:
+class Shim(Value):
     """A containerd-shim-kata-v2, and what is known of it."""
 
     runtime: RuntimeName
     path: HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class KataInstallation:
+class KataInstallation(Value):
     """What is there of Kata; all empty where it is not installed."""
 
     version: Version | None = None

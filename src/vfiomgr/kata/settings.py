@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.model import PciePort, RuntimeName
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +24,7 @@ _QEMU = "qemu"
 _MOST_SHOWN = 40
 
 
-@dataclass(frozen=True)
-class KataSettings:
+class KataSettings(Value):
     """The effective settings; what nobody set is what Kata takes then.
 
     A value of a wrong type counts as not set: `vfiomgr.kata.config.check` reports it.

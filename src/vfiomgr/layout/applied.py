@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.engine.journal import read_journal
@@ -13,6 +12,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.layout.requests import ApplyLayout, RevertLayout
 from vfiomgr.layout.revert import of_several
 from vfiomgr.paths import BOOT_ID
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     from vfiomgr.engine.step import Step
     from vfiomgr.host.tree import HostTree
 
-_APPLY, _REVERT = (
-    str(kind.__dataclass_fields__["kind"].default) for kind in (ApplyLayout, RevertLayout)
-)
 _DONE = frozenset({"done", "superseded"})
 """What was cut off counts where a later run finished it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Value):
     """A run that came to its end."""
 
     name: str
@@ -85,7 +81,7 @@ def _last_application(tree: HostTree, boot_id: str | None) -> list[_Run]:
     reverted: set[str] = set()
     found: list[_Run] = []
     for run in _ended(tree):
-        if run.intent["kind"] == _REVERT:
+        if run.intent["kind"] == RevertLayout.kind:
             reverted.update(run.intent["runs"])
         elif run.boot_id != boot_id or (found and run.layout != found[0].layout):
             break
@@ -103,6 +99,6 @@ def _ended(tree: HostTree) -> Iterator[_Run]:
         intent = records[0]["intent"]
         last = records[-1]
         is_done = last.get("event") == "end" and last.get("outcome") in _DONE
-        if intent.get("kind") in {_APPLY, _REVERT} and is_done:
+        if intent.get("kind") in {ApplyLayout.kind, RevertLayout.kind} and is_done:
             locks = frozenset(lock for record in records for lock in record.get("locks", ()))
             yield _Run(name, intent, records[0]["boot_id"], locks)

@@ -6,8 +6,9 @@ function comes without a host driver, from the very unit that makes it, and need
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.text_file import TextFile
@@ -39,6 +40,7 @@ from vfiomgr.persistence.installed_layout import (
 )
 from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,8 +52,7 @@ if TYPE_CHECKING:
 LOCK = "layout"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(Value):
     """What rules of udev there are to be."""
 
     wanted: dict[PciAddress, PersistedBinding]

@@ -8,8 +8,9 @@ yet is planned once they do; the parts' `later` tells of it beforehand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, refuse_if_any
 from vfiomgr.engine.plan import Plan
@@ -23,6 +24,7 @@ from vfiomgr.layout.select import RuleMatch, moving_together, select
 from vfiomgr.layout.terms import in_terms_of
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
+from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
 
@@ -34,8 +36,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Value):
     """A layout and a host: all parts, and what speaks against the layout as a whole."""
 
     parts: tuple[Change, ...]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from vfiomgr.diagnostic import OVERRIDES, Diagnostic, flaw
 from vfiomgr.layout.model import (
@@ -55,8 +56,7 @@ def idle_rules(
         seen.add(number, rule.select)
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(Struct):
     """The selectors of earlier rules; those with addresses by address, for there may be many."""
 
     others: list[tuple[int, Selector]] = field(default_factory=list)

@@ -6,10 +6,10 @@ import difflib
 import functools
 import json
 import re
-from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
@@ -18,7 +18,6 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, in_document
 from vfiomgr.documents.jsonable import UNFOLDED
-from vfiomgr.documents.located import Located, Path
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.layout.diagnostics import (
@@ -38,6 +37,8 @@ from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, Vg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from vfiomgr.documents.located import Located, Path
 
 
 _FIRST = ("select", "state", "at_least")
@@ -208,8 +209,7 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
     return (None, found) if found else (checker.read, ())
 
 
-@dataclass(slots=True)
-class _Checker:
+class _Checker(Struct):
     """Looks for flaws of meaning in a document that is well-formed."""
 
     document: Located

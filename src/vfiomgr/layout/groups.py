@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.load_module import LoadModule
@@ -14,6 +15,7 @@ from vfiomgr.layout.select import RuleMatch
 from vfiomgr.passthrough.plan import components
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.steps import (
     RunSriovManage,
     SetGpuInstances,
@@ -41,8 +43,7 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Value):
     """What a rule wants of one function."""
 
     claim: RuleMatch

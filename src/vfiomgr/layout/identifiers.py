@@ -7,7 +7,6 @@ others, which of them are meant for guests is a question that only the administr
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +15,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.layout.model import PassthroughRule, Selector
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -35,8 +35,7 @@ _PARTS = 2
 _MOST_PARTS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Value):
     """vendor:device[:subvendor[:subdevice[:class[:class_mask]]]], as vfio_pci_fill_ids reads it."""
 
     source: str

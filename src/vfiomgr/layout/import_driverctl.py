@@ -6,11 +6,11 @@ a slot has others. mdevctl names the device that makes a vGPU; a rule names its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic
+from msgspec import Struct, field
+
 from vfiomgr.errors import UsageError
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.identifiers import identifier_rules, is_alone
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.layout.identifiers import Boards
     from vfiomgr.layout.model import Rule
     from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
@@ -43,8 +44,7 @@ _SECOND_NAME = "imported-host"
 """Where a vgpu-config has the first one."""
 
 
-@dataclass(slots=True)
-class Import:
+class Import(Struct):
     """What is carried over, and for each item that is not, why."""
 
     layouts: dict[str, Layout] = field(default_factory=dict)

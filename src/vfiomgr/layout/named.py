@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Override
@@ -11,6 +10,7 @@ from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.layout import requests
 from vfiomgr.paths import MACHINE_ID
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 
-@dataclass(frozen=True)
-class ApplyLayout:
+class ApplyLayout(Value):
     """Bring the host to a layout of `file`; devices already in the desired state are left alone."""
 
     file: str | os.PathLike[str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of
@@ -14,6 +13,7 @@ from vfiomgr.layout.select import RuleMatch
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 _EMPTY = Plan("", ())
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Value):
     """Something that is not as a layout wants it."""
 
     device: str
@@ -45,8 +44,7 @@ class Difference:
         return f"{self.device}{name}: {self.found} -> {self.wanted}"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Value):
     """What belongs together of a layout, on a host as it is."""
 
     name: str
@@ -68,8 +66,7 @@ class Change:
         return not self.differences and not self.diagnostics
 
 
-@dataclass(frozen=True, slots=True)
-class RuleContext:
+class RuleContext(Value):
     """A rule with its devices, on a host."""
 
     host: HostSnapshot

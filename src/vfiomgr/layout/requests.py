@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace
 
 if TYPE_CHECKING:
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: read_types has it
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionBefore:
+class FunctionBefore(Value):
     """What a run that was cut off had found of a function that makes virtual ones."""
 
     address: PciAddress
@@ -28,8 +29,7 @@ class FunctionBefore:
     instances: tuple[InstancePlace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyLayout(Request):
+class ApplyLayout(Request, Value):
     """Bring the host to a layout; what is so already is not touched."""
 
     name: str
@@ -44,7 +44,7 @@ class ApplyLayout(Request):
     begun: tuple[str, ...] = ()
     """The vGPUs that a run which was cut off had made, or removed."""
     before: tuple[FunctionBefore, ...] = ()
-    kind: Literal["apply-layout"] = "apply-layout"
+    kind: ClassVar[str] = "apply-layout"
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -70,8 +70,7 @@ class ApplyLayout(Request):
         return replace(self, begun=tuple(dict.fromkeys((*self.begun, *begun))))
 
 
-@dataclass(frozen=True, slots=True)
-class RevertLayout(Request):
+class RevertLayout(Request, Value):
     """Take back what applying a layout did."""
 
     name: str
@@ -82,15 +81,14 @@ class RevertLayout(Request):
     allow: frozenset[Override] = frozenset()
     locks: tuple[str, ...] = ()
     """What those runs held."""
-    kind: Literal["revert-layout"] = "revert-layout"
+    kind: ClassVar[str] = "revert-layout"
 
     def is_same_as(self, other: RevertLayout) -> bool:
         """Whether both take the same runs back."""
         return self.runs == other.runs
 
 
-@dataclass(frozen=True, slots=True)
-class InstallLayout(Request):
+class InstallLayout(Request, Value):
     """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
 
     wish: ApplyLayout
@@ -101,7 +99,7 @@ class InstallLayout(Request):
     update_initramfs: bool = False
     program: str | None = None
     """Where vfiomgr itself is, for the services."""
-    kind: Literal["install-layout"] = "install-layout"
+    kind: ClassVar[str] = "install-layout"
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -123,11 +121,10 @@ class InstallLayout(Request):
         return self.wish.layout.selects_by_serial
 
 
-@dataclass(frozen=True, slots=True)
-class UninstallLayout(Request):
+class UninstallLayout(Request, Value):
     """Take back what installing a layout wrote; nothing moves now."""
 
     update_initramfs: bool = False
     program: str | None = None
     """Where vfiomgr itself is, for the service of rules that are there again."""
-    kind: Literal["uninstall-layout"] = "uninstall-layout"
+    kind: ClassVar[str] = "uninstall-layout"

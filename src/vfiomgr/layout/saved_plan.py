@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.documents.jsonable import API_VERSION
-from vfiomgr.documents.reader import first_error
+from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable
+from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pydantic import TypeAdapter
 
 KIND = "LayoutPlan"
 _FOR_PEOPLE = frozenset({"description", "commands"})
 _REMEDY = "make it anew with: vfiomgr plan FILE --out PLAN"
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewedPlan:
+class ReviewedPlan(Value):
     """What was to be done, and the steps that it took on the host as it was."""
 
     intent: ApplyLayout
+    steps: tuple[Step, ...]
+
+
+class _Written(Value):
+    """What the document says, whatever request it is about."""
+
+    intent: Request
     steps: tuple[Step, ...]
 
 
@@ -42,32 +46,20 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
         InvalidDocument: another version wrote it, or it is damaged.
 
     """
-    from pydantic import ValidationError  # noqa: PLC0415 - documents only
-
-    adapt_intent, adapt_steps = _adapters()
     if document.get("api_version") != API_VERSION:
         message = f"{source}: api_version is {document.get('api_version')!r}, not {API_VERSION!r}"
         raise InvalidDocument(message, _REMEDY)
+    told = document.get("steps")
+    steps = [_inert(step) for step in told] if isinstance(told, list) else told
     try:
-        intent = adapt_intent.validate_python(document.get("intent"))
-        told = document.get("steps")
-        steps = adapt_steps.validate_python(
-            [_inert(step) for step in told] if isinstance(told, list) else told
-        )
-    except ValidationError as error:
-        message = f"{source}: not a plan of this version: {first_error(error)}"
+        plan = from_jsonable(_Written, {"intent": document.get("intent"), "steps": steps})
+    except Misfit as error:
+        message = f"{source}: not a plan of this version: {error}"
         raise InvalidDocument(message, _REMEDY) from None
-    return ReviewedPlan(intent, steps)
-
-
-@functools.cache
-def _adapters() -> tuple[TypeAdapter[ApplyLayout], TypeAdapter[tuple[Step, ...]]]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
-
-    # pydantic looks for the names of fields' types among those of this function.
-    from vfiomgr.layout.model import Layout  # noqa: F401, PLC0415
-
-    return TypeAdapter(ApplyLayout), TypeAdapter(tuple[Step, ...])
+    if not isinstance(plan.intent, ApplyLayout):
+        message = f"{source}: not a plan of a layout, but of {plan.intent.kind}"
+        raise InvalidDocument(message, _REMEDY)
+    return ReviewedPlan(plan.intent, plan.steps)
 
 
 def _inert(step: object) -> object:

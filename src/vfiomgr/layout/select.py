@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.layout.model import HostRule, PassthroughRule, Rule, SriovRule, VgpuRule
 from vfiomgr.passthrough.plan import components
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class RuleMatch:
+class RuleMatch(Value):
     """A rule, and what it has."""
 
     number: int
@@ -37,8 +38,7 @@ class RuleMatch:
         return f"rule {self.number} ({self.rule.select})"
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Value):
     """What all rules have, and what speaks against the layout as a whole."""
 
     claims: tuple[RuleMatch, ...]

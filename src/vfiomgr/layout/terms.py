@@ -7,9 +7,10 @@ options of these commands. Who applies a layout edits its rules, which have keys
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic, Option, OptionName

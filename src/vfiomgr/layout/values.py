@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
 
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -75,8 +75,7 @@ def _as_class(value: object) -> object:
     return value.lower() if isinstance(value, str) and is_hex(value.lower()) else value
 
 
-@dataclass(frozen=True, slots=True)
-class _OneOrMany:
+class _OneOrMany(Value):
     """A list, or one value that stands for a list of one."""
 
     def __get_pydantic_core_schema__(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.layout.diagnostics import covers
 from vfiomgr.layout.model import Layout, Selector, VgpuRequest, VgpuRule
+from vfiomgr.value import Value
 from vfiomgr.vgpu.model import lives_in_gpu_instance
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ _VENDOR_BITS = 16
 _IDENTIFIER_BITS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class GpuConfig:
+class GpuConfig(Value):
     """Some GPUs of a node, and the vGPUs that each of them is to have."""
 
     place: str
@@ -43,8 +42,7 @@ class GpuConfig:
     """How many of each type, on each of the GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuConfigs:
+class VgpuConfigs(Value):
     """A whole file."""
 
     configs: dict[str, tuple[GpuConfig, ...]]

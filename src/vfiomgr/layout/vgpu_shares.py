@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import uuid as uuids
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
@@ -14,9 +15,9 @@ from vfiomgr.layout.model import VgpuRequest
 from vfiomgr.layout.parts import Difference
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
+from vfiomgr.value import Value
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import Gpu
-from vfiomgr.vgpu.model import Vgpu
 from vfiomgr.vgpu.placement import serving
 from vfiomgr.vgpu.requests import CreateVgpu
 from vfiomgr.vgpu.steps import SetVgpuAttribute
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.layout.model import VgpuRule
     from vfiomgr.layout.parts import RuleContext
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import VgpuType
+    from vfiomgr.vgpu.model import Vgpu, VgpuType
 
     Kept = Iterable[tuple[VgpuRequest, Vgpu]]
 
@@ -101,8 +102,7 @@ _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
 """The name space of the names that layouts give."""
 
 
-@dataclass(frozen=True)
-class Lacking:
+class Lacking(Value):
     """A wish that is not met, the GPUs that may serve it, and how many of it are there."""
 
     wish: VgpuRequest
@@ -110,8 +110,7 @@ class Lacking:
     there: int
 
 
-@dataclass
-class Shares:
+class Shares(Struct):
     """What is there, and what is to be."""
 
     kept: list[tuple[VgpuRequest, Vgpu]] = field(default_factory=list)

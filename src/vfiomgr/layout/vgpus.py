@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from vfiomgr.definitions.start import together
 from vfiomgr.diagnostic import refuse_if_any
@@ -15,7 +17,6 @@ from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
 from vfiomgr.layout import vgpu_shares
 from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, counted, use_of
 from vfiomgr.layout.vgpu_shares import Shares, creation, impossible, shared_out
-from vfiomgr.pci.model import PciDevice
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.layout.model import VgpuRequest, VgpuRule
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -164,8 +166,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
     return together(host, "", plans)
 
 
-@dataclass
-class _Whole:
+class _Whole(Struct):
     """A GPU with all that belongs to it."""
 
     devices: list[PciDevice] = field(default_factory=list)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.layout.parts import Difference
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,8 +36,7 @@ _CALM = 600.0
 """Seconds after which a device that is moved again was not moved in a fight."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(Value):
     """A difference that came, that went, that was ended here, or that could not be."""
 
     event: Literal["drift", "resolved", "corrected", "failed"]
@@ -82,16 +81,14 @@ class Wish(Protocol):
         """Whether it has changed since it was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(Value):
     """All that stands under one device and differs."""
 
     differences: tuple[Difference, ...]
     diagnostics: tuple[Diagnostic, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
+class _Attempt(Value):
     """The last time that something was put right, or was not."""
 
     at: float

@@ -5,19 +5,18 @@ libvirt asks neither: it keeps a definition of any type, and tells at the start 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.plan import find_type, types_of
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class MdevRequest:
+class MdevRequest(Value):
     """A type, by its identifier, and the function that makes it."""
 
     parent: PciAddress

@@ -6,8 +6,9 @@ or after it was interrupted in the middle, it does only what is missing.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs, verifies

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(Value):
     """A kind of IOMMU: its name in firmware setups, and the words that switch it off or on."""
 
     firmware: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.load_module import LoadModule

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.reset_capabilities import ResetMethod
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Bind(Request):
+class Bind(Request, Value):
     """Hand functions to guests: put them and their companions on a VFIO driver."""
 
     addresses: tuple[PciAddress, ...]
@@ -36,7 +35,7 @@ class Bind(Request):
     """Make the initramfs anew where it must hold what `persist` writes."""
     program: str | None = None
     """Where vfiomgr itself is, for the service that watches for hot-plugged functions."""
-    kind: Literal["bind"] = "bind"
+    kind: ClassVar[str] = "bind"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
@@ -49,8 +48,7 @@ class Bind(Request):
         return self.reset_method is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Unbind(Request):
+class Unbind(Request, Value):
     """Give functions back to the drivers that they had."""
 
     addresses: tuple[PciAddress, ...]
@@ -60,7 +58,7 @@ class Unbind(Request):
     forget: bool = False
     """Remove what `persist` wrote, too."""
     update_initramfs: bool = False
-    kind: Literal["unbind"] = "unbind"
+    kind: ClassVar[str] = "unbind"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
@@ -68,8 +66,7 @@ class Unbind(Request):
         return self.addresses
 
 
-@dataclass(frozen=True, slots=True)
-class Reset(Request):
+class Reset(Request, Value):
     """Reset a function, by one method or by the first that works."""
 
     address: PciAddress
@@ -77,7 +74,7 @@ class Reset(Request):
     allow: frozenset[Override] = frozenset()
     methods_after: str | None = None
     """None: as they are; else what a run that was cut off had found, e.g. `flr bus`."""
-    kind: Literal["reset"] = "reset"
+    kind: ClassVar[str] = "reset"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.engine.step import Step
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOriginalState(Step):
+class SaveOriginalState(Step, Value):
     """Record what a function was like, so that `unbind` can give it back."""
 
     origin: OriginalState
-    kind: Literal["remember-origin"] = "remember-origin"
+    kind: ClassVar[str] = "remember-origin"
 
     is_record: ClassVar[bool] = True
     affects: ClassVar[str] = "origin"
@@ -48,12 +47,11 @@ class SaveOriginalState(Step):
         return DropOriginalState(self.origin)
 
 
-@dataclass(frozen=True, slots=True)
-class DropOriginalState(Step):
+class DropOriginalState(Step, Value):
     """Drop the record of a function that has been given back."""
 
     origin: OriginalState
-    kind: Literal["forget-origin"] = "forget-origin"
+    kind: ClassVar[str] = "forget-origin"
 
     is_record: ClassVar[bool] = True
     needs_all_undone: ClassVar[bool] = True
@@ -78,14 +76,13 @@ class DropOriginalState(Step):
         return SaveOriginalState(self.origin)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeDriver(Step):
+class ChangeDriver(Step, Value):
     """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
 
     device: DeviceIdentity
     before: DriverState
     after: DriverState
-    kind: Literal["change-driver"] = "change-driver"
+    kind: ClassVar[str] = "change-driver"
 
     affects: ClassVar[str] = "driver"
 
@@ -149,13 +146,12 @@ def probe_file(state: DriverState) -> paths.HostPath:
     return paths.PCI_DRIVERS / state.driver / "bind"
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseDriver(Step):
+class ReleaseDriver(Step, Value):
     """Take a function off a driver whose predecessor nobody recorded; the kernel picks the next."""
 
     device: DeviceIdentity
     before: DriverState
-    kind: Literal["release-driver"] = "release-driver"
+    kind: ClassVar[str] = "release-driver"
 
     affects: ClassVar[str] = "driver"
 
@@ -186,13 +182,12 @@ class ReleaseDriver(Step):
         return ChangeDriver(self.device, before=DriverState(None, None), after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitVfioNode(Step):
+class AwaitVfioNode(Step, Value):
     """Wait until a guest can open the IOMMU group (or the function's cdev)."""
 
     group: int
     device: DeviceIdentity
-    kind: Literal["await-vfio-node"] = "await-vfio-node"
+    kind: ClassVar[str] = "await-vfio-node"
 
     needs_udev: ClassVar[bool] = True
 
@@ -208,14 +203,13 @@ class AwaitVfioNode(Step):
         """None: waiting changes nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetResetMethod(Step):
+class SetResetMethod(Step, Value):
     """Choose how the kernel resets a function; the texts are lists such as `flr bus`."""
 
     device: DeviceIdentity
     before: str
     after: str
-    kind: Literal["set-reset-method"] = "set-reset-method"
+    kind: ClassVar[str] = "set-reset-method"
 
     is_setting: ClassVar[bool] = True
 
@@ -232,8 +226,7 @@ class SetResetMethod(Step):
         return SetResetMethod(self.device, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class ResetFunction(Step):
+class ResetFunction(Step, Value):
     """Reset a function. No state but an event: taken twice, it happens twice.
 
     `kept` are the command register and the BARs that it must have after; None where it slept.
@@ -241,7 +234,7 @@ class ResetFunction(Step):
 
     device: DeviceIdentity
     kept: str | None
-    kind: Literal["reset-function"] = "reset-function"
+    kind: ClassVar[str] = "reset-function"
 
     def describe(self) -> str:
         """One line for people."""
@@ -256,13 +249,12 @@ class ResetFunction(Step):
         return RequireAnswer(self.device, self.kept)
 
 
-@dataclass(frozen=True, slots=True)
-class RequireAnswer(Step):
+class RequireAnswer(Step, Value):
     """Make sure that a function answers on the bus, and is as it was before a reset."""
 
     device: DeviceIdentity
     kept: str | None
-    kind: Literal["require-answer"] = "require-answer"
+    kind: ClassVar[str] = "require-answer"
 
     def describe(self) -> str:
         """One line for people."""

@@ -9,8 +9,9 @@ screen that is switched on.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import PciAddress

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.errors import HostError
@@ -14,6 +15,7 @@ from vfiomgr.pci.model import UNKNOWN_CALL, Bar, DeviceIdentity, PciAddress, Pci
 from vfiomgr.pci.nodes import nodes_of
 from vfiomgr.pci.original_state import DriverState
 from vfiomgr.pci.vpd import read_serial
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -319,8 +321,7 @@ def _is_there(tree: HostTree, name: str) -> bool:
     return tree.exists(paths.PCI_DEVICES / name)
 
 
-@dataclass(frozen=True, slots=True)
-class Locked:
+class Locked(Value):
     """What a function shows under its lock; or what the kernel has not returned from meanwhile."""
 
     driver_override: str | None

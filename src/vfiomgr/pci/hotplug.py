@@ -10,11 +10,11 @@ import os
 import select
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,7 @@ _BUFFER = 1 << 23
 """Bytes; a scan of a bus announces all of its functions at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Value):
     """A function that the kernel has just found, as its announcement describes it."""
 
     address: PciAddress
@@ -40,7 +39,7 @@ class Arrival:
 
     def is_of(self, device: DeviceIdentity) -> bool:
         """Whether it is the device of an identity."""
-        return all(getattr(self, name) == getattr(device, name) for name in self.__slots__)
+        return all(getattr(self, name) == getattr(device, name) for name in self.__struct_fields__)
 
 
 class HotplugEvents:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.model import is_address
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +23,7 @@ HARMLESS_DRIVERS = frozenset({"pcieport", "pci-stub"})
 """Drivers that do no DMA of their own (`driver_managed_dma`), and so never spoil a group."""
 
 
-@dataclass(frozen=True, slots=True)
-class IommuGroup:
+class IommuGroup(Value):
     """`/sys/kernel/iommu_groups/<number>`; `members` are PCI addresses and other device names."""
 
     number: int
@@ -52,8 +53,7 @@ class IommuGroup:
         return self.name == "vfio-noiommu" and self.has_pci_members
 
 
-@dataclass(frozen=True, slots=True)
-class IommuState:
+class IommuState(Value):
     """Whether devices are isolated on this host, and the evidence."""
 
     units: tuple[str, ...]
@@ -70,8 +70,7 @@ class IommuState:
         return self.has_groups
 
 
-@dataclass(frozen=True, slots=True)
-class VfioState:
+class VfioState(Value):
     """Parameters of VFIO's modules that decide what may be bound."""
 
     is_noiommu_on: bool = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from msgspec.structs import replace
+
 from vfiomgr.errors import UsageError
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,15 +38,40 @@ _DENIED = frozenset(
 )
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class PciAddress:
+class PciAddress(tuple[int, int, int, int]):
     """domain:bus:device.function; compared as numbers, the domain up to 32 bits wide."""
 
-    domain: int
-    bus: int
-    device: int
-    function: int
+    __slots__ = ()
+    __match_args__ = ("domain", "bus", "device", "function")
     is_text_in_documents: ClassVar[bool] = True
+
+    def __new__(cls, domain: int, bus: int, device: int, function: int) -> Self:
+        """The numbers as they are."""
+        return super().__new__(cls, (domain, bus, device, function))
+
+    def __getnewargs__(self) -> tuple[int, int, int, int]:
+        """For copies."""
+        return (self[0], self[1], self[2], self[3])
+
+    @property
+    def domain(self) -> int:
+        """The PCI domain, 0 on most hosts."""
+        return self[0]
+
+    @property
+    def bus(self) -> int:
+        """The number of the bus, 0 to 255."""
+        return self[1]
+
+    @property
+    def device(self) -> int:
+        """The number of the device on its bus, 0 to 31."""
+        return self[2]
+
+    @property
+    def function(self) -> int:
+        """The number of the function, 0 to 7."""
+        return self[3]
 
     @classmethod
     def parse(cls, text: str, known: Iterable[PciAddress] = ()) -> Self:
@@ -83,7 +110,11 @@ class PciAddress:
 
     def __str__(self) -> str:
         """As the kernel writes it: at least four digits of domain."""
-        return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
+        return "{:04x}:{:02x}:{:02x}.{:x}".format(*self)
+
+    def __repr__(self) -> str:
+        """For developers."""
+        return f"PciAddress({self})"
 
     @property
     def slot(self) -> tuple[int, int, int]:
@@ -91,17 +122,25 @@ class PciAddress:
         return (self.domain, self.bus, self.device)
 
     @classmethod
+    def from_document(cls, value: object) -> Self:
+        """Read what a document has.
+
+        Raises:
+            ValueError: it is not the text of an address.
+
+        """
+        try:
+            return cls.parse(str(value))
+        except UsageError as error:
+            raise ValueError(error.message) from None
+
+    @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:  # noqa: ANN401 - pydantic's own hook
         """In documents an address is a string."""
         from pydantic_core import core_schema  # noqa: PLC0415 - documents only
 
         def validate(value: object) -> PciAddress:
-            if isinstance(value, PciAddress):
-                return value
-            try:
-                return cls.parse(str(value))
-            except UsageError as error:
-                raise ValueError(error.message) from None
+            return value if isinstance(value, PciAddress) else cls.from_document(value)
 
         return core_schema.no_info_plain_validator_function(
             validate, serialization=core_schema.to_string_ser_schema()
@@ -123,8 +162,7 @@ def is_vfio_driver(name: str | None) -> bool:
     return name is not None and "vfio" in name
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceIdentity:
+class DeviceIdentity(Value):
     """What makes a function the same one after a reboot or a hot-plug."""
 
     address: PciAddress
@@ -148,8 +186,7 @@ class DeviceIdentity:
         return f"{self.address} [{self.vendor_id}:{self.device_id} {self.subsystem_id}]{serial}"
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Value):
     """A base address register that decodes memory or ports; `size` in bytes."""
 
     index: int
@@ -160,8 +197,7 @@ class Bar:
     is_prefetchable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PciDevice:
+class PciDevice(Value):
     """One PCI function; identifiers are hexadecimal without prefix, as in pci.ids."""
 
     address: PciAddress

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath
 from vfiomgr.units import parse_cpulist
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-@dataclass(frozen=True, slots=True)
-class HugepagePool:
+class HugepagePool(Value):
     """The huge pages of one size on a node: how many there are, and how many nobody has."""
 
     page_bytes: int
@@ -22,8 +21,7 @@ class HugepagePool:
     free: int
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Value):
     """`/sys/devices/system/node/node<number>`; one without CPUs or without memory is a node too."""
 
     number: int
@@ -41,8 +39,7 @@ class NumaNode:
         return next((pool for pool in self.hugepages if pool.page_bytes == page_bytes), None)
 
 
-@dataclass(frozen=True, slots=True)
-class HostTopology:
+class HostTopology(Value):
     """Nodes and processors of a host."""
 
     nodes: tuple[NumaNode, ...]
@@ -55,10 +52,6 @@ class HostTopology:
     def node(self, number: int | None) -> NumaNode | None:
         """The node of a number."""
         return next((node for node in self.nodes if node.number == number), None)
-
-
-PARTS: tuple[Any, ...] = (HostTopology, NumaNode, HugepagePool)
-"""The values that a snapshot holds."""
 
 
 NODES = HostPath("/sys/devices/system/node")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
@@ -12,14 +11,14 @@ from vfiomgr.errors import VfiomgrError
 from vfiomgr.host.own_files import NotARecord, read_own
 from vfiomgr.paths import STATE
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class DriverState:
+class DriverState(Value):
     """Which driver has a function, and why; None of the attributes below means: as it comes."""
 
     driver: str | None
@@ -45,8 +44,7 @@ class DriverState:
         return f"{name} (driver_override {self.driver_override})" if self.driver_override else name
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalState:
+class OriginalState(Value):
     """The first state of a function; good for the boot and the device that it was recorded of."""
 
     device: DeviceIdentity

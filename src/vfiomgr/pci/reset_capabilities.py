@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.paths import PCI_SLOTS, pci_device
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,8 +41,7 @@ _FLRESET, _TP_AND_FLR, _NO_SOFT_RESET = 0x10, 0x03, 0x08
 _POWER_MANAGEMENT, _PCI_EXPRESS, _ADVANCED_FEATURES = 0x01, 0x10, 0x13
 
 
-@dataclass(frozen=True, slots=True)
-class ResetCapabilities:
+class ResetCapabilities(Value):
     """What the configuration space of one function says (include/uapi/linux/pci_regs.h)."""
 
     address: PciAddress

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +25,7 @@ _NAMES = {"xe_vfio_pci": "xe-vfio-pci"}
 """Drivers that are not named as their modules (KBUILD_MODNAME in drivers/vfio/pci/*/main.c)."""
 
 
-@dataclass(frozen=True, slots=True)
-class VfioVariant:
+class VfioVariant(Value):
     """A module with a `vfio_pci:` alias (MODULE_DEVICE_TABLE of drivers/vfio/pci/*)."""
 
     alias: str

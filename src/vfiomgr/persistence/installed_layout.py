@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
+from vfiomgr.value import Value
 
 DIRECTORY = HostPath("/etc/vfiomgr")
 FILE = DIRECTORY / "layout.yaml"
@@ -37,8 +37,7 @@ _SETTLE = 60
 _BARE = re.compile(r"[A-Za-z0-9._+@:/-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenRule:
+class WrittenRule(Value):
     """A file of udev's rules that was written for a layout, or that must not be there for it."""
 
     path: str
@@ -57,8 +56,7 @@ class WrittenRule:
         return self.sha256 == (None if text is None else digest_of(text))
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledLayout:
+class InstalledLayout(Value):
     """What is to be known of an installed layout, so that exactly that can be taken back."""
 
     name: str

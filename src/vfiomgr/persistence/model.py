@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,8 +32,7 @@ _CLASS = re.compile(r"[0-9a-f]{6}")
 _DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:._@/-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class PersistedBinding:
+class PersistedBinding(Value):
     """One function that goes to a VFIO driver whenever the kernel finds it."""
 
     device: DeviceIdentity
@@ -51,8 +51,7 @@ class PersistedBinding:
         return device is not None and self.device.is_same_as(device)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverctlOverride:
+class DriverctlOverride(Value):
     """An entry of /etc/driverctl.d: driverctl knows an address, not which device is there."""
 
     address: PciAddress
@@ -84,8 +83,7 @@ def render_rule(binding: PersistedBinding) -> str:
     import json  # noqa: PLC0415 - `list` needs none
 
     _require_plain(binding)
-    record = {"api_version": _VERSION, **asdict(binding)}
-    record["device"]["address"] = str(binding.address)
+    record = {"api_version": _VERSION, **to_jsonable(binding)}
     return "\n".join(
         [
             f"# vfiomgr: {binding.address} goes to {binding.driver}.",
@@ -251,8 +249,7 @@ done
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Initramfs:
+class Initramfs(Value):
     """What the configuration of the host's tool says; names of modules with `_` for `-`."""
 
     tool: Tool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from vfiomgr.persistence.model import (
 )
 from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
 from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,8 +110,7 @@ def removal_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterat
 LOCK = "persistence"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Value):
     """What persistence adds to a plan."""
 
     steps: tuple[Step, ...] = ()

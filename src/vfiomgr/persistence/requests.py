@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetPersisted(Request):
+class ForgetPersisted(Request, Value):
     """Remove the rules of functions, of all with `every`; nothing moves now."""
 
     addresses: tuple[PciAddress, ...] = ()
     every: bool = False
     update_initramfs: bool = False
-    kind: Literal["forget-persisted"] = "forget-persisted"
+    kind: ClassVar[str] = "forget-persisted"
 
 
-@dataclass(frozen=True, slots=True)
-class ImportDriverctl(Request):
+class ImportDriverctl(Request, Value):
     """Take over what driverctl keeps for VFIO drivers; nothing moves now."""
 
     update_initramfs: bool = False
     program: str | None = None
-    kind: Literal["import-driverctl"] = "import-driverctl"
+    kind: ClassVar[str] = "import-driverctl"
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(Value):
     """A file's whole text before and after; None where there is none."""
 
     path: str
@@ -38,8 +35,7 @@ class FileChange:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeFiles(Request):
+class ChangeFiles(Request, Value):
     """Exchange files of the host's configuration, in this order, all or none.
 
     A file may be exchanged several times. Devices have no part in it: no kernel need be there.
@@ -51,7 +47,7 @@ class ChangeFiles(Request):
     notes: tuple[str, ...] = ()
     already: tuple[str, ...] = ()
     """What is told where there is nothing to change."""
-    kind: Literal["change-files"] = "change-files"
+    kind: ClassVar[str] = "change-files"
 
     is_about_files: ClassVar[bool] = True
 

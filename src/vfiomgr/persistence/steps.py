@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.engine.step import DEADLINE, Step
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.engine.step import Topic
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaceFile(Step):
+class ReplaceFile(Step, Value):
     """Exchange the whole text of a file of the host's configuration; None where there is none."""
 
     path: str
     before: str | None
     after: str | None
     mode: int = 0o644
-    kind: Literal["replace-file"] = "replace-file"
+    kind: ClassVar[str] = "replace-file"
 
     deadline: ClassVar[float | None] = DEADLINE
     """The readers of the file have their own, which is shorter."""
@@ -50,15 +49,14 @@ class ReplaceFile(Step):
         return ReplaceFile(self.path, before=self.after, after=self.before, mode=self.mode)
 
 
-@dataclass(frozen=True, slots=True)
-class SetNodeAccess(Step):
+class SetNodeAccess(Step, Value):
     """Give the nodes through which a guest opens a function to a user."""
 
     device: DeviceIdentity
     group: int | None
     before: NodeAccess
     after: NodeAccess
-    kind: Literal["set-node-access"] = "set-node-access"
+    kind: ClassVar[str] = "set-node-access"
 
     def describe(self) -> str:
         """One line for people."""
@@ -76,12 +74,11 @@ class SetNodeAccess(Step):
         return SetNodeAccess(self.device, self.group, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class RebuildInitramfs(Step):
+class RebuildInitramfs(Step, Value):
     """Make the host's initramfs anew, from the configuration as it is then."""
 
     command: tuple[str, ...]
-    kind: Literal["rebuild-initramfs"] = "rebuild-initramfs"
+    kind: ClassVar[str] = "rebuild-initramfs"
 
     deadline: ClassVar[float | None] = 900.0
     """An image for each installed kernel is made and compressed."""

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+import json
+from typing import Any
 
-from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
-from vfiomgr.documents.reader import first_error, read_values
+from vfiomgr.check.model import Readiness
+from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
+from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.reader import misfit_in, read_values
+from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.host.accounts import NodeAccess
-from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
-from vfiomgr.pci.model import Bar, DeviceIdentity, PciDevice
-from vfiomgr.pci.original_state import DriverState, OriginalState
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse, NodeFact
-from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, WedgedFunction
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from vfiomgr.pci.numa import HostTopology
+from vfiomgr.pci.reset_capabilities import ResetCapabilities
+from vfiomgr.pci.vfio_drivers import VfioVariant
+from vfiomgr.persistence.model import Initramfs
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.vgpu.mig.model import GpuPartition
+from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 KIND = "HostSnapshot"
 
-_PARTS: tuple[Any, ...] = (
-    HostSnapshot,
-    DeviceUser,
-    HostUse,
-    IommuState,
-    IommuGroup,
-    PciDevice,
-    Bar,
-    DeviceIdentity,
-    OriginalState,
-    DriverState,
-    VgpuParent,
-    VgpuType,
-    Vgpu,
-    GpuMode,
-    WedgedFunction,
-    VfioState,
-    NodeFact,
-    NodeAccess,
-)
+_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        CdiFile,
+        DefinitionFacts,
+        DefinitionProblem,
+        FunctionQuotas,
+        GpuPartition,
+        GpuQuotas,
+        HostTopology,
+        Initramfs,
+        Readiness,
+        ResetCapabilities,
+        TextFile,
+        VfioVariant,
+    )
+}
+"""Of the fields of a snapshot; its own module does not import them, for the sake of lists."""
 
 
 def write_snapshot(snapshot: HostSnapshot) -> str:
     """The snapshot as a JSON document."""
-    import json  # noqa: PLC0415 - slow to import, and lists need none
-
     document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
     return json.dumps(document, indent=2) + "\n"
 
@@ -69,37 +67,9 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
     return _validated(document, text, source, remedy)
 
 
-@functools.cache
-def _adapter() -> TypeAdapter[HostSnapshot]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - documents only
-
-    from vfiomgr.check.model import PARTS, Readiness  # noqa: F401, PLC0415
-    from vfiomgr.containers.cdi.model import CdiFile  # noqa: PLC0415
-
-    # pydantic looks for the names of fields' types among those of this function.
-    from vfiomgr.definitions.model import kept  # noqa: PLC0415
-    from vfiomgr.definitions.model.kept import DefinitionFacts  # noqa: F401, PLC0415
-    from vfiomgr.documents.text_file import TextFile  # noqa: PLC0415
-    from vfiomgr.pci import numa  # noqa: PLC0415
-    from vfiomgr.pci.numa import HostTopology  # noqa: F401, PLC0415
-    from vfiomgr.pci.reset_capabilities import ResetCapabilities  # noqa: PLC0415
-    from vfiomgr.pci.vfio_drivers import VfioVariant  # noqa: PLC0415
-    from vfiomgr.persistence.model import Initramfs  # noqa: PLC0415
-    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile  # noqa: PLC0415
-    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, QuotaAttribute  # noqa: PLC0415
-
-    gpus = (GpuPartition, GpuInstance, InstanceProfile, GpuQuotas, FunctionQuotas, QuotaAttribute)
-    others = (CdiFile, Initramfs, TextFile, ResetCapabilities, VfioVariant)
-    for part in (*_PARTS, *PARTS, *kept.PARTS, *numa.PARTS, *gpus, *others):
-        part.__pydantic_config__ = {"extra": "forbid"}
-    return TypeAdapter(HostSnapshot)
-
-
 def _validated(document: dict[str, Any], text: str, source: str, remedy: str) -> HostSnapshot:
-    from pydantic import ValidationError  # noqa: PLC0415 - documents only
-
     try:
-        return _adapter().validate_python(document)
-    except ValidationError as error:
-        message = f"{source}:{first_error(error, text)}"
+        return from_jsonable(HostSnapshot, document, _TYPES)
+    except Misfit as error:
+        message = f"{source}:{misfit_in(error, text)}"
         raise InvalidDocument(message, remedy) from None

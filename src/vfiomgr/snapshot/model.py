@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec import field
 
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import UnknownDevice
@@ -13,6 +14,7 @@ from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.pci.original_state import OriginalState
+from vfiomgr.value import Value
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction
 
 if TYPE_CHECKING:
@@ -41,8 +43,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUser:
+class DeviceUser(Value):
     """A process that has a device node open."""
 
     node: str
@@ -63,8 +64,7 @@ class DeviceUser:
         return f"{self.command} ({place})"
 
 
-@dataclass(frozen=True, slots=True)
-class HostUse:
+class HostUse(Value):
     """Something of the host itself that would break without the function."""
 
     address: PciAddress
@@ -74,16 +74,14 @@ class HostUse:
     """The command that ends this use; empty where none is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFact:
+class NodeFact(Value):
     """A node of VFIO and who may open it."""
 
     path: str
     access: NodeAccess
 
 
-@dataclass(frozen=True)
-class HostSnapshot:
+class HostSnapshot(Value, dict=True):
     """The facts of a host at one moment; devices, groups and vGPUs sorted by number."""
 
     kernel_release: str | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser
 from vfiomgr.snapshot.uses.below import functions_below
 from vfiomgr.snapshot.uses.mounts import remote_places
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -102,8 +102,7 @@ def _shows_all(tree: HostTree) -> bool:
     return namespace == _FIRST_NAMESPACE
 
 
-@dataclass(frozen=True, slots=True)
-class _DiskNode:
+class _DiskNode(Value):
     """A node of a disk, a partition, a volume or a controller, and the functions below it."""
 
     node: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
@@ -14,6 +15,7 @@ from vfiomgr.passthrough import guards
 from vfiomgr.sriov import quota_changes
 from vfiomgr.sriov.requests import ChangeQuotas
 from vfiomgr.sriov.steps import SetQuotas
+from vfiomgr.value import Value
 from vfiomgr.vgpu.quota.model import AUTO, PHYSICAL_PRIORITY, in_bytes, is_met, is_of_memory
 from vfiomgr.vgpu.quota.refusals import impossible, incomplete, too_much
 
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import GpuQuotas, VfQuota
 
 
-@dataclass(frozen=True, slots=True)
-class Provision:
+class Provision(Value):
     """What a change of the number of virtual functions does to their quotas."""
 
     opening: tuple[Step, ...] = ()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace
 from vfiomgr.vgpu.quota.model import VfQuota
 
 
-@dataclass(frozen=True, slots=True)
-class SetVirtualFunctions(Request):
+class SetVirtualFunctions(Request, Value):
     """Have a number of virtual functions on a physical one; those that exist all go."""
 
     address: PciAddress
@@ -29,7 +28,7 @@ class SetVirtualFunctions(Request):
     """What each of them gets of the GPU; None: what its driver gives."""
     priority_after: str | None = None
     """As `autoprobe_after`: of the physical function, which has that of all others for a moment."""
-    kind: Literal["set-virtual-functions"] = "set-virtual-functions"
+    kind: ClassVar[str] = "set-virtual-functions"
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -39,8 +38,7 @@ class SetVirtualFunctions(Request):
         return (self.address,)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeQuotas(Request):
+class ChangeQuotas(Request, Value):
     """Give the functions of a GPU, or one of them, another share of it while they are there."""
 
     address: PciAddress
@@ -50,7 +48,7 @@ class ChangeQuotas(Request):
     """Of the physical function itself."""
     priority_after: str | None = None
     """None: the physical function's own is as it is; else what a run that was cut off had found."""
-    kind: Literal["change-quotas"] = "change-quotas"
+    kind: ClassVar[str] = "change-quotas"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

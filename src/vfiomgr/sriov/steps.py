@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.engine.step import Step
 from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.value import Value
 from vfiomgr.vgpu.quota.model import QUANTITIES, in_bytes
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ ALL = -1
 """In the place of a function's number: all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaChange:
+class QuotaChange(Value):
     """One attribute, by its path below the directory of the GPU's quotas."""
 
     name: str
@@ -36,8 +35,7 @@ class QuotaChange:
         return QuotaChange(self.name, before=self.after, after=self.before, shown=self.shown)
 
 
-@dataclass(frozen=True, slots=True)
-class SetQuotas(Step):
+class SetQuotas(Step, Value):
     """Give a function of a GPU its share; where before and after are the same, make sure of it."""
 
     device: DeviceIdentity
@@ -45,7 +43,7 @@ class SetQuotas(Step):
     function: int
     """0 is the physical function, virtual ones count from 1."""
     changes: tuple[QuotaChange, ...]
-    kind: Literal["set-quotas"] = "set-quotas"
+    kind: ClassVar[str] = "set-quotas"
 
     @property
     def topic(self) -> Topic:
@@ -105,14 +103,13 @@ def _in_words(change: QuotaChange) -> str:
     return f"{name} {shown}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetAutoprobe(Step):
+class SetAutoprobe(Step, Value):
     """Let host drivers take the virtual functions that are made from now on, or not."""
 
     device: DeviceIdentity
     before: bool
     after: bool
-    kind: Literal["set-autoprobe"] = "set-autoprobe"
+    kind: ClassVar[str] = "set-autoprobe"
 
     is_setting: ClassVar[bool] = True
 
@@ -131,8 +128,7 @@ class SetAutoprobe(Step):
         return SetAutoprobe(self.device, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class SetVfCount(Step):
+class SetVfCount(Step, Value):
     """Have so many virtual functions; the kernel wants 0 between two other numbers.
 
     With `shares` the driver forgets their quotas with them, so that these are set before they are
@@ -143,7 +139,7 @@ class SetVfCount(Step):
     before: int
     after: int
     shares: tuple[SetQuotas, ...] = ()
-    kind: Literal["set-vf-count"] = "set-vf-count"
+    kind: ClassVar[str] = "set-vf-count"
 
     affects: ClassVar[str] = "functions"
 

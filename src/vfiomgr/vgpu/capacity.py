@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.capacity import seats
 from vfiomgr.vgpu.mig.model import GpuPartition, counted
 from vfiomgr.vgpu.mig.placement import more_of
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _VENDOR_DRIVER = "nvidia"
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Value):
     """What a GPU has room for, of one type."""
 
     type: VgpuType
@@ -40,8 +39,7 @@ class Capacity:
     """How many more besides, in GPU instances (MIG) that would have to be made for them."""
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Value, dict=True):
     """A GPU (or another device that makes vGPUs) with its parents and its instances."""
 
     name: str

@@ -6,11 +6,13 @@ Lines are those of the text that a domain was read from, counted from 1.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -23,8 +25,7 @@ NO_ROM = "off"
 """As the path of an option ROM: the guest sees none."""
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class GuestAddress:
+class GuestAddress(Value, order=True):
     """Where a function sits in the guest; `bus` is the index of a PCI controller."""
 
     bus: int
@@ -34,8 +35,7 @@ class GuestAddress:
     domain: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DomainHostdev:
+class DomainHostdev(Value):
     """A device of the host in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""
 
     line: int
@@ -78,8 +78,7 @@ class DomainHostdev:
         return not self.is_unassigned and self.element != "disk"
 
 
-@dataclass(frozen=True, slots=True)
-class HostdevOptions:
+class HostdevOptions(Value):
     """How a device is given to a guest."""
 
     is_managed: bool = False
@@ -105,8 +104,7 @@ class HostdevOptions:
     """What the guest sees as its subsystem, `17aa:3aff`, where a driver asks for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRequest:
+class DeviceRequest(Value):
     """A device of the host, by its address or UUID, as a user names it."""
 
     name: str
@@ -115,8 +113,7 @@ class DeviceRequest:
     """Whether the other functions of its slot stay out."""
 
 
-@dataclass(frozen=True, slots=True)
-class QemuProperty:
+class QemuProperty(Value):
     """A property of QEMU's device that libvirt has no word for (`<qemu:override>`)."""
 
     name: str
@@ -124,8 +121,7 @@ class QemuProperty:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class GuestHostdev:
+class GuestHostdev(Value):
     """A device of the host with its place in the guest; `title` is what pci.ids calls it."""
 
     device: DomainHostdev
@@ -138,8 +134,7 @@ HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 """What libvirt has for mediated devices, by the API that they serve."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestDevice:
+class GuestDevice(Value):
     """One device of a guest; of a mediated device `functions` are none."""
 
     functions: tuple[PciDevice, ...]

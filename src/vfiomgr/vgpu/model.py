@@ -7,11 +7,11 @@ of its virtual functions), or a virtual function that the vendor's driver expose
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.paths import RUNTIME
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,8 +50,7 @@ _HALF = 512
 """MiB of a vGPU whose name says 0 GiB, e.g. `GRID M60-0B`."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuType:
+class VgpuType(Value):
     """A type of vGPU as its driver tells of it; None where nothing says."""
 
     id: str
@@ -180,8 +179,7 @@ def _number(text: str | None) -> int | None:
     return int(found[0]) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuParent:
+class VgpuParent(Value):
     """A place where instances are made: a PCI address or the name of a virtual device."""
 
     name: str
@@ -207,8 +205,7 @@ class VgpuParent:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMode:
+class GpuMode(Value):
     """How a GPU divides its memory, as nvidia-smi tells; None where it does not."""
 
     gpu: str
@@ -223,16 +220,14 @@ class GpuMode:
     """What MIG will be after a reset of the GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class WedgedFunction:
+class WedgedFunction(Value):
     """A virtual function that rejected a type which its driver went on offering."""
 
     name: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Vgpu:
+class Vgpu(Value):
     """One active instance; a mediated device has a UUID, a virtual function its address alone."""
 
     uuid: str | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid as uuids
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from vfiomgr.engine.run import Outcome
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 
-@dataclass(frozen=True, slots=True)
 class VgpuOutcome(Outcome):
     """What a run did, and to which vGPUs: UUIDs, or addresses of virtual functions."""
 

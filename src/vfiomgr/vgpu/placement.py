@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Option, Remedy
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import Capacity, Gpu, by_number, gpus, in_order, room, why_none_is_free
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 _MOST_REASONS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Value):
     """Where one instance is made, of which type."""
 
     gpu: Gpu
@@ -31,8 +32,7 @@ class Placement:
     type: VgpuType
 
 
-@dataclass(frozen=True, slots=True)
-class Placements:
+class Placements(Value):
     """The places of all instances of a request, and why they are not elsewhere."""
 
     places: tuple[Placement, ...]

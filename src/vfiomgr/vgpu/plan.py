@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.snapshot.model import HostUse
 from vfiomgr.vgpu.mig.sriov_manage import makes_by_program

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.request import Request
+from vfiomgr.value import Value
 
 Strategy = Literal["pack", "spread"]
 """Fill one GPU after the other, or give each the same number of vGPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class CreateVgpu(Request):
+class CreateVgpu(Request, Value):
     """Make vGPUs: as many as there are UUIDs, all or none."""
 
     uuids: tuple[str, ...]
@@ -30,13 +29,12 @@ class CreateVgpu(Request):
     strategy: Strategy = "pack"
     places: tuple[tuple[str, str], ...] = ()
     """Parent and type of each, where they were chosen before: a run that is to be finished."""
-    kind: Literal["create-vgpu"] = "create-vgpu"
+    kind: ClassVar[str] = "create-vgpu"
 
     needs_gpu_modes: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveVgpu(Request):
+class RemoveVgpu(Request, Value):
     """Remove vGPUs, by UUID or the address of a virtual function."""
 
     names: tuple[str, ...] = ()
@@ -45,4 +43,4 @@ class RemoveVgpu(Request):
     parent: str | None = None
     """With `every`: of this device alone."""
     allow: frozenset[Override] = frozenset()
-    kind: Literal["remove-vgpu"] = "remove-vgpu"
+    kind: ClassVar[str] = "remove-vgpu"

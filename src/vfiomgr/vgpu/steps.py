@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.engine.step import Step
 from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.value import Value
 from vfiomgr.vgpu.attributes import PARAMETERS
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
-@dataclass(frozen=True, slots=True)
-class SetVgpuAttribute(Step):
+class SetVgpuAttribute(Step, Value):
     """Write an attribute of a vGPU; `before` is None where nobody knows what it read, or need to.
 
     So it is of a vGPU that the same plan makes: undone, the vGPU goes, and its attributes with it.
@@ -31,7 +30,7 @@ class SetVgpuAttribute(Step):
     """Its path below the directory."""
     before: str | None
     after: str
-    kind: Literal["set-vgpu-attribute"] = "set-vgpu-attribute"
+    kind: ClassVar[str] = "set-vgpu-attribute"
 
     @property
     def subject(self) -> str:
@@ -77,15 +76,14 @@ class SetVgpuAttribute(Step):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CreateMdev(Step):
+class CreateMdev(Step, Value):
     """Make a mediated device."""
 
     parent: str
     parent_path: str
     type_id: str
     uuid: str
-    kind: Literal["create-mdev"] = "create-mdev"
+    kind: ClassVar[str] = "create-mdev"
 
     affects: ClassVar[str] = "mdev"
 
@@ -117,15 +115,14 @@ class CreateMdev(Step):
         return RemoveMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveMdev(Step):
+class RemoveMdev(Step, Value):
     """Remove a mediated device."""
 
     parent: str
     parent_path: str
     type_id: str
     uuid: str
-    kind: Literal["remove-mdev"] = "remove-mdev"
+    kind: ClassVar[str] = "remove-mdev"
 
     affects: ClassVar[str] = "mdev"
 
@@ -152,14 +149,13 @@ class RemoveMdev(Step):
         return CreateMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
-@dataclass(frozen=True, slots=True)
-class SetVgpuType(Step):
+class SetVgpuType(Step, Value):
     """Make a virtual function a vGPU of a type of the vendor's driver, or none with the type 0."""
 
     device: DeviceIdentity
     before: int
     after: int
-    kind: Literal["set-vgpu-type"] = "set-vgpu-type"
+    kind: ClassVar[str] = "set-vgpu-type"
 
     @property
     def topic(self) -> Topic:

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tests.fakes.nvidia.cards import Card
 from tests.fakes.nvidia.rules import Rules, Seat
 from vfiomgr.paths import PCI_DEVICES
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.fakes.drivers import Drivers
-    from tests.fakes.nvidia.cards import VgpuKind
+    from tests.fakes.nvidia.cards import Card, VgpuKind
     from tests.fakes.nvidia.memory import GpuMemory
     from tests.fakes.nvidia.rules import Reason
     from tests.fakes.sysfs import Sysfs

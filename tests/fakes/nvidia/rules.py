@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from tests.fakes.nvidia.cards import VgpuKind
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.fakes.nvidia.cards import Card
+    from tests.fakes.nvidia.cards import Card, VgpuKind
 
 Reason = Literal["unknown", "mismatch", "full", "no instance"]
 _GIB = 1024

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.check.model import (
@@ -49,18 +49,18 @@ def facts(**known: Any) -> Readiness:
         distribution=None,
         has_driver_override=True,
     )
-    return dataclasses.replace(nothing, **known)
+    return replace(nothing, **known)
 
 
 def device(address: str = "0000:04:00.0", **changes: Any) -> PciDevice:
     """A GPU that differs from the plain one."""
-    return dataclasses.replace(pci_device(address), **changes)
+    return replace(pci_device(address), **changes)
 
 
 def host(*devices: PciDevice, readiness: Readiness | None = None, **changes: Any) -> HostSnapshot:
     """A host that differs from the plain one."""
     plain = host_of(*(devices or (pci_device(),)))
-    return dataclasses.replace(plain, readiness=readiness, **changes)
+    return replace(plain, readiness=readiness, **changes)
 
 
 def found(host: HostSnapshot, rule: str) -> Diagnostic | None:
@@ -128,7 +128,7 @@ def test_no_devices_no_verdict_about_the_iommu() -> None:
     (finding,) = check(host_of()).findings
     assert (finding.rule, finding.severity) == ("no-devices", "blocker")
     assert finding.evidence == ("/sys/bus/pci/devices: it is empty",)
-    closed = dataclasses.replace(host_of(), pci_unlisted="Permission denied")
+    closed = replace(host_of(), pci_unlisted="Permission denied")
     assert check(closed).findings[0].evidence == ("/sys/bus/pci/devices: Permission denied",)
 
 
@@ -172,7 +172,7 @@ def test_interrupt_remapping(known: dict[str, Any], expected: str | None) -> Non
 def test_interrupts_of_other_platforms_are_not_judged() -> None:
     known = facts(interrupt_chips=("PCI-MSI",))
     arm = host(readiness=known)
-    arm = dataclasses.replace(arm, iommu=dataclasses.replace(arm.iommu, units=("smmu3.0x1",)))
+    arm = replace(arm, iommu=replace(arm.iommu, units=("smmu3.0x1",)))
     assert severity(arm, "interrupt-remapping") is None
 
 
@@ -225,8 +225,8 @@ def test_no_iommu_mode() -> None:
     assert severity(host(readiness=facts(modules=(safe,))), "no-iommu-mode") is None
     unisolated = host(readiness=facts())
     (group,) = unisolated.groups
-    group = dataclasses.replace(group, name="vfio-noiommu")
-    finding = found(dataclasses.replace(unisolated, groups=(group,)), "no-iommu-mode")
+    group = replace(group, name="vfio-noiommu")
+    finding = found(replace(unisolated, groups=(group,)), "no-iommu-mode")
     assert finding is not None
     assert finding.evidence == ("/sys/kernel/iommu_groups/4/name: vfio-noiommu",)
 
@@ -273,7 +273,7 @@ def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: s
     )
     plain = host(readiness=known, pci_drivers=("nvidia",))
     assert severity(plain, "vfio-pci") == expected
-    registered = dataclasses.replace(plain, pci_drivers=("vfio-pci",))
+    registered = replace(plain, pci_drivers=("vfio-pci",))
     assert severity(registered, "vfio-pci") == "ok"
 
 
@@ -346,7 +346,7 @@ def test_a_function_on_vfio_shows_whether_there_are_cdevs(
 def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
     idle = KernelModule("nouveau", "loaded")
     assert severity(host(readiness=facts(modules=(idle,))), "nouveau") is None
-    driving = dataclasses.replace(idle, pci_drivers=("nouveau",))
+    driving = replace(idle, pci_drivers=("nouveau",))
     blacklist = ModuleSetting("/etc/modprobe.d/n.conf", "blacklist", "nouveau", "")
     known = facts(modules=(driving,), module_settings=(blacklist,), distribution=DEBIAN)
     finding = found(host(device(driver="nouveau"), readiness=known), "nouveau")
@@ -360,11 +360,11 @@ def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
 
 NOUVEAU = (KernelModule("nouveau", "loaded", ("nouveau",)),)
 CARD = device("0000:01:00.0", driver="nouveau", class_code="030000", iommu_group=1)
-CONSOLE = dataclasses.replace(CARD, is_boot_display=True)
+CONSOLE = replace(CARD, is_boot_display=True)
 OTHER_CONSOLE = device("0000:00:02.0", driver="i915", is_boot_display=True, vendor_id="8086")
 THEIRS = device("0000:04:00.0", driver="nouveau", class_code="030000")
 SECOND = device("0000:05:00.0", driver=None, iommu_group=5)
-THEIR_AUDIO = dataclasses.replace(THEIRS, address=PciAddress.parse("0000:04:00.1"))
+THEIR_AUDIO = replace(THEIRS, address=PciAddress.parse("0000:04:00.1"))
 
 
 @pytest.mark.parametrize(
@@ -509,16 +509,16 @@ IDS = "10de:25b6"
     ("ids", "functions", "left"),
     [
         (IDS, [BOUND, AUDIO], ["0000:04:00.1"]),
-        (IDS, [BOUND, dataclasses.replace(AUDIO, driver=None)], ["0000:04:00.1"]),
+        (IDS, [BOUND, replace(AUDIO, driver=None)], ["0000:04:00.1"]),
         (f"{IDS},10de:22ba", [BOUND, AUDIO], []),
-        (IDS, [BOUND, dataclasses.replace(AUDIO, driver="vfio-pci")], []),
+        (IDS, [BOUND, replace(AUDIO, driver="vfio-pci")], []),
         (IDS, [BOUND], []),
         ("10de:ffffffff", [BOUND, AUDIO], []),
         (f'"{IDS},10de:22ba"', [BOUND, AUDIO], []),
         (IDS, [device(is_boot_display=True), AUDIO], []),
-        (IDS, [BOUND, dataclasses.replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
-        (IDS, [BOUND, dataclasses.replace(AUDIO, bridge_path="pci0000:00")], ["0000:04:00.1"]),
-        (IDS, [BOUND, dataclasses.replace(AUDIO, iommu_group=5, bridge_path="pci0000:00")], []),
+        (IDS, [BOUND, replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
+        (IDS, [BOUND, replace(AUDIO, bridge_path="pci0000:00")], ["0000:04:00.1"]),
+        (IDS, [BOUND, replace(AUDIO, iommu_group=5, bridge_path="pci0000:00")], []),
     ],
 )
 def test_identifiers_that_leave_out_functions_of_the_slot(
@@ -544,11 +544,11 @@ def test_identifiers_that_mean_the_console() -> None:
 
 
 def test_twins_are_told_the_console_among_them_but_not_virtual_functions() -> None:
-    console = dataclasses.replace(TWIN, is_boot_display=True)
+    console = replace(TWIN, is_boot_display=True)
     finding = found(host(pci_device(), console), "twins")
     assert finding is not None
     assert finding.evidence[1].endswith(", the console")
-    virtual = dataclasses.replace(TWIN, physical_function=pci_device().address)
+    virtual = replace(TWIN, physical_function=pci_device().address)
     assert severity(host(pci_device(), virtual), "twins") is None
 
 
@@ -574,7 +574,7 @@ SWITCH = device(
     iommu_group=6,
     reset_method=(),
 )
-SWITCHES = (SWITCH, dataclasses.replace(SWITCH, address=PciAddress.parse("0000:07:00.0")))
+SWITCHES = (SWITCH, replace(SWITCH, address=PciAddress.parse("0000:07:00.0")))
 
 
 @pytest.mark.parametrize("rule", ["twins", "no-reset", "host-driver", "d3cold", "weak-reset"])

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, devices, edits, spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.defined_vgpus import vendor_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.document import render_specification
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 GPU = replace(pci_device(), driver="vfio-pci", vfio_device="vfio0", vfio_cdev=True)
 AUDIO = replace(
-    GPU, address=replace(GPU.address, function=1), class_code="040300", vfio_device="vfio1"
+    GPU, address=moved(GPU.address, function=1), class_code="040300", vfio_device="vfio1"
 )
 ON_HOST: dict[str, Any] = {"driver": "nvidia", "vfio_device": None}
 PGPU = OfferRequest("nvidia.com/pgpu")
@@ -30,7 +31,7 @@ PGPU = OfferRequest("nvidia.com/pgpu")
 def at(device: PciDevice, bus: int, number: int | None = None) -> PciDevice:
     """The same on another bus, in a group and with a cdev of its own number."""
     number = bus if number is None else number
-    address = replace(device.address, bus=bus)
+    address = moved(device.address, bus=bus)
     return replace(device, address=address, iommu_group=number, vfio_device=f"vfio{number}")
 
 
@@ -52,9 +53,9 @@ def nodes(host: HostSnapshot, wish: OfferRequest) -> list[list[str]]:
 
 def test_a_group_is_one_device_by_its_gpu_and_what_no_guest_can_take_is_left_out() -> None:
     spoilt = at(GPU, 5)
-    foreign = replace(spoilt, address=replace(spoilt.address, function=1), **ON_HOST)
-    audio_first = replace(AUDIO, address=replace(AUDIO.address, function=0))
-    gpu_second = replace(GPU, address=replace(GPU.address, function=1))
+    foreign = replace(spoilt, address=moved(spoilt.address, function=1), **ON_HOST)
+    audio_first = replace(AUDIO, address=moved(AUDIO.address, function=0))
+    gpu_second = replace(GPU, address=moved(GPU.address, function=1))
     host = with_nodes(host_of(audio_first, gpu_second, spoilt, foreign))
     assert json.loads(render_specification(specification_of(host, PGPU))) == {
         "cdiVersion": "0.5.0",
@@ -75,7 +76,7 @@ def test_the_control_node_is_of_the_kind_since_runtime_rs_plugs_each_node_of_a_d
 
 
 def test_cdevs_come_all_of_a_group_and_iommu_for_who_opens_them_inside_alone() -> None:
-    both = replace(GPU, address=replace(GPU.address, function=1))
+    both = replace(GPU, address=moved(GPU.address, function=1))
     host = with_nodes(host_of(replace(AUDIO, address=GPU.address), both))
     wish = replace(PGPU, node="cdev")
     assert nodes(host, wish) == [["/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"], []]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.containers.cdi_cases import spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, ON_HOST, at, with_nodes
 from tests.unit.devices import host_of
@@ -51,7 +52,7 @@ def names(host: HostSnapshot, path: str = OWN) -> list[str]:
     return [device["name"] for device in json.loads(text or "")["devices"]]
 
 
-def moved(host: HostSnapshot, now: HostSnapshot) -> HostSnapshot:
+def changed(host: HostSnapshot, now: HostSnapshot) -> HostSnapshot:
     """Another state of the devices, with the files that were there."""
     return replace(now, cdi_files=host.cdi_files)
 
@@ -71,7 +72,7 @@ def test_a_second_run_changes_nothing_and_says_so() -> None:
 
 
 def test_without_addresses_the_file_has_what_is_ready_and_nothing_else() -> None:
-    host = moved(written(HOST, PGPU), LESS)
+    host = changed(written(HOST, PGPU), LESS)
     made = plan(host, WriteCdi(PGPU))
     assert made.notes == ("nvidia.com/pgpu=0000:05:00.0 goes",)
     assert names(done(host, WriteCdi(PGPU))) == ["0000:04:00.0"]
@@ -82,7 +83,7 @@ def test_addresses_come_to_what_is_there() -> None:
     host = written(HOST, second)
     assert names(host) == ["0000:05:00.0"]
     assert names(written(host, first)) == ["0000:04:00.0", "0000:05:00.0"]
-    assert names(written(moved(host, LESS), first)) == ["0000:04:00.0"], "the other is stale"
+    assert names(written(changed(host, LESS), first)) == ["0000:04:00.0"], "the other is stale"
 
 
 def test_numbers_are_those_of_all_that_is_ready_so_that_none_takes_anothers() -> None:
@@ -93,7 +94,7 @@ def test_numbers_are_those_of_all_that_is_ready_so_that_none_takes_anothers() ->
 
 
 def test_the_order_of_a_file_does_not_depend_on_who_came_first() -> None:
-    wide = replace(GPU, address=replace(GPU.address, domain=0x10000), iommu_group=99)
+    wide = replace(GPU, address=moved(GPU.address, domain=0x10000), iommu_group=99)
     host = with_nodes(host_of(GPU, AUDIO, wide))
     named = [replace(PGPU, addresses=(d.address,)) for d in (wide, GPU)]
     assert plan(written(host, *named), WriteCdi(PGPU)).is_empty
@@ -101,7 +102,7 @@ def test_the_order_of_a_file_does_not_depend_on_who_came_first() -> None:
 
 def test_a_name_that_comes_to_mean_another_device_is_told() -> None:
     wish = replace(PGPU, name_by="index")
-    host = moved(written(HOST, wish), with_nodes(host_of(OTHER)))
+    host = changed(written(HOST, wish), with_nodes(host_of(OTHER)))
     assert plan(host, WriteCdi(wish)).notes == (
         "nvidia.com/pgpu=0 is another device",
         "nvidia.com/pgpu=1 goes",
@@ -115,7 +116,7 @@ def test_one_group_under_another_name_takes_the_place_of_the_first() -> None:
 
 
 def test_an_empty_file_is_not_left_behind() -> None:
-    host = moved(written(HOST, PGPU), NONE)
+    host = changed(written(HOST, PGPU), NONE)
     made = plan(host, WriteCdi(PGPU))
     assert made.steps == (ReplaceFile(OWN, host.cdi_files[0].text, None),)
     assert any("without devices" in note for note in made.notes)
@@ -220,7 +221,7 @@ def test_what_was_put_into_a_file_by_hand_is_told_before_it_goes() -> None:
 def test_numbers_that_are_published_stay_and_others_take_free_ones() -> None:
     first = at(GPU, 1)
     wish = replace(PGPU, name_by="index")
-    host = moved(written(HOST, wish), with_nodes(host_of(first, GPU, AUDIO, OTHER)))
+    host = changed(written(HOST, wish), with_nodes(host_of(first, GPU, AUDIO, OTHER)))
     host = written(host, replace(wish, addresses=(first.address, OTHER.address)))
     (file,) = host.cdi_files
     groups = {
@@ -268,14 +269,14 @@ def test_devices_are_taken_out_by_name_and_the_last_takes_the_file_along() -> No
 
 
 def test_what_is_stale_goes_and_what_is_ready_stays() -> None:
-    host = moved(written(HOST, PGPU), LESS)
+    host = changed(written(HOST, PGPU), LESS)
     assert names(done(host, RemoveCdi(stale=True))) == ["0000:04:00.0"]
     assert plan(written(HOST, PGPU), RemoveCdi(stale=True)).is_empty
 
 
 def test_a_group_that_is_another_device_by_now_is_stale() -> None:
     """Numbers of groups may change with a boot."""
-    host = moved(written(HOST, PGPU), with_nodes(host_of(at(GPU, 4, 5), at(GPU, 5, 4))))
+    host = changed(written(HOST, PGPU), with_nodes(host_of(at(GPU, 4, 5), at(GPU, 5, 4))))
     assert plan(host, RemoveCdi(stale=True)).steps[0] == ReplaceFile(
         OWN, host.cdi_files[0].text, None
     )
@@ -323,7 +324,7 @@ def test_each_device_has_its_state() -> None:
         ("nvidia.com/pgpu=0000:04:00.0", "ready"),
         ("nvidia.com/pgpu=0000:05:00.0", "ready"),
     ]
-    (first, second) = entries(moved(host, LESS), {})
+    (first, second) = entries(changed(host, LESS), {})
     assert (first.state, second.state) == ("ready", "stale")
     assert "0000:05:00.0 is on nvidia" in (second.problem or "")
     (node,) = first.nodes

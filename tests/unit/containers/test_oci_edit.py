@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.unit.containers.oci_texts import DENIED, TEXTS, configuration
 from vfiomgr.containers.oci.edit import CDI_ANNOTATION, Edit, eject, inject

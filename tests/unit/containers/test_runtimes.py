@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.containerd import CRI, IMAGES, RUNTIME
 from tests.unit.engine.faults import Course, EveryFault

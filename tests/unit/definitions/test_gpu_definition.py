@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from vfiomgr.definitions.model.gpu import (
@@ -60,11 +60,11 @@ def test_what_may_be_left_out_is_as_it_comes() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": "vfiomgr/v2"}, "version: Input should be 'vfiomgr/v1'"),
-        ({"surprise": 1}, "surprise: Unexpected keyword argument"),
+        ({"version": "vfiomgr/v2"}, "version: Invalid enum value"),
+        ({"surprise": 1}, "surprise: there is no such field"),
         ({"virtual_functions": "many"}, "virtual_functions: "),
         ({"virtual_functions": 0}, "1 vGPUs need more than 0 functions"),
-        ({"gpu": {}}, r"gpu.address"),
+        ({"gpu": {}}, "gpu.address: the field is missing"),
         ({"vgpus": [{"address": "04", "type_id": "1"}]}, "vgpus.0.address: "),
         ({"vgpus": [{"address": "04:00.4", "type_id": "nvidia-1"}]}, "is no number of a type"),
         ({"vgpus": [{"address": "04:00.4", "type_id": "0"}]}, "is no number of a type"),

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from msgspec.structs import replace
 
 from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
 from vfiomgr.definitions.model.vgpu import (

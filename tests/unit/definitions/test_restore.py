@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.defined_vgpus import (
     AUTO,
@@ -127,7 +127,7 @@ def test_the_vendors_program_makes_its_functions_and_their_mode() -> None:
     mixed = replace(AUTOMATIC, heterogeneous=True)
     host = replace(without_functions(mixed, driver="nvidia"), has_sriov_manage=True, host_uses=KEPT)
     made = plan(host, RESTORE)
-    assert [type(step) for step in made.steps] == [RunSriovManage, SetHeterogeneous]
+    assert [step.kind for step in made.steps] == [RunSriovManage.kind, SetHeterogeneous.kind]
 
 
 def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
@@ -203,7 +203,7 @@ def test_mig_comes_before_the_virtual_functions() -> None:
     gpu = replace(host.devices[0], sriov_numvfs=0, virtual_functions=())
     alone = replace(host, devices=(gpu,), vgpu_parents=())
     made = plan(alone, RESTORE)
-    assert [type(step) for step in made.steps] == [SetMig, RunSriovManage]
+    assert [step.kind for step in made.steps] == [SetMig.kind, RunSriovManage.kind]
     assert made.steps[1] == RunSriovManage(gpu.identity, before=0, after=32)
 
 

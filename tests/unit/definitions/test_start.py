@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.defined_vgpus import (
     DEFINITION,
@@ -28,6 +29,9 @@ from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
+if TYPE_CHECKING:
+    from vfiomgr.engine.step import Step
+
 ATTRIBUTES = (("power/control", "on"), ("a", "1"), ("a", "2"))
 DEFINED = replace(DEFINITION, attributes=ATTRIBUTES)
 START, STOP = StartVgpu((UUID,)), StopVgpu((UUID,))
@@ -44,11 +48,12 @@ def held(host: HostSnapshot) -> HostSnapshot:
 
 def test_it_is_made_with_its_attributes_in_their_order_and_marked() -> None:
     made = plan(host_with(definition_text(DEFINED)), START)
-    assert made.steps == (
+    expected: tuple[Step, ...] = (
         CreateMdev("mtty", "/sys/devices/virtual/mtty/mtty", "mtty-1", UUID),
         ReplaceFile(f"{MARKS}/{UUID}", None, "mtty mtty-1\n"),
         *(SetVgpuAttribute(UUID, DIRECTORY, name, None, text) for name, text in ATTRIBUTES),
     )
+    assert made.steps == expected
     assert made.locks == ("parent-mtty", f"vgpu-{UUID}")
     assert made.resolves == (UUID,)
     assert all(s.inverse() is None for s in made.steps if isinstance(s, SetVgpuAttribute))

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.fakes.kernel import FakeKernel
 from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.request import Request
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
 from vfiomgr.passthrough.requests import Reset
+
+if TYPE_CHECKING:
+    from tests.fakes.kernel import FakeKernel
 
 
 def kept(kernel: FakeKernel) -> dict[str, str]:

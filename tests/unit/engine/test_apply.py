@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
 import signal
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
@@ -203,7 +204,7 @@ def course(tmp_path: Path, name: str) -> Course:
     def back(kernel: FakeKernel) -> None:
         api.apply(OPPOSITES[name], tree=kernel)
 
-    return replace(told(INTENTS, loaded)[name](tmp_path), back=back)
+    return dataclasses.replace(told(INTENTS, loaded)[name](tmp_path), back=back)
 
 
 class TestFaults(EveryFault):

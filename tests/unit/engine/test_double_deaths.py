@@ -17,7 +17,6 @@ from tests.fakes.hosts import mixed
 from tests.unit.engine.faults import changes, kept
 from vfiomgr import api
 from vfiomgr.engine.journal import Journal, cut_off_runs
-from vfiomgr.engine.request import Request
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.pci.model import PciAddress
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.engine.request import Request
 
 GPU = PciAddress.parse("0000:01:00.0")
 ADAPTER = PciAddress.parse("0000:05:00.0")
@@ -82,7 +82,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
 def prepared(place: Path, pair: Pair) -> FakeKernel:
     """A host with VFIO loaded, and all directories of vfiomgr made."""
     kernel = mixed(place)
-    for intent in (BIND, UNBIND, CREATE, REMOVE, *pair.earlier):
+    earlier: tuple[Request, ...] = (BIND, UNBIND, CREATE, REMOVE, *pair.earlier)
+    for intent in earlier:
         api.apply(intent, tree=kernel)
     return kernel
 

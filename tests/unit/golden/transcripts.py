@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.fakes.hosts import workstation
-from tests.fakes.kernel import FakeKernel
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import names
 from vfiomgr.engine.journal_records import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import pytest
+
+    from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
 
 WIDTH = 80

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, ON, VFS, run

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from vfiomgr.kata.explain.image import GuestFile, GuestImage, check_guest_image, file_system_of
@@ -25,7 +25,7 @@ INITRD = GuestFile("initrd", f"{PLAIN}kata-initrd.img", f"{PLAIN}kata-initrd.img
 
 def guest(*files: GuestFile, **more: object) -> GuestImage:
     base = GuestImage("k.toml", "qemu", files, None, "", "guest-kernel")
-    return replace(base, **more)  # type: ignore[arg-type]
+    return replace(base, **more)
 
 
 NVIDIA = guest(NVIDIA_KERNEL, NVIDIA_IMAGE, rootfs_type="erofs")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes_validate import utils
+from msgspec.structs import replace
 from ruamel.yaml import YAML
 
+from tests.fakes.functions import moved
 from tests.unit.devices import pci_device
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
@@ -32,7 +33,7 @@ from vfiomgr.kata.manifests.plan import PodDevice, PodOptions, model_name, offer
 
 NEWEST = utils.all_versions()[-3:]
 GPU = replace(pci_device(), driver="vfio-pci")
-AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
+AUDIO = replace(GPU, address=moved(GPU.address, function=1), class_code="040300")
 NIC = replace(GPU, vendor_id="8086", class_code="020000", name="Intel Corporation I350")
 OPTIONS = PodOptions("Pod", "gpu", None, "kata-vfio", None, 16384, 4, None)
 
@@ -137,7 +138,7 @@ def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.Dat
 def test_pods_for_devices_of_many_hosts_are_valid(
     kind: Workload, device: Any, functions: int, *, together: bool
 ) -> None:
-    slot = [replace(device, address=replace(device.address, function=n)) for n in range(functions)]
+    slot = [replace(device, address=moved(device.address, function=n)) for n in range(functions)]
     offered = offers([PodDevice(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
     wishes = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
     validate([render.workload(wish) for wish in wishes])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.hosts import dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.hosts import mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, t4_host

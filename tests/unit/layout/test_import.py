@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.definitions.model.kept import DefinitionFacts
 from vfiomgr.documents.text_file import TextFile
@@ -27,7 +28,7 @@ UUIDS = tuple(f"f715f63c-0d00-4007-9c5a-b07b0c6c05d{n}" for n in "abcdef")
 
 
 def gpu(address: str, device_id: str = "2235", **changes: object) -> PciDevice:
-    return replace(pci_device(address), device_id=device_id, **changes)  # type: ignore[arg-type]
+    return replace(pci_device(address), device_id=device_id, **changes)
 
 
 HOST = host_of(
@@ -330,7 +331,7 @@ def test_driverctl_of_a_part_of_a_group_makes_a_layout_that_can_be_applied() -> 
 def test_slots_that_need_different_rules_get_them() -> None:
     whole = _slot_of_four(*FOUR).devices
     alone = [
-        replace(d, address=replace(d.address, bus=0x44), iommu_group=60 + d.address.function)
+        replace(d, address=moved(d.address, bus=0x44), iommu_group=60 + d.address.function)
         for d in whole
     ]
     host = replace(host_of(*whole, *alone), kernel_command_line=TWO_IDS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import (
     EMPTY,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 PARENT = PciAddress.parse("0000:41:00.0")
 GPU = replace(pci_device("0000:04:00.0"), driver="vfio-pci")
-AUDIO = replace(GPU, address=replace(GPU.address, function=1))
+AUDIO = replace(GPU, address=moved(GPU.address, function=1))
 VF = replace(
     pci_device("0000:41:00.4"), driver="vfio-pci", physical_function=PARENT, iommu_group=30
 )

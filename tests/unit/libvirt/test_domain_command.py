@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
 from tests.fakes.hosts import workstation
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.attach.domain_edit import (
@@ -174,7 +174,7 @@ def names(devices: object) -> list[str]:
 
 def test_the_functions_that_the_host_has_in_one_slot_go_together() -> None:
     gpu = pci_device(GPU[0])
-    audio = replace(gpu, address=replace(gpu.address, function=1))
+    audio = replace(gpu, address=moved(gpu.address, function=1))
     host = host_of(gpu, audio, pci_device(OTHER[0]))
     there = domain("".join(map(hostdev, (*GPU, *OTHER))))
     assert names(plan_removals(there, [GPU[1]], host, only=False).devices) == list(GPU)
@@ -185,7 +185,7 @@ def test_the_functions_that_the_host_has_in_one_slot_go_together() -> None:
 def test_a_virtual_function_goes_alone() -> None:
     gpu = pci_device("0000:c3:00.0")
     functions = [
-        replace(gpu, address=replace(gpu.address, function=n), physical_function=gpu.address)
+        replace(gpu, address=moved(gpu.address, function=n), physical_function=gpu.address)
         for n in (4, 5)
     ]
     there = domain("".join(hostdev(str(one.address)) for one in functions))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 GPU = replace(pci_device(), driver="vfio-pci")
-AUDIO = replace(GPU, address=replace(GPU.address, function=1), class_code="040300")
+AUDIO = replace(GPU, address=moved(GPU.address, function=1), class_code="040300")
 MODEL = HostdevOptions(driver_model="x", is_managed=True)
-LONE = replace(GPU, address=replace(GPU.address, bus=9))
+LONE = replace(GPU, address=moved(GPU.address, bus=9))
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
 
 
@@ -60,7 +61,7 @@ def test_a_slot_is_one_multifunction_guest_device() -> None:
 
 
 def test_functions_of_a_slot_close_ranks_in_the_guest() -> None:
-    usb = replace(GPU, address=replace(GPU.address, function=2))
+    usb = replace(GPU, address=moved(GPU.address, function=2))
     managed = HostdevOptions(is_managed=True)
     made = elements(host_of(GPU, usb), "0000:04:00.0", first_bus=1, hand_over=managed)
     assert [attributes(e, "address")["function"] for e in made] == ["0x0", "0x1"]  # type: ignore[index]
@@ -68,8 +69,8 @@ def test_functions_of_a_slot_close_ranks_in_the_guest() -> None:
 
 
 def test_each_slot_gets_a_bus_of_its_own_and_a_lone_function_none() -> None:
-    twin = [replace(d, address=replace(d.address, bus=5)) for d in (GPU, AUDIO)]
-    other = [replace(d, address=replace(d.address, bus=6)) for d in (GPU, AUDIO)]
+    twin = [replace(d, address=moved(d.address, bus=5)) for d in (GPU, AUDIO)]
+    other = [replace(d, address=moved(d.address, bus=6)) for d in (GPU, AUDIO)]
     host = host_of(GPU, AUDIO, LONE, *twin, *other)
     names = ["0000:04:00.0", "0000:09:00.0", "0000:05:00.0"]
     guests = [attributes(e, "address") for e in elements(host, *names, first_bus=0xFE)]
@@ -83,9 +84,9 @@ def test_a_device_that_is_named_twice_comes_once() -> None:
 
 
 def test_virtual_functions_go_each_alone_however_near() -> None:
-    physical = replace(LONE.address, bus=8)
+    physical = moved(LONE.address, bus=8)
     pair = [
-        replace(LONE, address=replace(LONE.address, function=n), physical_function=physical)
+        replace(LONE, address=moved(LONE.address, function=n), physical_function=physical)
         for n in (4, 5)
     ]
     made = elements(host_of(*pair), "0000:09:00.4", "0000:09:00.5")

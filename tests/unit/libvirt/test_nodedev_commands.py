@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.libvirt.preflight.situations import MDEV_ELEMENT, UUID, known, libvirt, xml
 from vfiomgr.cli.main import cli
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.mdevs import MdevState, NodeMdev
-from vfiomgr.libvirt.model.domain import Hypervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from click.testing import Result
+
+    from vfiomgr.libvirt.model.domain import Hypervisor
 
 PARENT, TYPE = "0000:21:00.0", "nvidia-231"
 IDLE = MdevState(is_active=False, is_defined=True, starts_by_itself=False)

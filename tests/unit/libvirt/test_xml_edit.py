@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domain_texts import RECORDED, domain_texts
 from tests.unit.libvirt_hostdevs import hostdevs
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from random import Random
 
 GPU = replace(pci_device("0000:c1:00.0"), name="Tücky & Co -- <GPU>")
-AUDIO = replace(GPU, address=replace(GPU.address, function=1))
+AUDIO = replace(GPU, address=moved(GPU.address, function=1))
 VF = replace(pci_device("0000:c2:00.4"), name="VF")
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)

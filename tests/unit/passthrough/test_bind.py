@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.load_module import LoadModule
@@ -200,7 +200,7 @@ def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], h
         host_of(replace(GPU, iommu_group=None)),
         cpu_vendor=None,
         iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
-        **known,  # type: ignore[arg-type]
+        **known,
     )
     told = refusal(host, "0000:04:00.0").hint
     assert told == f"{hint}; then reboot and look with vfiomgr groups"

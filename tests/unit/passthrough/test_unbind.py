@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.load_module import LoadModule

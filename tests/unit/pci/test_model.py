@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from vfiomgr.errors import UsageError
@@ -81,7 +80,7 @@ def test_addresses_sort_as_numbers() -> None:
 def test_bridges_are_known_by_header_and_class(
     class_code: str, header_type: int | None, *, is_bridge: bool
 ) -> None:
-    device = dataclasses.replace(pci_device(), class_code=class_code, header_type=header_type)
+    device = replace(pci_device(), class_code=class_code, header_type=header_type)
     assert device.is_bridge is is_bridge
 
 
@@ -96,7 +95,7 @@ def test_bridges_are_known_by_header_and_class(
     ],
 )
 def test_variant_drivers_count_as_vfio(driver: str | None, *, expected: bool) -> None:
-    assert dataclasses.replace(pci_device(), driver=driver).is_on_vfio is expected
+    assert replace(pci_device(), driver=driver).is_on_vfio is expected
 
 
 def test_an_unknown_serial_number_speaks_neither_way() -> None:

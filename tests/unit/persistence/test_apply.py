@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
@@ -208,7 +208,8 @@ def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, finish: bool
 ) -> None:
     kernel.stuck.really = True  # so that steps are carried out by children
-    monkeypatch.setitem(registry._PERFORMERS, RebuildInitramfs, wait_for_ever)
+    performers: Any = registry._PERFORMERS
+    monkeypatch.setitem(performers, RebuildInitramfs, wait_for_ever)
     monkeypatch.setattr(RebuildInitramfs, "deadline", 0.5)
     before = etc(kernel)
     with pytest.raises(RollbackIncomplete, match=r"has not ended within 0\.5 seconds") as caught:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from vfiomgr.documents.text_file import TextFile

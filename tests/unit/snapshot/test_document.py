@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 
 import pytest
+from msgspec.structs import replace
 from ruamel.yaml import YAML
 
 from tests.unit.devices import host_of, pci_device
@@ -51,14 +51,14 @@ def readiness() -> Readiness:
 
 
 def full_host() -> HostSnapshot:
-    gpu = dataclasses.replace(
+    gpu = replace(
         pci_device(),
         virtual_functions=(PciAddress(0, 4, 0, 4),),
         bars=(Bar(0, 0x9000_0000, 1 << 24, is_memory=True, is_64bit=False, is_prefetchable=False),),
     )
     types = (describe_type("nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci"),)
     origin = OriginalState(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
-    return dataclasses.replace(
+    return replace(
         host_of(gpu),
         vgpu_parents=(
             VgpuParent("0000:04:00.4", "/x", "mdev", "nvidia", "0000:04:00.0", types, (3,)),
@@ -86,7 +86,7 @@ def test_a_snapshot_is_read_back_from_yaml_too() -> None:
 
 def test_a_field_of_yaml_that_does_not_fit_is_named_with_its_place() -> None:
     text = f"kind: HostSnapshot\napi_version: {API_VERSION}\niommu: {{units: 7}}"
-    with pytest.raises(InvalidDocument, match=r"host\.yaml:1:1: kernel_release: Field required"):
+    with pytest.raises(InvalidDocument, match=r"host\.yaml:3:9: iommu\.units: Expected `array`"):
         read_snapshot(text, "host.yaml")
 
 
@@ -116,7 +116,9 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
     part["colour"] = "red"
     text = json.dumps(document, indent=1)
     line = text[: text.index('"colour"')].count("\n") + 1
-    with pytest.raises(InvalidDocument, match=rf"^host\.json:{line}:\d+: .*colour: Unexpected"):
+    with pytest.raises(
+        InvalidDocument, match=rf"^host\.json:{line}:\d+: .*colour: there is no such"
+    ):
         read_snapshot(text, "host.json")
 
 
@@ -147,9 +149,7 @@ def test_other_documents_are_refused(text: str, why: str) -> None:
 def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
     physical = pci_device()
     audio = pci_device("0000:04:00.1")
-    virtual = dataclasses.replace(
-        pci_device("0000:04:00.4"), physical_function=physical.address, iommu_group=9
-    )
+    virtual = replace(pci_device("0000:04:00.4"), physical_function=physical.address, iommu_group=9)
     host = host_of(physical, audio, virtual)
     assert host.slot(virtual) == (virtual,)
     assert host.slot(physical) == (physical, audio)
@@ -158,11 +158,11 @@ def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
 def test_an_origin_of_another_boot_or_another_device_is_not_this_devices() -> None:
     gpu = pci_device()
     origin = OriginalState(gpu.identity, DriverState("nvidia", None), "nvidia", "boot")
-    assert dataclasses.replace(host_of(gpu), origins=(origin,)).origin(gpu) == origin
-    rebooted = dataclasses.replace(host_of(gpu), origins=(origin,), boot_id="next")
+    assert replace(host_of(gpu), origins=(origin,)).origin(gpu) == origin
+    rebooted = replace(host_of(gpu), origins=(origin,), boot_id="next")
     assert rebooted.origin(gpu) is None
-    exchanged = dataclasses.replace(gpu, device_id="2204")
-    assert dataclasses.replace(host_of(exchanged), origins=(origin,)).origin(exchanged) is None
+    exchanged = replace(gpu, device_id="2204")
+    assert replace(host_of(exchanged), origins=(origin,)).origin(exchanged) is None
 
 
 def test_an_unknown_address_is_an_error() -> None:

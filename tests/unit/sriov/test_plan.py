@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_explained(
     change: dict[str, object], number: int, reason: str, remedy: str
 ) -> None:
     with pytest.raises(Refusal, match=reason) as caught:
-        set_vfs(host_of(replace(NIC, **change)), number)  # type: ignore[arg-type]
+        set_vfs(host_of(replace(NIC, **change)), number)
     assert remedy in caught.value.hint
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
 from tests.unit.devices import host_of

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
@@ -88,7 +88,7 @@ def test_without_a_free_virtual_function_memory_does_not_help() -> None:
 @pytest.mark.parametrize("change", [{"driver": None}, {"stuck": "x"}, {"is_responsive": False}])
 def test_a_function_that_nothing_can_be_made_of_does_not_count(change: dict[str, object]) -> None:
     host = vgpu_host((), functions=2)
-    broken = replace(host.devices[1], **change)  # type: ignore[arg-type]
+    broken = replace(host.devices[1], **change)
     devices = tuple(broken if d.address == broken.address else d for d in host.devices)
     assert found(replace(host, devices=devices), a40_type(1)).more == 1
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.partitions import A100, instance, partition
 from vfiomgr.vgpu.mig.placement import lay_out, more_of

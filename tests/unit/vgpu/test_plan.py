@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.vgpus import a40_type, vgpu_host
@@ -120,7 +120,7 @@ def test_an_unknown_parent_lists_the_known() -> None:
 def test_a_device_that_makes_none_now_gets_the_remedy_that_fits(
     changes: dict[str, object], remedy: str
 ) -> None:
-    device = replace(pci_device("0000:05:00.0"), **changes)  # type: ignore[arg-type]
+    device = replace(pci_device("0000:05:00.0"), **changes)
     host = replace(host_of(pci_device(), device), vgpu_parents=(PARENT,))
     with pytest.raises(UnknownDevice, match="makes no vGPUs now") as caught:
         plan(host, create("nvidia-1", parent="05:00.0"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan, resolve
@@ -149,7 +148,7 @@ def test_it_is_stated_once_though_the_program_runs_twice() -> None:
 
 @pytest.mark.parametrize("unseen", [{"users": None}, {"host_uses": None}])
 def test_where_nobody_asked_nothing_is_claimed(unseen: dict[str, None]) -> None:
-    asked = replace(replace(host(GPU), host_uses=()), **unseen)  # type: ignore[arg-type]
+    asked = replace(replace(host(GPU), host_uses=()), **unseen)
     assert plan(asked, SetVirtualFunctions(GPU.address, 2)).steps == (run(0, 2),)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +21,7 @@ _COMMAND_LINE_IDS = re.compile(r"(?:^|\s)(vfio[-_]pci\.ids=(\S+))")
 _ANY = "ffffffff"
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Value):
     """One vendor:device of a list, and the functions that it means."""
 
     source: str

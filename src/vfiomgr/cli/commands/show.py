@@ -59,7 +59,7 @@ def show(session: Session, address: str) -> None:
 
 
 def _own_facts(device: PciDevice) -> dict[str, object]:
-    return {name: getattr(device, name) for name in type(device).__dataclass_fields__}
+    return {name: getattr(device, name) for name in device.__struct_fields__}
 
 
 def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.device_nodes import Target, resolve
 from vfiomgr.containers.cdi.document import read_file
@@ -12,6 +13,7 @@ from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile
 from vfiomgr.containers.cdi.rules import fault, faults
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.pci.model import is_address
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +31,7 @@ Verdict = Literal["ok", "partly", "broken", "breaks all", "not read"]
 _EXACT = (".json", ".yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class CdiFinding:
+class CdiFinding(Value):
     """What is wrong, and for whom; its subject is the file."""
 
     found: Diagnostic
@@ -40,8 +41,7 @@ class CdiFinding:
     """Of them, those that give no CDI device of any file to anybody as long as it is so."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileVerdict:
+class FileVerdict(Value):
     """What becomes of a file with one consumer."""
 
     file: str
@@ -49,8 +49,7 @@ class FileVerdict:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class CdiReport:
+class CdiReport(Value):
     """All findings, by file and line, and the verdicts."""
 
     findings: tuple[CdiFinding, ...]

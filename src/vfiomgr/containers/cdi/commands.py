@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cdi import request, specification
 from vfiomgr.cli.apply import plan_or_apply, print_outcome

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 ANY = "any"
 
 
-@dataclass(frozen=True, slots=True)
-class Consumer:
+class Consumer(Value):
     """A program, as far as its way to read specifications goes.
 
     The library in Go is tags.cncf.io/container-device-interface, the one in Rust the crate

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ CONTROL = VFIO_NODES / "vfio"
 IOMMU = "/dev/iommu"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Value):
     """Where a node leads to; `problem` says why no guest could open it."""
 
     path: str

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.keys import KEYS, TOP, Key
 from vfiomgr.containers.cdi.model import (
@@ -133,8 +135,7 @@ def _specification(reader: _Reader, document: Located, file: HostPath | None) ->
     return replace(read, file=file, oddities=oddities, lines=reader.lines)
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     """Takes from a document what fits the keys, and gathers what does not."""
 
     family: Family

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.consumers import ANY, consumers_named
@@ -16,6 +15,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 from vfiomgr.vgpu.model import Vgpu
 
@@ -34,8 +34,7 @@ _MOST_TRIED = 8
 """GPUs for which a bind is planned."""
 
 
-@dataclass(frozen=True, slots=True)
-class AssignableGroup:
+class AssignableGroup(Value):
     """An IOMMU group that a guest can take whole."""
 
     group: int

@@ -6,10 +6,10 @@ a file with any other (yaml.UnmarshalStrict, serde's deny_unknown_fields).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ Form = Literal["text", "number", "truth", "texts", "numbers", "text by key", "pa
 _FIRST = Version(0, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Value):
     """What stands behind a key."""
 
     form: Form = "text"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.check import reads
@@ -12,6 +11,7 @@ from vfiomgr.containers.cdi.device_nodes import resolve
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,8 +23,7 @@ EntryState = Literal["ready", "stale", "missing", "conflict", "shadowed", "unrea
 """`missing`: a node is not there; `unknown`: of nodes that are not VFIO's nobody looked."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiFunction:
+class CdiFunction(Value):
     """A PCI function behind a node."""
 
     address: PciAddress
@@ -32,8 +31,7 @@ class CdiFunction:
     driver: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CdiNode:
+class CdiNode(Value):
     """A node of the host that a device names, and what it leads to."""
 
     path: str
@@ -43,8 +41,7 @@ class CdiNode:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CdiEntry:
+class CdiEntry(Value):
     """A device of a specification."""
 
     name: str

@@ -6,13 +6,15 @@ https://github.com/cncf-tags/container-device-interface SPEC.md and specs-go/con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
+
+from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.located import Path
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +37,7 @@ NAMINGS: tuple[Naming, ...] = get_args(Naming)
 DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
 
 
-@dataclass(frozen=True, slots=True)
-class OfferRequest:
+class OfferRequest(Value):
     """How devices are to be offered."""
 
     kind: str = DEFAULT_KIND
@@ -50,8 +51,7 @@ class OfferRequest:
     """Who must be able to read it: one, or a family; `any` asks nobody."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiFile:
+class CdiFile(Value):
     """A file in one of the directories, or below it, that is a specification by its name."""
 
     path: str
@@ -92,16 +92,14 @@ def own_file(directory: HostPath, kind: str) -> HostPath:
     return directory / f"{OWN_PREFIX}{kind.replace('_', '__').replace('/', '_')}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class CdiOddity:
+class CdiOddity(Value):
     """Something in a file that the values cannot hold: consumers differ in what they make of it."""
 
     path: Path
     found: Diagnostic
 
 
-@dataclass(frozen=True, slots=True)
-class CdiDeviceNode:
+class CdiDeviceNode(Value):
     """A device node for the container; what is None or empty is taken from the node of the host."""
 
     path: str
@@ -123,8 +121,7 @@ class CdiDeviceNode:
         return self.host_path or self.path
 
 
-@dataclass(frozen=True, slots=True)
-class CdiMount:
+class CdiMount(Value):
     """A directory or file of the host for the container."""
 
     host_path: str
@@ -133,8 +130,7 @@ class CdiMount:
     type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiHook:
+class CdiHook(Value):
     """A program that runs at a point of the container's life."""
 
     name: str
@@ -144,16 +140,14 @@ class CdiHook:
     timeout: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CdiNetDevice:
+class CdiNetDevice(Value):
     """A network interface of the host for the container."""
 
     host_interface: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CdiIntelRdt:
+class CdiIntelRdt(Value):
     """Shares of caches and memory bandwidth (resctrl)."""
 
     clos_id: str = ""
@@ -165,8 +159,7 @@ class CdiIntelRdt:
     enable_mbm: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CdiEdits:
+class CdiEdits(Value):
     """What is done to a container that gets the device."""
 
     env: tuple[str, ...] = ()
@@ -183,8 +176,7 @@ class CdiEdits:
         return self == CdiEdits()
 
 
-@dataclass(frozen=True, slots=True)
-class CdiDevice:
+class CdiDevice(Value):
     """A device of a kind."""
 
     name: str
@@ -192,8 +184,7 @@ class CdiDevice:
     annotations: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CdiSpecification:
+class CdiSpecification(Value, eq=False):
     """A file: devices of one kind."""
 
     version: str
@@ -206,9 +197,27 @@ class CdiSpecification:
     annotations: tuple[tuple[str, str], ...] = ()
     file: HostPath | None = None
     """Where it was read; None for one that is yet to be written."""
-    oddities: tuple[CdiOddity, ...] = field(default=(), compare=False)
-    lines: Mapping[Path, int] = field(default_factory=dict, compare=False, hash=False)
+    oddities: tuple[CdiOddity, ...] = ()
+    lines: Mapping[Path, int] = field(default_factory=dict)
     """Of all parts that are in the file, also of those that have no field here."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whatever their texts looked like."""
+        return isinstance(other, CdiSpecification) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        """As equality is."""
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return (
+            self.version,
+            self.kind,
+            self.devices,
+            self.edits,
+            self.annotations,
+            self.file,
+        )
 
     @property
     def vendor(self) -> str:

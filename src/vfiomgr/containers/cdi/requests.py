@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from vfiomgr.containers.cdi.model import Lifetime, OfferRequest
 from vfiomgr.engine.request import Request
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class WriteCdi(Request):
+class WriteCdi(Request, Value):
     """Have a CDI specification of what is ready; devices of it that are not go."""
 
     wish: OfferRequest
     lifetime: Lifetime = "static"
-    kind: Literal["write-cdi"] = "write-cdi"
+    kind: ClassVar[str] = "write-cdi"
 
     is_about_files: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveCdi(Request):
+class RemoveCdi(Request, Value):
     """Take devices out of the CDI specifications that vfiomgr wrote."""
 
     names: tuple[str, ...] = ()
@@ -31,6 +29,6 @@ class RemoveCdi(Request):
     every: bool = False
     stale: bool = False
     """All that no guest could have now."""
-    kind: Literal["remove-cdi"] = "remove-cdi"
+    kind: ClassVar[str] = "remove-cdi"
 
     is_about_files: ClassVar[bool] = True

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.oci.model import RULE_ACCESS, DeviceNode, Injection
 from vfiomgr.containers.oci.record import RECORD, Record, RecordedDevice, read_record
 from vfiomgr.documents.json_text import JsonDocument, Verbatim
 from vfiomgr.errors import Refusal
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,8 +35,7 @@ _CHARACTER = ("c", "u")
 _SHAPE = "have the runtime write it anew: config-linux.md of the OCI runtime specification has it"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Value):
     """A configuration before and after, and what came and went."""
 
     before: JsonDocument

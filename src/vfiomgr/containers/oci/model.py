@@ -6,10 +6,10 @@ list".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.value import Value
 
 NodeForm = Literal["group", "cdev"]
 """How a device is opened: `/dev/vfio/N`, or `/dev/vfio/devices/vfioN` (Linux 6.6)."""
@@ -19,8 +19,7 @@ RULE_ACCESS = "rwm"
 """Read, write, mknod."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Value):
     """A character device of the host."""
 
     path: str
@@ -38,8 +37,7 @@ class DeviceNode:
         return f"{self.path} ({self.major}:{self.minor})"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerDevice:
+class ContainerDevice(Value):
     """A device of the host as a container gets it: the paths of its nodes, and what shares them."""
 
     name: str
@@ -48,8 +46,7 @@ class ContainerDevice:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Injection:
+class Injection(Value):
     """A device with the numbers of its nodes, and the names that CDI has for it."""
 
     device: ContainerDevice

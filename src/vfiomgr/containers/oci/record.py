@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from vfiomgr.containers.oci.model import DeviceNode
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.value import Value
 
 RECORD = "io.vfiomgr.injected"
 """The annotation; runtimes pass over those that they do not know (config.md, "Annotations")."""
@@ -17,8 +19,7 @@ _VERSION = 1
 Number = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedDevice:
+class RecordedDevice(Value):
     """A device that was put in; its nodes may have been there before it."""
 
     functions: tuple[str, ...]
@@ -26,8 +27,7 @@ class RecordedDevice:
     cdi: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Value):
     """All that was put in, and what there was instead of the lists that hold it."""
 
     devices: Mapping[str, RecordedDevice] = field(default_factory=dict)

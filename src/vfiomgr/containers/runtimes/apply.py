@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes.location import RuntimeLocation, read_facts
@@ -13,6 +12,7 @@ from vfiomgr.engine.transaction import ApplyContext, carry_out, prepared
 from vfiomgr.errors import RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.requests import ChangeFiles
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,7 @@ _READING = "runtimes-read"
 """Held from the first look at files until they are written, around the locks of the plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Value):
     """A change that is ready to be carried out, and what a person should read before it."""
 
     place: RuntimeLocation

@@ -8,7 +8,6 @@ a file takes the place of containerd's own before 2.0, so that runc is lost wher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import releases, text, values
@@ -16,6 +15,7 @@ from vfiomgr.containers.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
 from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.errors import Refusal
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def _keys_of(wish: RuntimeRequest, *, with_cdi: bool) -> Iterator[Key]:
         yield ("enable_cdi",)
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(Value):
     """What the files say, and containerd of them."""
 
     facts: RuntimeFacts

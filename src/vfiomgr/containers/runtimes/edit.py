@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.model import ConfigFile, Key, OwnedFile, Setting
+from vfiomgr.value import Value
 
 HEAD = "# vfiomgr: entries come with `vfiomgr kata install` or `runtime configure`, and go with\n"
 HEAD += "# `vfiomgr kata uninstall` or `runtime unconfigure`.\n"
 EMPTY_JSON = "{}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Value):
     """Values that a file is to have."""
 
     file: ConfigFile
@@ -39,8 +37,7 @@ class Edit:
         return OwnedFile(path, before, after, values.owned(text.parse(start, path), self.settings))
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Value):
     """What an entry takes: edits in the order in which none of them does harm without the next."""
 
     edits: tuple[Edit, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 import re
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.runtimes import k3s, text, values
@@ -19,6 +18,7 @@ from vfiomgr.containers.runtimes.model import (
 )
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -175,8 +175,7 @@ def followed(tree: HostTree, path: HostPath) -> HostPath:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class Imports:
+class Imports(Value):
     """What a main file brings in, with the imports of what it imports."""
 
     paths: tuple[HostPath, ...] = ()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import field
 
 from vfiomgr.containers.runtimes.facts import followed, found
 from vfiomgr.containers.runtimes.model import absolute, covers, imports_of, is_pattern
@@ -17,6 +18,7 @@ from vfiomgr.documents.parsed import Malformed, parse_toml
 from vfiomgr.errors import HostError, InvalidDocument
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -33,8 +35,7 @@ Texts = dict[str, str | None]
 """What files are to hold; what is not among them is as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(Value):
     """What a program reads, and the keys that it does not know."""
 
     data: dict[str, Any]
@@ -64,8 +65,7 @@ def dump_containerd(
     return None if answer is None else _read(answer, "containerd")
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(Value):
     """Files as they are to be, in a directory."""
 
     tree: HostTree

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 CriName = Literal["containerd", "crio"]
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerEntry:
+class HandlerEntry(Value):
     """What a container runtime knows of a handler."""
 
     name: str
@@ -56,8 +55,7 @@ class HandlerEntry:
         return f"containerd-shim-{name}-{version}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadFile:
+class UnreadFile(Value):
     """A file of a container runtime's configuration that cannot be read."""
 
     place: str
@@ -77,8 +75,7 @@ MixtureEffect = Literal["stops", "hides", "ignored", "unknown"]
 """`hides` what was said of CRI before that file; `unknown` where it depends, or was not tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class MixedVersions:
+class MixedVersions(Value):
     """A file of containerd's configuration that is of another version than the main one."""
 
     file: str
@@ -91,8 +88,7 @@ class MixedVersions:
         return f"{self.what}. {self.remedy[:1].upper()}{self.remedy[1:]}"
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerFacts:
+class HandlerFacts(Value):
     """The configuration of a container runtime, as far as handlers are concerned."""
 
     cri: CriName

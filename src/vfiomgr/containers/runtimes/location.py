@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes import k3s, text
@@ -17,6 +18,7 @@ from vfiomgr.containers.runtimes.model import (
 )
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -36,8 +38,7 @@ _NAMES: dict[ProgramName, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeLocation:
+class RuntimeLocation(Value):
     """The runtime that is meant, and where it reads its configuration."""
 
     program: ProgramName

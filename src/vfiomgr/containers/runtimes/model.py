@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import STATE, HostPath
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ _PIECE = re.compile(
 _RANGE = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeRequest:
+class RuntimeRequest(Value):
     """An entry for a runtime: a handler with a shim of its own, or an OCI runtime below runc's."""
 
     program: ProgramName
@@ -58,8 +58,7 @@ class RuntimeRequest:
         return f"the {'handler' if self.is_kata else 'runtime'} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(Value):
     """A file of a runtime's configuration, with every link to it followed."""
 
     path: HostPath
@@ -67,16 +66,14 @@ class ConfigFile:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True)
-class MissingImport:
+class MissingImport(Value):
     """A file that an import names, and that does not exist: containerd does not start."""
 
     importer: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFacts:
+class RuntimeFacts(Value):
     """What of a runtime decides how an entry is written for it."""
 
     version: Version | None
@@ -101,8 +98,7 @@ class RuntimeFacts:
     """Whether an entry of the name was written by vfiomgr before, and is left out of all this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Value):
     """A value that a document is to have; an `is_item` is one of a list."""
 
     key: Key
@@ -112,8 +108,7 @@ class Setting:
     """Whether other entries need it as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedKey:
+class OwnedKey(Value):
     """A value that was written, as JSON, and the one that it took the place of."""
 
     path: Key
@@ -123,8 +118,7 @@ class OwnedKey:
     is_shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedFile:
+class OwnedFile(Value):
     """A file that was made or changed, whole as it was and as it became."""
 
     path: str
@@ -136,8 +130,7 @@ class OwnedFile:
     """Whether the directory around it was made for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledRuntime:
+class InstalledRuntime(Value):
     """What is to be known of an entry, so that exactly that can be taken back."""
 
     program: str
@@ -153,7 +146,7 @@ class InstalledRuntime:
 
 def render_record(installed: Iterable[InstalledRuntime]) -> str:
     """The record of all entries as a JSON document."""
-    entries = [asdict(one) for one in installed]
+    entries = to_jsonable(tuple(installed))
     document = {"api_version": _VERSION, "kind": "InstalledRuntimes", "entries": entries}
     return json.dumps(document, indent=2) + "\n"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import (
     containerd,

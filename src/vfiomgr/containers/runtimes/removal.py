@@ -8,8 +8,9 @@ the first text on: the one that is removed last gives back its bytes.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import k3s, text, values
 from vfiomgr.containers.runtimes.edit import EMPTY_JSON, HEAD, start_of
@@ -23,6 +24,7 @@ from vfiomgr.containers.runtimes.model import (
     shown,
 )
 from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,8 +34,7 @@ if TYPE_CHECKING:
     _Link = tuple[InstalledRuntime, OwnedFile]
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(Value):
     """The text of a file without an entry, and the record of the others."""
 
     text: str | None
@@ -107,8 +108,7 @@ def _with_parts(one: InstalledRuntime, path: str, parts: Iterable[_Link]) -> Ins
     return replace(one, files=(*(file for file in one.files if file.path != path), *own))
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Value):
     """The texts of an entry's files without it, and what becomes of the others' record."""
 
     texts: dict[str, str | None]
@@ -116,8 +116,7 @@ class Removal:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
+class _Keys(Value):
     """What becomes of the keys of a file."""
 
     taken: tuple[OwnedKey, ...]

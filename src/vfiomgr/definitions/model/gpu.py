@@ -6,14 +6,18 @@ functions, mode and GPU instances are the GPU's; a type and its parameters are a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from vfiomgr.definitions.model.vgpu import Start
-from vfiomgr.documents.reader import first_error
+from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.parsed import Malformed, parse_json
+from vfiomgr.documents.reader import misfit_in
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +30,7 @@ _SUFFIX = ".json"
 _REMEDY = "mend the file, or remove it and define the vGPUs anew"
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionDefinition:
+class FunctionDefinition(Value):
     """What a virtual function is to be."""
 
     address: PciAddress
@@ -54,8 +57,7 @@ class FunctionDefinition:
         return f"vGPU {self.address} ({self.type_name or self.type_id})"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDefinition:
+class GpuDefinition(Value):
     """What a GPU is to be before its virtual functions become vGPUs, and what they become."""
 
     version: Literal["vfiomgr/v1"]
@@ -102,8 +104,6 @@ def render_gpu_definition(definition: GpuDefinition) -> str:
     """The document of a GPU."""
     import json  # noqa: PLC0415 - `list` needs none
 
-    from vfiomgr.documents.jsonable import to_jsonable  # noqa: PLC0415 - it knows definitions itself
-
     return json.dumps(to_jsonable(definition), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -114,15 +114,13 @@ def parse_gpu_definition(file: TextFile) -> GpuDefinition:
         InvalidDocument: why it is none: the place in it, and what is wrong there.
 
     """
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - documents only
-
-    parts: tuple[Any, ...] = (GpuDefinition, FunctionDefinition, DeviceIdentity)
-    for part in parts:
-        part.__pydantic_config__ = {"extra": "forbid"}
     try:
-        definition = TypeAdapter(GpuDefinition).validate_json(file.text)
-    except ValidationError as error:
-        raise InvalidDocument(first_error(error), _REMEDY) from None
+        definition = from_jsonable(GpuDefinition, parse_json(file.text))
+    except Malformed as error:
+        message = f"not JSON: {error}"
+        raise InvalidDocument(message, _REMEDY) from None
+    except Misfit as error:
+        raise InvalidDocument(misfit_in(error, file.text), _REMEDY) from None
     for reason in _contradictions(definition, file.path):
         raise InvalidDocument(reason, _REMEDY)
     return definition

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import field
 
 from vfiomgr.definitions.model import gpu, vgpu
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,16 +23,14 @@ if TYPE_CHECKING:
 _Definition = TypeVar("_Definition")
 
 
-@dataclass(frozen=True, slots=True)
-class DefinitionProblem:
+class DefinitionProblem(Value):
     """A file that defines nothing, and why."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MdevctlRule:
+class MdevctlRule(Value):
     """mdevctl's rule of udev, which starts mediated devices when their parent comes."""
 
     path: str
@@ -40,8 +40,7 @@ class MdevctlRule:
     """Debian 12 has mdevctl in another place than its rule says."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuAttribute:
+class VgpuAttribute(Value):
     """What an attribute of an active vGPU reads."""
 
     vgpu: str
@@ -49,8 +48,7 @@ class VgpuAttribute:
     text: str
 
 
-@dataclass(frozen=True)
-class DefinitionFacts:
+class DefinitionFacts(Value, dict=True):
     """The files, each whole, and what is around them."""
 
     files: tuple[TextFile, ...] = ()
@@ -112,7 +110,3 @@ class DefinitionFacts:
             except InvalidDocument as error:
                 problems.append(DefinitionProblem(file.path, error.message))
         return tuple(found), tuple(problems)
-
-
-PARTS = (DefinitionFacts, MdevctlRule, VgpuAttribute)
-"""For those who read snapshots."""

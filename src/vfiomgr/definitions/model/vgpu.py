@@ -7,13 +7,13 @@ mdevctl writes (serde_json's pretty form, no newline at the end), with all keys 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import MDEV_DEVICES, HostPath
+from vfiomgr.value import Value
 from vfiomgr.vgpu.attributes import is_same_text
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ _SELF_DESTRUCTION = "remove"
 """The attribute that destroys a mediated device (mdev_device_remove)."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuDefinition:
+class VgpuDefinition(Value, eq=False):
     """A mediated device that is to be, whether it is there now or not."""
 
     parent: str
@@ -41,8 +40,19 @@ class VgpuDefinition:
     type_id: str
     autostart: bool = False
     attributes: Attributes = ()
-    text: str | None = field(default=None, compare=False)
+    text: str | None = None
     """The file that it was read from."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whatever files they were read from."""
+        return isinstance(other, VgpuDefinition) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        """As equality is."""
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return (self.parent, self.uuid, self.type_id, self.autostart, self.attributes)
 
     @property
     def path(self) -> HostPath:
@@ -86,8 +96,7 @@ def parse_definition(file: TextFile) -> VgpuDefinition:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Value):
     """What a file of mdevctl says; parent and UUID are in its path alone."""
 
     type_id: str

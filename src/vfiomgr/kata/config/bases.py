@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import InvalidDocument, UsageError
@@ -12,6 +11,7 @@ from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import KataConfigurationFile, search_path
 from vfiomgr.kata.settings import KataSettings, parse, read_settings, require_tables
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,7 @@ _TABLES: dict[KataHypervisor, tuple[str, ...]] = {
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(Value):
     """A configuration, and what it says with all drop-ins but vfiomgr's own."""
 
     file: KataConfigurationFile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
@@ -11,6 +10,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check_values import check_values
 from vfiomgr.kata.keys import KataSchema
 from vfiomgr.kata.model import KataRelease
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +23,7 @@ NAMED = ("hypervisor", "agent")
 """Sections with a table for each name: [hypervisor.qemu], [agent.kata]."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedFile:
+class CheckedFile(Value):
     """What is looked at: a whole configuration, or a drop-in, for which other rules hold."""
 
     source: str
@@ -88,8 +87,7 @@ _RANGE = re.compile(r"([ui])(\d+)")
 _ITEMS: Mapping[KeyType, type] = {"strings": str, "integers": int, "tables": dict}
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Value):
     section: str
     """As in the table of keys."""
     place: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.kata.model import KataHypervisor, KataRelease
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 
 Plug = Literal["cold", "hot"]
 """Before the guest starts, or when a container comes that has the device."""
@@ -16,8 +16,7 @@ POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
 DROP_IN = "50-vfiomgr.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class KataRequest:
+class KataRequest(Value):
     """What a configuration is to be for; None leaves it to the planner."""
 
     release: KataRelease
@@ -34,8 +33,7 @@ class KataRequest:
     """Arguments for the guest's kernel, beside those that the configuration has."""
 
 
-@dataclass(frozen=True, slots=True)
-class KataSetup:
+class KataSetup(Value):
     """What of the host bears upon it."""
 
     pod_resources: HostPath = POD_RESOURCES
@@ -44,8 +42,7 @@ class KataSetup:
     """Kata's own OVMF, where it is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
+class KeyEntry(Value):
     """One key that is written."""
 
     table: tuple[str, ...]
@@ -60,8 +57,7 @@ class KeyEntry:
         return self.table[0]
 
 
-@dataclass(frozen=True, slots=True)
-class KataPlan:
+class KataPlan(Value):
     """The keys of a configuration, in order, and what is to be said about them."""
 
     release: KataRelease

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.check import annotation_name, with_annotations, with_host_bits, with_params

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
@@ -11,6 +10,7 @@ from vfiomgr.kata.model import MAX_PORTS, KataHypervisor, RuntimeName
 from vfiomgr.pci.mmio_window import TCG_BITS, bar_window, memory_end
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.units import MIB, size
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,7 @@ _SORTED_WRONG = 11
 """From so many ports on their names, sorted as strings, are in another order: rp10 before rp2."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizing:
+class Sizing(Value):
     """A guest, the host and the pod's class, as far as they are known."""
 
     runtime: RuntimeName

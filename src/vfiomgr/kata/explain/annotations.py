@@ -7,8 +7,9 @@ src/libs/kata-types/src/annotations/mod.rs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
 from vfiomgr.kata.explain.model import ChainBreak

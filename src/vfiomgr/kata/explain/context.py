@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +20,7 @@ from vfiomgr.kata.settings import NO_PORT, KataSettings
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ _CONTROL = ("/dev/vfio/vfio", "/dev/iommu")
 """Nodes of VFIO that are no device."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationFacts:
+class ConfigurationFacts(Value):
     """A configuration of Kata, or why there is none to be seen."""
 
     looked_for: tuple[str, ...]
@@ -50,8 +49,7 @@ ShimState = Literal["there", "not found", "missing", "not looked for"]
 """`not found` in the usual directories, where a name without a path is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletFacts:
+class KubeletFacts(Value):
     """What of the kubelet's configuration decides."""
 
     source: str
@@ -61,8 +59,7 @@ class KubeletFacts:
     """Why the file cannot be read, and where in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Value):
     """A CDI device, and the file that it is in."""
 
     path: str
@@ -92,8 +89,7 @@ class Published:
         return tuple(node for node in dict.fromkeys(nodes) if is_vfio_node(node))
 
 
-@dataclass(frozen=True)
-class PodContext:
+class PodContext(Value, dict=True):
     """A pod, and what a host shows of the way to its devices; None where nobody could look."""
 
     host: HostSnapshot

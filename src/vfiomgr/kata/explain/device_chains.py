@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.kata.config.sizing import check_sizing, sizing_of
 from vfiomgr.kata.explain.image import ISSUE, instead_of, why_not
@@ -12,6 +13,7 @@ from vfiomgr.kata.explain.resources import requests
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
 _CDEV_SINCE: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3, 31)}
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletDevice:
+class KubeletDevice(Value):
     """A device that the kubelet could give: its name in CDI and what is behind it."""
 
     kind: str

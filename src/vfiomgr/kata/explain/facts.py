@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.runtimes import facts as runtimes_facts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.kata.explain.device_chains import candidates, room_breaks
 from vfiomgr.kata.explain.image import check_guest_image

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import Report
@@ -13,6 +12,7 @@ from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.errors import Refusal
 from vfiomgr.kata.settings import VFIO_MODES
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ ReadPart = Callable[[int, int], bytes]
 """The bytes of an image from a place on; fewer where it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestFile:
+class GuestFile(Value):
     """A file that the configuration names."""
 
     key: str
@@ -59,8 +58,7 @@ class GuestFile:
         return "nvidia" in f"{self.path} {self.resolved or ''}".lower()
 
 
-@dataclass(frozen=True, slots=True)
-class GuestImage:
+class GuestImage(Value):
     """What the guest of a configuration is made of."""
 
     source: str

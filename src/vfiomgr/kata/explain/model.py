@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 LIST = "; "
 """What stands between the parts of a step that tells of one device after the other."""
@@ -25,8 +25,7 @@ StepName = Literal[
 """In the order in which a device passes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainBreak:
+class ChainBreak(Value):
     """Something that keeps a device from a guest, or that may."""
 
     what: str
@@ -41,8 +40,7 @@ class ChainBreak:
     """Where it is reported, e.g. `kata-containers/kata-containers#13322`."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceStep:
+class TraceStep(Value):
     """A link of the chain."""
 
     name: StepName
@@ -53,8 +51,7 @@ class TraceStep:
     breaks: tuple[ChainBreak, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PassedFunction:
+class PassedFunction(Value):
     """A PCI function on its way into a guest."""
 
     address: PciAddress
@@ -67,8 +64,7 @@ class PassedFunction:
     """Of the guest's nvidia.com/gpu; None for what Kata tells the guest's agent nothing of."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChain:
+class DeviceChain(Value):
     """What becomes of one device that the kubelet could give."""
 
     resource: str
@@ -85,8 +81,7 @@ class DeviceChain:
     """Whether nothing breaks on the way of this device."""
 
 
-@dataclass(frozen=True, slots=True)
-class KataTrace:
+class KataTrace(Value):
     """The whole chain of a pod."""
 
     pod: str

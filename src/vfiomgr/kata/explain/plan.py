@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.kata.explain import cdi_names, configuration, functions, pod_to_shim, resources
 from vfiomgr.kata.explain.annotations import with_annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 from vfiomgr.diagnostic import Diagnostic, by_place, flaw, in_document
 from vfiomgr.documents.located import Path, shown_path
@@ -12,6 +13,7 @@ from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.manifests.model import is_extended_resource
 from vfiomgr.units import parse_quantity, whole
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +30,7 @@ KATA_ANNOTATION = "io.katacontainers.config."
 ContainerRole = Literal["container", "init container"]
 
 
-@dataclass(frozen=True, slots=True)
-class PodContainer:
+class PodContainer(Value):
     """A container of a pod."""
 
     name: str
@@ -54,8 +55,7 @@ class PodContainer:
         return dict(self.limits).get(name)
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Value):
     """A pod, or the template of one."""
 
     kind: str
@@ -119,8 +119,7 @@ class PodSpec:
         return f"{self.kind} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeClassSpec:
+class RuntimeClassSpec(Value):
     """A RuntimeClass."""
 
     name: str
@@ -131,8 +130,7 @@ class RuntimeClassSpec:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Objects:
+class Objects(Value):
     """What a file of objects holds that says how devices reach pods."""
 
     pods: tuple[PodSpec, ...]
@@ -203,8 +201,7 @@ def read_objects(text: str, source: str) -> Objects:
     return Objects(tuple(reader.pods), tuple(reader.classes), reader.kinds)
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     """Gathers what objects say, and what is wrong with it."""
 
     source: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.names import is_qualified
 from vfiomgr.kata.explain.model import ChainBreak, TraceStep
 from vfiomgr.kata.settings import NO_PORT
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,7 @@ Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
 """PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Value):
     """Devices of one kind that a pod asks for, with the names that it has for them."""
 
     kind: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.errors import UsageError
+from vfiomgr.value import Value
 
 Workload = Literal["Pod", "Deployment"]
 
@@ -118,16 +118,14 @@ def mebibytes(count: int) -> str:
     return f"{count}Mi" if rest or not gibibytes else f"{gibibytes}Gi"
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceRequest:
+class ResourceRequest(Value):
     """How many devices of a resource a container asks for."""
 
     name: str
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class PodRequest:
+class PodRequest(Value):
     """A pod, alone or as the template of a Deployment, whose VM receives devices."""
 
     kind: Workload
@@ -142,8 +140,7 @@ class PodRequest:
     cpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeClassRequest:
+class RuntimeClassRequest(Value):
     """What names a handler of the container runtime for pods, and what its VMs take besides."""
 
     name: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.manifests.model import PodRequest, ResourceRequest, Workload
 from vfiomgr.kata.model import MAX_PORTS
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,8 +36,7 @@ _LOOK = ("lspci", "-k")
 """What is plugged into the VM, and which driver of the guest has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodDevice:
+class PodDevice(Value):
     """What a device plugin offers as one device: an IOMMU group, whole."""
 
     functions: tuple[PciDevice, ...]
@@ -118,8 +117,7 @@ def units_of(host: HostSnapshot, named: Iterable[PciDevice]) -> tuple[PodDevice,
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class PodOptions:
+class PodOptions(Value):
     """What all pods of one command have in common."""
 
     kind: Workload

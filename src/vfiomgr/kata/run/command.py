@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal
 from vfiomgr.kata.model import KataRelease
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ DOCKER_FILE = "/etc/docker/daemon.json"
 _SINCE_DOCKER_26 = Version(3, 29)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Value):
     """A container with devices."""
 
     tool: Tool
@@ -50,8 +49,7 @@ class RunRequest:
     """The installed shim; None where none was found."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunCommand:
+class RunCommand(Value):
     """A command as its words, what is to be run before it, and what to know of it."""
 
     words: tuple[str, ...]

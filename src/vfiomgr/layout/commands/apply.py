@@ -6,10 +6,10 @@ import json
 import shlex
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cli.apply import (
     host_of,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from vfiomgr.errors import (
 from vfiomgr.libvirt.attach.ports import Scope
 from vfiomgr.libvirt.client.devices import Removal
 from vfiomgr.libvirt.xml.read_devices import hostdev_elements, read_hostdevs
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _LIVE = Scope(live=True, config=False)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChange:
+class DeviceChange(Value):
     """One element of one function or vGPU, and where it goes or comes from."""
 
     device: str
@@ -95,8 +94,7 @@ def detach_all(
     _carry_out(connection, domain, exchanges, _Operation(take, give_back, gives=False), on_done)
 
 
-@dataclass(frozen=True, slots=True)
-class _Operation:
+class _Operation(Value):
     """What is done with each, and what undoes it for a running guest."""
 
     act: Callable[[DeviceChange], None]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import Diagnostic, blocker
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOwner:
+class DeviceOwner(Value):
     """A device of the host, and a domain that has it or will."""
 
     device: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
@@ -10,6 +9,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.attach.claims import disk_diagnostic
 from vfiomgr.libvirt.attach.ports import Scope
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DomainHostdev
 
 if TYPE_CHECKING:
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model.domain import Domain, KnownDomain
 
 
-@dataclass(frozen=True, slots=True)
-class Detachment:
+class Detachment(Value):
     """A device that a domain gives back."""
 
     scope: Scope
     hostdev: DomainHostdev
 
 
-@dataclass(frozen=True, slots=True)
-class DetachPlan:
+class DetachPlan(Value):
     """What a domain is to give back, and what there is to say of it."""
 
     items: tuple[Detachment, ...]

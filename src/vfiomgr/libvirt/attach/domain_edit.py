@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refuse_if_any
@@ -10,6 +9,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.attach.claims import disk_diagnostic
 from vfiomgr.libvirt.attach.ports import free_places, refuse_full
 from vfiomgr.libvirt.model.domain import Domain, DomainHostdev, GuestAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.guest_device import HostdevOptions
 
 
-@dataclass(frozen=True, slots=True)
-class NewPort:
+class NewPort(Value):
     """A root port that a domain lacks, and the device that it is for."""
 
     index: int
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Value):
     """A device of a guest, by the names of its functions, and where the first of them goes."""
 
     names: tuple[str, ...]
@@ -35,8 +33,7 @@ class Placed:
     """None where libvirt is to find a place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Additions:
+class Additions(Value):
     """What comes into a domain."""
 
     placed: tuple[Placed, ...] = ()
@@ -45,8 +42,7 @@ class Additions:
     """Devices that it has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removals:
+class Removals(Value):
     """What goes out of a domain."""
 
     devices: tuple[DomainHostdev, ...] = ()

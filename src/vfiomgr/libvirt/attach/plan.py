@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import Refusal
@@ -16,6 +17,7 @@ from vfiomgr.passthrough.guards import taking
 from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
+from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import (
     DeviceRequest,
     GuestAddress,
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
 _NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
 
 
-@dataclass(frozen=True, slots=True)
-class AttachRequest:
+class AttachRequest(Value):
     """What a user asks for."""
 
     devices: tuple[str, ...]
@@ -51,8 +52,7 @@ class AttachRequest:
     """Also what the definition of another domain has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(Value):
     """What becomes one device of the guest."""
 
     scope: Scope
@@ -78,8 +78,7 @@ class Attachment:
         return hostdevs_of(self.unit, place)
 
 
-@dataclass(frozen=True, slots=True)
-class AttachPlan:
+class AttachPlan(Value):
     """What is to be given to a domain, and what there is to say of it."""
 
     items: tuple[Attachment, ...]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT, Domain, GuestAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model.domain import PciController
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Value):
     """What of a domain is changed: the running guest, its definition, or both."""
 
     live: bool

@@ -8,11 +8,11 @@ gives a group to one space: "group N used in multiple address spaces" (vfio_get_
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.libvirt.model.domain import TO_PCI
+from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import GuestDevice
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class RootPortSlot:
+class RootPortSlot(Value):
     """Units behind one root port: one, or several that share an address space."""
 
     units: tuple[GuestDevice, ...]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model.features import LOCKS_PER_DEVICE
 from vfiomgr.units import GIB, size
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import DomainRequest
@@ -28,8 +28,7 @@ def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool, own_mappin
     return memory_bytes * times + RESERVE if times else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lock:
+class Lock(Value):
     """What QEMU will lock, and the limit to write; None where libvirt sets one by itself."""
 
     needed_bytes: int

@@ -6,7 +6,6 @@ reckoned here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import Refusal
@@ -22,6 +21,7 @@ from vfiomgr.pci.mmio_window import (
     memory_end,
 )
 from vfiomgr.units import MIB, size
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,8 +41,7 @@ _TRUSTED_BITS = 41
 _TRUSTED = {"GenuineIntel": (36, 39), "AuthenticAMD": (40,)}
 
 
-@dataclass(frozen=True, slots=True)
-class MmioWindow:
+class MmioWindow(Value):
     """What of it has to be written."""
 
     address_width: Literal["passthrough", "emulate"] | None

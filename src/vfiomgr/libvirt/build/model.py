@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from vfiomgr.libvirt.model.domain import DomainIommu, NumaCell, PciController
+from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, GuestHostdev
 
 Firmware = Literal["efi", "bios"]
@@ -19,8 +19,7 @@ DiskBus = Literal["virtio", "sata"]
 NetworkModel = Literal["virtio", "e1000e"]
 
 
-@dataclass(frozen=True, slots=True)
-class GuestDisk:
+class GuestDisk(Value):
     """An image or a block device."""
 
     path: str
@@ -34,8 +33,7 @@ class GuestDisk:
         return self.path.startswith("/dev/")
 
 
-@dataclass(frozen=True, slots=True)
-class GuestNetwork:
+class GuestNetwork(Value):
     """A network of libvirt's by name, or a bridge of the host."""
 
     kind: Literal["network", "bridge"]
@@ -44,8 +42,7 @@ class GuestNetwork:
     """None: one that the guest's system has a driver for by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class DirectBoot:
+class DirectBoot(Value):
     """A kernel of the host's that QEMU starts itself, past all boot loaders."""
 
     kernel: str
@@ -53,8 +50,7 @@ class DirectBoot:
     arguments: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DomainRequest:
+class DomainRequest(Value):
     """What a user says of a domain; all else follows from the host."""
 
     name: str
@@ -106,8 +102,7 @@ class DomainRequest:
         return network.model or ("e1000e" if self.is_windows else "virtio")
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Value):
     """Why a part of the domain is as it is; it cites what was read of the host."""
 
     part: str
@@ -115,16 +110,14 @@ class Reason:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class GuestCell:
+class GuestCell(Value):
     """A NUMA cell of the guest, and the node of the host that it lies on."""
 
     cell: NumaCell
     host_node: int
 
 
-@dataclass(frozen=True, slots=True)
-class GuestMemory:
+class GuestMemory(Value):
     """Where the guest's memory lies, and how much of it QEMU may lock."""
 
     cells: tuple[GuestCell, ...] = ()
@@ -137,8 +130,7 @@ class GuestMemory:
     hard_limit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GuestCpus:
+class GuestCpus(Value):
     """The guest's CPUs, those of the host that they run on, and the width of addresses."""
 
     sockets: int
@@ -156,8 +148,7 @@ class GuestCpus:
     """The size of OVMF's 64-bit window, where it is told."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestPlan:
+class GuestPlan(Value):
     """A whole domain, ready to be written."""
 
     wish: DomainRequest

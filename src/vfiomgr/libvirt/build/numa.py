@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
@@ -11,6 +10,7 @@ from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model.domain import NumaCell
 from vfiomgr.pci.numa import NumaNode
 from vfiomgr.units import MIB, format_cpulist, size
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _CHOICE = 2
 """Nodes between which there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumaShare:
+class NumaShare(Value):
     """What of the guest lies on a node of the host."""
 
     node: NumaNode
@@ -36,8 +35,7 @@ class NumaShare:
     vcpus: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(Value):
     """The shares of nodes, in the order of their numbers; none where the guest lies anywhere."""
 
     shares: tuple[NumaShare, ...]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import Refusal
 from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_OTHER_BRIDGE, PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 _NVIDIA = "10de"
 
 
-@dataclass(frozen=True, slots=True)
-class NvlinkShare:
+class NvlinkShare(Value):
     """The switches and GPUs of a host, and those of them that a guest gets."""
 
     switches: tuple[PciDevice, ...]

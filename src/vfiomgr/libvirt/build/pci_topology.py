@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +28,7 @@ Place = tuple[str | None, int | None]
 """A root complex of the host and a NUMA node of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buses:
+class Buses(Value):
     """The controllers of a guest, and the place of each unit's first function by its name."""
 
     controllers: tuple[PciController, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.libvirt.build.address_spaces import seats_of, space_notes

@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from vfiomgr.errors import LibvirtSilent
 from vfiomgr.libvirt.client.uri import split_uri
@@ -37,8 +38,7 @@ _FAREWELL = 2.0
 """Seconds for the end of a connection, which is left open else."""
 
 
-@dataclass(slots=True)
-class _Answer:
+class _Answer(Struct):
     """What a call gave, once `is_there`."""
 
     is_there: threading.Event = field(default_factory=threading.Event)

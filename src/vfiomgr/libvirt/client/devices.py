@@ -6,13 +6,13 @@ import functools
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import GuestKeepsDevice, UsageError
 from vfiomgr.libvirt.client.binding import explaining, library
 from vfiomgr.libvirt.client.domains import DomainCalls
 from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,7 @@ _TICK = 0.25
 """Seconds between two looks at a domain whose event may have been missed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Value):
     """Which device a running guest is to release, and how many seconds it has for it."""
 
     device: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -12,6 +11,7 @@ from vfiomgr.libvirt.client.caller import Caller
 from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
 from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def has_kvm(capabilities: str) -> bool:
     return any(domain.get("type") == "kvm" for domain in _root(capabilities).iter("domain"))
 
 
-@dataclass(frozen=True, slots=True)
-class DomainState:
+class DomainState(Value):
     """A domain as a change needs to know it."""
 
     name: str

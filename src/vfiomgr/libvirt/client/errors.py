@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from enum import IntEnum
 
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UnknownDevice, UsageError, VfiomgrError
+from vfiomgr.value import Value
 
 
 class Code(IntEnum):
@@ -64,8 +64,7 @@ _NAMES = frozenset({"subject", "name", "domain"})
 """Names that people choose: quoted where a hint tells a command."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Value):
     """One cause: codes and a pattern; message and hint take the groups of the pattern by name."""
 
     codes: frozenset[Code]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -11,6 +10,7 @@ from vfiomgr.errors import LibvirtFailed
 from vfiomgr.libvirt.client.binding import explaining, library
 from vfiomgr.libvirt.client.caller import Caller
 from vfiomgr.libvirt.model.features import MDEV_AUTOSTART, MDEV_DEFINITION
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _PCI = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
 
 
-@dataclass(frozen=True, slots=True)
-class MdevState:
+class MdevState(Value):
     """What libvirt says of a mediated device besides its XML."""
 
     is_active: bool
@@ -31,8 +30,7 @@ class MdevState:
     """None where libvirt does not tell, as on a connection for reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMdev:
+class NodeMdev(Value):
     """A mediated device; libvirt's own name of it varies with its release, the UUID does not."""
 
     name: str

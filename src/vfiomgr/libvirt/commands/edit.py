@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -43,6 +42,7 @@ from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.files import read_xml
 from vfiomgr.libvirt.xml.read import domain_of
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, is_uuid, units_of
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 _NO_NEWLINE = "\\ No newline at end of file"
 
 
-@dataclass(frozen=True, slots=True)
-class Edited:
+class Edited(Value):
     """A text before and after, and what came and went."""
 
     before: Document
@@ -149,8 +148,7 @@ def _lines(text: bytes, encoding: str) -> list[str]:
 _OWN_DIRECTORY = "/libvirt/qemu"
 
 
-@dataclass(frozen=True, slots=True)
-class FilePlace:
+class FilePlace(Value):
     """A file, or a pipe; `output` is where the text goes instead."""
 
     path: str
@@ -199,8 +197,7 @@ class FilePlace:
             rewrite(self.path, before, after)
 
 
-@dataclass(frozen=True, slots=True)
-class DomainPlace:
+class DomainPlace(Value):
     """The definition that a libvirt has; a running guest has a new one once it is started anew."""
 
     name: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +21,7 @@ from vfiomgr.libvirt.commands.connection import complete_domain, connect_option
 from vfiomgr.libvirt.model.domain import Domain
 from vfiomgr.libvirt.xml.files import read_xml
 from vfiomgr.usage import forbid_together
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,8 +32,7 @@ _BLOCKED = 1
 _HERE = frozenset({"", "localhost"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judged(Value):
     """A domain and what was found."""
 
     domain: Domain

@@ -6,8 +6,9 @@ which libvirt asks for where the start fails too, gives back what had been taken
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.definitions.requests import StartVgpu
 from vfiomgr.engine.transaction import apply

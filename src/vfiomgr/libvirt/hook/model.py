@@ -7,13 +7,13 @@ waited for: a script that asked libvirt for anything would wait for itself.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.model import require_plain
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,8 +52,7 @@ exec {words} libvirt hook run -- "$@"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GuestRecord:
+class GuestRecord(Value):
     """What the hook took from the host for one guest; a reboot removes it, and gives all back."""
 
     uuid: str

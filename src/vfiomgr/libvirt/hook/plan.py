@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
@@ -18,6 +17,7 @@ from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 LOCK = "libvirt-hook"
 
 
-@dataclass(frozen=True, slots=True)
-class GuestNeeds:
+class GuestNeeds(Value):
     """What of a guest's devices is not ready for it yet."""
 
     functions: tuple[PciAddress, ...] = ()

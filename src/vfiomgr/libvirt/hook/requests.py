@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from vfiomgr.engine.request import Request
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class InstallHook(Request):
+class InstallHook(Request, Value):
     """Have libvirt run vfiomgr when guests start and end; no guest is concerned by that alone."""
 
     program: str | None = None
     """Where vfiomgr itself is, for the script."""
-    kind: Literal["install-hook"] = "install-hook"
+    kind: ClassVar[str] = "install-hook"
 
 
-@dataclass(frozen=True, slots=True)
-class UninstallHook(Request):
+class UninstallHook(Request, Value):
     """Take back what installing the hook wrote."""
 
-    kind: Literal["uninstall-hook"] = "uninstall-hook"
+    kind: ClassVar[str] = "uninstall-hook"

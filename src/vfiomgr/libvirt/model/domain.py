@@ -6,8 +6,8 @@ Lines are those of the text that the domain was read from, counted from 1.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
@@ -37,8 +37,7 @@ NAMESPACE = "urn:vfiomgr:libvirt:v1"
 """Of the element in a domain's metadata that has the hook act for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PciController:
+class PciController(Value):
     """`<controller type='pci'>`: a bus of the guest with its index."""
 
     line: int
@@ -53,8 +52,7 @@ class PciController:
     hole64_kib: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NumaCell:
+class NumaCell(Value):
     """A NUMA node of the guest."""
 
     number: int
@@ -62,8 +60,7 @@ class NumaCell:
     cpus: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class DomainMemory:
+class DomainMemory(Value):
     """How much memory, and how much of it QEMU may lock."""
 
     total_bytes: int
@@ -78,8 +75,7 @@ class DomainMemory:
     """Of cells of the guest to the host's nodes that their memory comes from: `<memnode>`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainCpu:
+class DomainCpu(Value):
     """What concerns address width and places."""
 
     count: int
@@ -95,8 +91,7 @@ class DomainCpu:
     hides_kvm: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DomainIommu:
+class DomainIommu(Value):
     """`<iommu>` of the guest."""
 
     model: str
@@ -112,8 +107,7 @@ class DomainIommu:
     """The name that somebody gave it; libvirt's own is iommu0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Value):
     """A domain as it is written."""
 
     source: str
@@ -165,8 +159,7 @@ class Domain:
         return next((device for device in self.hostdevs if device.name == name.lower()), None)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDomain:
+class KnownDomain(Value):
     """A domain that libvirt knows: as it runs, and as it is defined."""
 
     name: str
@@ -197,8 +190,7 @@ class KnownDomain:
         return shlex.quote(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Hypervisor:
+class Hypervisor(Value):
     """What a connection to libvirt told of its host."""
 
     uri: str

@@ -5,14 +5,12 @@ The releases are those of https://libvirt.org/news.html.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vfiomgr.errors import Refusal
+from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
+class Feature(Value):
     """Something that can be written since a release of libvirt."""
 
     what: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import GuestRecord
@@ -15,6 +16,7 @@ from vfiomgr.libvirt.hook.plan import GuestNeeds, needs_of
 from vfiomgr.libvirt.model.domain import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +31,7 @@ UNMANAGED = "managed='no'"
 MANAGED = "managed='yes'"
 
 
-@dataclass(frozen=True, slots=True)
-class AssignedFunction:
+class AssignedFunction(Value):
     """A PCI function that a domain takes, as the domain writes it and as the host shows it."""
 
     hostdev: DomainHostdev
@@ -42,8 +43,7 @@ class AssignedFunction:
         return self.device.is_on_vfio
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOwner:
+class DeviceOwner(Value):
     """A domain of libvirt that has a device, or will."""
 
     domain: KnownDomain
@@ -77,8 +77,7 @@ def _by_name(domain: Domain | None) -> dict[str, DomainHostdev]:
     return {hostdev.name: hostdev for hostdev in hostdevs if hostdev.name}
 
 
-@dataclass(frozen=True)
-class PreflightContext:
+class PreflightContext(Value, dict=True):
     """A domain before its start."""
 
     host: HostSnapshot

@@ -6,7 +6,6 @@ What a guest of several cells takes a device to be near, only an expander with a
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
@@ -14,6 +13,7 @@ from vfiomgr.libvirt.model.domain import EXPANDER, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.units import format_cpulist
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,8 +113,7 @@ def unbound(situation: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Near:
+class _Near(Value):
     """A device of a guest of several cells: where it is on the host, and behind what."""
 
     hostdev: DomainHostdev

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
@@ -12,6 +11,7 @@ from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,8 +84,7 @@ def twice(situation: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class GuardRule:
+class GuardRule(Value):
     """A rule that is a guard of `bind`: what no guest can have, whoever gives it."""
 
     id: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
+
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +44,7 @@ _CONTAINERS = frozenset(
 """Elements of a domain that say nothing where they are empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedElement:
+class DroppedElement(Value):
     """An element or an attribute that is gone, and what it belonged to."""
 
     path: str

@@ -8,12 +8,12 @@ where it has not. Taking it out therefore gives back the bytes that were there b
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import Document, Element, Span, read_document
 from vfiomgr.libvirt.xml.read_devices import hostdev_elements, read_hostdevs, read_taken
 from vfiomgr.libvirt.xml.values import whole_number
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,16 +32,14 @@ _PORT_NOTE = "<!-- vfiomgr: for {} -->"
 _PORT_NOTED = re.compile(rb"\s*<!-- vfiomgr: for [0-9a-f:.-]+ -->\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class _Splice:
+class _Splice(Value):
     """Bytes of a text, and what comes into their place."""
 
     span: Span
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _InsertionPoint:
+class _InsertionPoint(Value):
     """A place for elements: where, and what goes before each."""
 
     position: int

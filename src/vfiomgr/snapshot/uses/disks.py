@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.model import HostUse
 from vfiomgr.snapshot.uses.below import BLOCK, block_device, functions_below, node_of
 from vfiomgr.snapshot.uses.mounts import PROC, read_mounts
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -124,8 +124,7 @@ _PAUSES = (0.0, 0.02, 0.1)
 _CLAIMED, _FREE = "claimed", "free"
 
 
-@dataclass(frozen=True, slots=True)
-class _Answers:
+class _Answers(Value):
     """What the kernel says of disks, by their names."""
 
     claimed: frozenset[str]

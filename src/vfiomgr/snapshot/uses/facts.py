@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.snapshot.uses.disks import read_claims, read_disk_uses
 from vfiomgr.snapshot.uses.interfaces import read_network_uses

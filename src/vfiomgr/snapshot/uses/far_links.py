@@ -12,13 +12,13 @@ import os
 import shlex
 import struct
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
 from vfiomgr.snapshot.uses.mounts import PROC
 from vfiomgr.snapshot.uses.routing import attributes, dump, number
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +39,7 @@ _BETWEEN = "/"
 """In no name of an interface, a device or a kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class FarLink:
+class FarLink(Value):
     """An interface in the network namespace of a process, and what it rests on."""
 
     name: str

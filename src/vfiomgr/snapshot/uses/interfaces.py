@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_interface
 from itertools import chain
 from shlex import quote
@@ -16,6 +15,7 @@ from vfiomgr.snapshot.uses.below import NETWORK, functions_below
 from vfiomgr.snapshot.uses.far_links import FarLink, read_far_links
 from vfiomgr.snapshot.uses.mounts import PROC, host_lines
 from vfiomgr.snapshot.uses.routing import ask_routing
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +39,7 @@ _MOST = 3
 """Addresses and routes of an interface that are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tables:
+class _Tables(Value):
     """Addresses and routes by interface, and the number of TCP connections by local address."""
 
     addresses: ByInterface

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,7 @@ _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "afs", "9p
 """Types of file systems, without what follows a dot; one of FUSE may be of any server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Value):
     """A mounted file system; `holder` names a process where only its namespace has the mount."""
 
     source: str

@@ -10,8 +10,9 @@ import socket
 import struct
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from vfiomgr.host import bounded
 
@@ -101,8 +102,7 @@ _UNICAST, _OF_KERNEL, _MAIN, _CLONED = 1, 2, 254, 0x200
 _MOST_ROUTES = 4
 
 
-@dataclass(slots=True)
-class Routing:
+class Routing(Struct):
     """By the index of an interface: `192.0.2.5/24`, and `10.0.0.0/8`, `default in table 100`."""
 
     addresses: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))

@@ -88,7 +88,7 @@ def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str
 
 
 def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
-    facts = {name: getattr(vgpu, name) for name in type(vgpu).__dataclass_fields__}
+    facts = {name: getattr(vgpu, name) for name in vgpu.__struct_fields__}
     defined = next(_definitions(host, vgpu), None)
     return {
         "name": vgpu.name,

@@ -7,8 +7,9 @@ vGPU (NVIDIA's vgpu-vfio host driver, Linux 6.8 and later; one file of it is pub
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.paths import PCI_DEVICES, RUNTIME

@@ -6,8 +6,9 @@ does not tell which one a vGPU lives in, it fills those of its size, and then an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu, VgpuType
 
 
-@dataclass
-class _Slot:
+class _Slot(Struct):
     """A GPU instance that is there, or would be."""
 
     profile: int

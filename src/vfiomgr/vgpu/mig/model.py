@@ -6,11 +6,10 @@ GPU's memory, and no two instances share one (NVML: nvmlGpuInstancePlacement_t).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceProfile:
+class InstanceProfile(Value):
     """A kind of GPU instance that a GPU can be divided into."""
 
     id: int
@@ -33,8 +32,7 @@ class InstanceProfile:
         return f"{self.name} ({self.id})"
 
 
-@dataclass(frozen=True, slots=True)
-class InstancePlace:
+class InstancePlace(Value):
     """A GPU instance that is to be, or was: what makes one again, but for its number."""
 
     profile: int
@@ -53,8 +51,7 @@ class InstancePlace:
         return f"{self.name} at {self.start}"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
+class GpuInstance(Value):
     """One GPU instance; its number is good until it is destroyed."""
 
     id: int
@@ -82,8 +79,7 @@ class GpuInstance:
         return f"GPU instance {self.id} ({self.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPartition:
+class GpuPartition(Value):
     """How a GPU in MIG mode is divided, and can be."""
 
     gpu: str

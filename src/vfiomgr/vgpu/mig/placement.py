@@ -7,9 +7,9 @@ knows more, has the last word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace, InstanceProfile
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Value):
     """An instance of a profile somewhere."""
 
     profile: InstanceProfile

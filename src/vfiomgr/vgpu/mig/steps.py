@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vfiomgr.engine.step import Step
 from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace, counted
 
 if TYPE_CHECKING:
@@ -22,14 +22,13 @@ PROGRAM_DEADLINE = 300.0
 of them is set up."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSriovManage(Step):
+class RunSriovManage(Step, Value):
     """Have all virtual functions of a GPU, on their driver, or none; one of the numbers is 0."""
 
     device: DeviceIdentity
     before: int
     after: int
-    kind: Literal["run-sriov-manage"] = "run-sriov-manage"
+    kind: ClassVar[str] = "run-sriov-manage"
 
     deadline: ClassVar[float | None] = PROGRAM_DEADLINE
     affects: ClassVar[str] = "functions"
@@ -56,14 +55,13 @@ class RunSriovManage(Step):
         return RunSriovManage(self.device, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class SetHeterogeneous(Step):
+class SetHeterogeneous(Step, Value):
     """Let vGPUs of different sizes be on one GPU, or not; only while it has none."""
 
     device: DeviceIdentity
     before: bool
     after: bool
-    kind: Literal["set-heterogeneous"] = "set-heterogeneous"
+    kind: ClassVar[str] = "set-heterogeneous"
 
     is_setting: ClassVar[bool] = True
 
@@ -86,8 +84,7 @@ class SetHeterogeneous(Step):
         return SetHeterogeneous(self.device, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class SetMig(Step):
+class SetMig(Step, Value):
     """Divide a GPU into instances of its own hardware (MIG), or not; no virtual function is there.
 
     The mode outlasts a reboot of the host.
@@ -96,7 +93,7 @@ class SetMig(Step):
     device: DeviceIdentity
     before: bool
     after: bool
-    kind: Literal["set-mig"] = "set-mig"
+    kind: ClassVar[str] = "set-mig"
 
     outlasts_reboot: ClassVar[bool] = True
 
@@ -117,8 +114,7 @@ class SetMig(Step):
         return SetMig(self.device, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class SetGpuInstances(Step):
+class SetGpuInstances(Step, Value):
     """Divide a GPU in MIG mode into other GPU instances; those of both states are not touched.
 
     Places are of the memory, so that whatever is destroyed can be made again where it was. What is
@@ -128,7 +124,7 @@ class SetGpuInstances(Step):
     device: DeviceIdentity
     before: tuple[InstancePlace, ...]
     after: tuple[InstancePlace, ...]
-    kind: Literal["set-gpu-instances"] = "set-gpu-instances"
+    kind: ClassVar[str] = "set-gpu-instances"
 
     deadline: ClassVar[float | None] = PROGRAM_DEADLINE
 
@@ -185,14 +181,13 @@ class SetGpuInstances(Step):
         return SetGpuInstances(self.device, before=self.after, after=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class SetPersistence(Step):
+class SetPersistence(Step, Value):
     """Keep a GPU's driver initialised while nobody uses it, or not: then it lets the GPU go."""
 
     device: DeviceIdentity
     before: bool
     after: bool
-    kind: Literal["set-persistence"] = "set-persistence"
+    kind: ClassVar[str] = "set-persistence"
 
     def describe(self) -> str:
         """One line for people."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import stat
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.vgpu.quota.model import (

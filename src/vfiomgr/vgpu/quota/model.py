@@ -8,10 +8,10 @@ drivers/gpu/drm/i915/gt/iov/intel_iov_sysfs.c. All of them count virtual functio
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +49,7 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaAttribute:
+class QuotaAttribute(Value):
     """One attribute, by its path below the directory of the GPU's quotas.
 
     `text` is None where it cannot be read: EUCLEAN, since it differs between tiles.
@@ -76,8 +75,7 @@ class QuotaAttribute:
         return chosen(self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionQuotas:
+class FunctionQuotas(Value):
     """What one function gets; number 0 is the physical one."""
 
     number: int
@@ -151,8 +149,7 @@ class FunctionQuotas:
             yield f"{name} differs between tiles"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuQuotas:
+class GpuQuotas(Value):
     """The quotas of a GPU's functions, in the order of their numbers."""
 
     gpu: str
@@ -209,8 +206,7 @@ class GpuQuotas:
         return sum(function.memory or 0 for function in self.virtual)
 
 
-@dataclass(frozen=True, slots=True)
-class VfQuota:
+class VfQuota(Value):
     """What virtual functions are to get; of what is None the driver gives what it wants."""
 
     memory: int | None = None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from vfiomgr.engine.request import Request
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Label(Request):
+class Label(Request, Value):
     """Put a label on a device, or remove it."""
 
     address: PciAddress
     label: str | None
-    kind: Literal["toy-label"] = "toy-label"
+    kind: ClassVar[str] = "toy-label"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

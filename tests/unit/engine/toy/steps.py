@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from vfiomgr.engine.step import Step
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.value import Value
 
 LABELS = HostPath("/etc/vfiomgr/labels")
 
@@ -17,14 +17,13 @@ def label_file(device: DeviceIdentity) -> HostPath:
     return LABELS / str(device.address)
 
 
-@dataclass(frozen=True, slots=True)
-class SetLabel(Step):
+class SetLabel(Step, Value):
     """Give a device another label; None for no label."""
 
     device: DeviceIdentity
     before: str | None
     after: str | None
-    kind: Literal["toy-set-label"] = "toy-set-label"
+    kind: ClassVar[str] = "toy-set-label"
 
     def describe(self) -> str:
         """One line for people."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.unit.libvirt.preflight.situations import host, judge, libvirt, troubles, xml
-from vfiomgr.diagnostic import Severity
-from vfiomgr.libvirt.model.domain import Hypervisor
-from vfiomgr.snapshot.model import HostSnapshot
 
 if TYPE_CHECKING:
     from vfiomgr.check.model import Report
+    from vfiomgr.diagnostic import Severity
+    from vfiomgr.libvirt.model.domain import Hypervisor
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GOOD_DOMAIN = xml()
 GOOD_HOST = host()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.unit.check.test_rules import facts
 from tests.unit.libvirt.preflight.cases import Case, Side

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from tests.unit.check.test_rules import facts
 from tests.unit.libvirt.preflight.cases import Case, Side

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.libvirt.domains import EMPTY, hypervisor, with_ports
 from tests.unit.libvirt.domains import known as known_domain

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as some
+from msgspec.structs import replace
 
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, bar, gpu, planned, two_sockets
 from tests.unit.libvirt.preflight import situations as good

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
@@ -48,7 +47,7 @@ def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: 
 
 
 def _members(item: KataTrace) -> dict[str, object]:
-    return {field.name: getattr(item, field.name) for field in fields(item)}
+    return {name: getattr(item, name) for name in item.__struct_fields__}
 
 
 def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:

@@ -7,8 +7,9 @@ has a blank. Where there is none of what is asked for, nvidia-smi ends with 6 (N
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import HostError, ProgramFailed, UsageError
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES

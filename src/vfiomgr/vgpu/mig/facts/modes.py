@@ -7,8 +7,9 @@ one place, `Not Supported` holds `Supported`, and what does not apply is `N/A`.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import PciAddress
