@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from msgspec.structs import replace
 
@@ -209,6 +209,16 @@ def refusal(diagnostics: Iterable[Diagnostic]) -> Refusal:
     summaries = dict.fromkeys(d.summary for d in kept)
     hints = dict.fromkeys(d.hint for d in kept)
     return Refusal("; ".join(summaries), "; ".join(hints), kept)
+
+
+def refuse(rule: str, subject: object, summary: str, *remedies: str | Remedy) -> NoReturn:
+    """Raise the refusal for one diagnostic.
+
+    Raises:
+        Refusal: always.
+
+    """
+    raise refusal([blocker(rule, subject, summary, *remedies)])
 
 
 def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:

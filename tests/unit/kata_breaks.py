@@ -24,6 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def breaks(item: Any) -> list[Any]:
+    """The breaks of a trace, in JSON."""
+    return [found for step in item["steps"] for found in step["breaks"]]
+
+
+def said(found: Any) -> str:
+    """A break as the text output has it."""
+    return f"{found['title']}: {found['why']}" if found["why"] else str(found["title"])
+
+
+def is_certain(found: Any) -> bool:
+    """Whether it breaks the chain by itself."""
+    return bool(found["severity"] == "blocker")
+
+
 @dataclass(frozen=True)
 class Case:
     """A pod or a node with one thing wrong: its number, and what the break and its remedy say."""

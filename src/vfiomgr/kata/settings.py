@@ -150,17 +150,17 @@ class KataSettings(Value):
         found = self.value(table, key)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
-    def no_texts(self, table: str, *keys: str) -> tuple[str, ...]:
-        """What stands in the place of strings, or of the table that has them."""
+    def no_texts(self, table: str, *keys: str) -> tuple[tuple[str, str], ...]:
+        """Keys with something else than a string, or the table of the keys, and what that is."""
         found: Any = self.document
         parts = table.split(".")
         for depth, part in enumerate(parts, 1):
             found = found.get(part, {})
             if not isinstance(found, dict):
-                return (f"{'.'.join(parts[:depth])} is {_shown(found)}, and no table",)
+                return ((".".join(parts[:depth]), f"{_shown(found)}, and no table"),)
         values = ((key, found[key]) for key in keys if key in found)
         return tuple(
-            f"{key} in [{table}] is {_shown(value)}, and no text"
+            (f"{key} in [{table}]", f"{_shown(value)}, and no text")
             for key, value in values
             if not isinstance(value, str)
         )

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tests.unit.conftest import Run
 
 _SOURCE = Path(vfiomgr.__file__).parent
-_MAKERS = frozenset({"blocker", "finding", "GuardRule", "flaw", "fault", "_odd"})
+_MAKERS = frozenset(
+    {"blocker", "finding", "GuardRule", "flaw", "fault", "_odd", "chain_break", "refused_by"}
+)
 """What is called with a rule first."""
 
 

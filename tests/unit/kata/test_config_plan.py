@@ -49,6 +49,11 @@ def plan(
     return plan_config(host, wish, TABLE, configured, setup)
 
 
+def rule_of(refused: pytest.ExceptionInfo[Refusal]) -> str:
+    (found,) = refused.value.diagnostics
+    return found.rule
+
+
 def test_a_longer_time_and_more_memory_that_are_configured_stay() -> None:
     base = """
     [hypervisor.qemu]
@@ -133,6 +138,7 @@ def test_lists_in_strings_and_arrays_hold_what_is_configured() -> None:
 def test_kernel_params_are_never_replaced_unseen() -> None:
     with pytest.raises(Refusal, match="replace those of the configuration") as refused:
         plan(kernel_params=("quiet",))
+    assert rule_of(refused) == "kata-kernel-params"
     assert "--beside" in refused.value.hint
     assert plan(annotations=("kernel_params",)).notes[0].startswith("enable_annotations replaces")
 
@@ -148,8 +154,9 @@ def test_annotations_are_named_in_several_ways_and_always_anchored() -> None:
     done = plan(annotations=names)
     assert done.value("enable_annotations") == ("^cold_plug_vfio$", "^kernel_params$")
     assert any("alone plugs no device of CDI" in note for note in done.notes)
-    with pytest.raises(Refusal, match="has no annotation cold_plug_vfio"):
+    with pytest.raises(Refusal, match="has no annotation cold_plug_vfio") as refused:
         plan("rs 4.1", annotations=names)
+    assert rule_of(refused) == "kata-annotation-unknown"
 
 
 def test_large_bars_want_wide_addresses_and_a_firmware() -> None:
@@ -169,11 +176,13 @@ def test_large_bars_want_wide_addresses_and_a_firmware() -> None:
 
 
 def test_what_has_no_room_is_refused_with_what_would_give_it() -> None:
-    with pytest.raises(Refusal, match="larger than the host"):
+    with pytest.raises(Refusal, match="larger than the host") as refused:
         plan(memory_mib=4 << 20)
+    assert rule_of(refused) == "kata-host-memory"
     many = tuple(gpu(f"0000:{bus:02x}:00.0", bus, size=GIB) for bus in range(1, 18))
-    with pytest.raises(Refusal, match="17 functions need a root port each, Kata has 16"):
+    with pytest.raises(Refusal, match="17 functions need a root port each, Kata has 16") as refused:
         plan(functions=many)
+    assert rule_of(refused) == "kata-too-many-devices"
     assert plan(functions=many[:16]).value("pcie_root_port") == 16
     assert any("wrong GPU" in note for note in plan(functions=many[:11]).notes)
 
@@ -207,6 +216,7 @@ def test_what_a_runtime_cannot_is_refused_with_who_can(
     with pytest.raises(Refusal, match=why) as refused:
         plan(release, hypervisor=hypervisor, plug=plug)
     assert refused.value.hint
+    assert rule_of(refused) == ("kata-too-old" if "older" in why else "kata-plug")
 
 
 def test_the_kubelet_is_asked_where_kata_can() -> None:
@@ -217,10 +227,12 @@ def test_the_kubelet_is_asked_where_kata_can() -> None:
     assert plan("go 3.24", has_pod_resources=False).value(key) == ""
     assert plan("go 3.15").value(key) is None
     assert any("annotations cdi.k8s.io" in note for note in plan("go 3.15").notes)
-    with pytest.raises(Refusal, match=r"since 3\.24"):
+    with pytest.raises(Refusal, match=r"since 3\.24") as refused:
         plan("go 3.15", has_pod_resources=True)
-    with pytest.raises(Refusal, match="when the guest starts"):
+    assert rule_of(refused) == "kata-no-pod-resources"
+    with pytest.raises(Refusal, match="when the guest starts") as refused:
         plan("go 4.1", has_pod_resources=True, plug="hot")
+    assert rule_of(refused) == "kata-pod-resources-plug"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +256,9 @@ def test_cloud_hypervisors_table_is_called_as_the_installed_one(
 
 def test_confidential_guests_of_the_go_runtime_take_devices_through_iommufd_alone() -> None:
     base = "[hypervisor.qemu]\nconfidential_guest = true"
-    with pytest.raises(Refusal, match="they need iommufd"):
+    with pytest.raises(Refusal, match="they need iommufd") as refused:
         plan("go 3.2", base)
+    assert rule_of(refused) == "kata-no-cdevs"
     assert any("CONFIG_VFIO_DEVICE_CDEV" in note for note in plan("go 4.1", base).notes)
     cdev = (replace(ONE[0], vfio_cdev=True),)
     assert not any("CDEV" in note for note in plan("go 4.1", base, functions=cdev).notes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.unit.kata_breaks import breaks, is_certain, said
 from tests.unit.kata_nodes import CONFIGURATION, KataNode
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ def explained(
     line = ("--root", str(node.root), "kata", "explain", str(node.pod), "--format", "json")
     (item,) = json.loads(run(*line).stdout)["items"]
     return item
-
-
-def breaks(item: Any) -> list[Any]:
-    return [found for step in item["steps"] for found in step["breaks"]]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +55,8 @@ def test_an_annotation_goes_through_the_allow_list_and_the_table_of_keys(
 ) -> None:
     runtime, name, value, allow = annotation.split()
     (found,) = breaks(explained(run, tmp_path, runtime, {HYPERVISOR + name: value}, allow))
-    assert what in found["what"]
-    assert (found["is_silent"], found["is_certain"]) == fate
+    assert what in said(found)
+    assert (found["is_silent"], is_certain(found)) == fate
 
 
 @pytest.mark.parametrize("runtime", ["go", "rs"])
@@ -68,7 +65,7 @@ def test_an_allowed_annotation_is_what_the_later_links_go_by(
 ) -> None:
     annotations = {f"{HYPERVISOR}default_memory": "60000"}
     item = explained(run, tmp_path / "a", runtime, annotations, "^default_memory$")
-    told = [found["what"] for found in breaks(item)]
+    told = [said(found) for found in breaks(item)]
     assert any("less than default_memory (60000" in what for what in told), told
     assert any("60000 MiB and limits of 16384 MiB is larger than the host" in w for w in told)
     annotations = {f"{HYPERVISOR}kernel_params": "quiet", f"{HYPERVISOR}default_memory": "4096"}
@@ -89,9 +86,9 @@ def test_the_mode_of_vfio_is_annotated_without_leave(
 ) -> None:
     item = explained(run, tmp_path / "a", runtime, {VFIO_MODE: "vfio"}, "^x$")
     (found,) = breaks(item)
-    assert "annotated as 'vfio', and enable_iommu is not set" in found["what"]
-    assert not found["is_certain"], "a guest without an IOMMU can allow VFIO without one"
+    assert "annotated as 'vfio', and enable_iommu is not set" in said(found)
+    assert not is_certain(found), "a guest without an IOMMU can allow VFIO without one"
     item = explained(run, tmp_path / "b", runtime, {VFIO_MODE: "both"}, "^x$")
-    assert "annotated as 'both', which is none" in breaks(item)[0]["what"]
+    assert "annotated as 'both', which is none" in said(breaks(item)[0])
     item = explained(run, tmp_path / "c", runtime, {VFIO_MODE: "guest-kernel"}, "^x$")
     assert breaks(item) == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.kata_breaks import CASES
+from tests.unit.kata_breaks import CASES, breaks, is_certain, said
 from tests.unit.kata_nodes import (
     CONFIGURATION,
     CONTAINERD,
@@ -20,6 +20,8 @@ from tests.unit.kata_nodes import (
     SPECIFICATION,
     KataNode,
 )
+from vfiomgr.cli.commands.explain import all_rules
+from vfiomgr.kata.explain.model import NUMBERS, SILENT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +35,6 @@ GPU = "0000:41:00.0"
 def document(answer: Answer) -> Any:
     (item,) = json.loads(answer.stdout)["items"]
     return item
-
-
-def breaks(item: Any) -> list[Any]:
-    return [found for step in item["steps"] for found in step["breaks"]]
 
 
 @pytest.mark.parametrize("runtime", ["go", "rs"])
@@ -82,10 +80,11 @@ def test_each_break_is_named_with_its_remedy(run: Run, tmp_path: Path, case: Cas
     line = ("--root", str(node.root), "kata", "explain", str(node.pod), *case.options)
     answer = run(*line, "--format", "json")
     item = document(answer)
-    (found,) = [found for found in breaks(item) if case.what in found["what"]]
+    (found,) = [found for found in breaks(item) if case.what in said(found)]
     assert found["number"] == case.number
+    assert found["id"] in {rule.name for rule in all_rules()}
     assert case.remedy in found["remedy"]
-    assert (found["is_silent"], found["is_certain"]) == (case.is_silent, case.is_certain)
+    assert (found["is_silent"], is_certain(found)) == (case.is_silent, case.is_certain)
     assert answer.status == (1 if case.is_certain else 0)
     assert item["is_broken"] == case.is_certain
     told = run(*line).stdout
@@ -96,7 +95,11 @@ def test_each_break_is_named_with_its_remedy(run: Run, tmp_path: Path, case: Cas
 
 
 def test_all_twelve_breaks_have_a_case() -> None:
-    assert {case.number for case in CASES} >= set(range(1, 13))
+    assert {case.number for case in CASES} >= set(range(1, 13)) == set(NUMBERS.values())
+
+
+def test_what_is_numbered_or_silent_is_a_rule() -> None:
+    assert {*NUMBERS, *SILENT} <= {rule.name for rule in all_rules()}
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -118,11 +121,11 @@ def test_several_breaks_at_once_are_told_without_a_crash(
         return
     item = document(answer)
     assert len(item["steps"]) == 10
-    certain = [found for found in breaks(item) if found["is_certain"]]
+    certain = [found for found in breaks(item) if is_certain(found)]
     assert answer.status == (1 if certain else 0)
-    assert all(found["what"] and found["remedy"] for found in breaks(item))
+    assert all(said(found) and found["remedy"] for found in breaks(item))
     for step in item["steps"]:
-        assert (step["state"] == "broken") == any(b["is_certain"] for b in step["breaks"])
+        assert (step["state"] == "broken") == any(is_certain(b) for b in step["breaks"])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.vgpu_hosts import a40_host, l40s_host, t4_host
+from tests.unit.kata_breaks import breaks, is_certain, said
 from tests.unit.kata_nodes import (
     CONFIGURATION,
     CONTAINERD,
@@ -71,10 +72,6 @@ def functions(item: Any) -> list[tuple[str, str, int | None]]:
     ]
 
 
-def breaks(item: Any) -> list[Any]:
-    return [found for step in item["steps"] for found in step["breaks"]]
-
-
 def test_each_device_that_could_be_given_is_told_and_where_they_differ(
     explain: Callable[..., Answer], node: KataNode
 ) -> None:
@@ -93,7 +90,7 @@ def test_each_device_that_could_be_given_is_told_and_where_they_differ(
         f"{KIND}, NUMA node: -: 40, 41; 1: 42",
     ]
     (found,) = breaks(item)
-    assert not found["is_certain"], "the kubelet may give another one"
+    assert not is_certain(found), "the kubelet may give another one"
     assert found["remedy"] == "vfiomgr bind 0000:43:00.0"
     told = explain()
     assert told.status == 0
@@ -110,8 +107,8 @@ def test_an_unbound_device_breaks_once_no_other_is_left(
     answer = explain("--format", "json")
     assert answer.status == 1
     (found,) = breaks(document(answer))
-    assert f"{SECOND} (" in found["what"]
-    assert "is on nvidia, a driver of the host" in found["what"]
+    assert f"{SECOND} (" in said(found)
+    assert "is on nvidia, a driver of the host" in said(found)
     assert states(document(answer))["functions"] == "broken"
 
 
@@ -170,7 +167,7 @@ def test_a_domain_other_than_zero_is_lost(explain: Callable[..., Answer], node: 
     node.add_gpus(2, domain=1)
     node.publish([GROUP, GROUP + 1])
     found = breaks(document(explain("--format", "json")))
-    assert [(b["number"], b["is_certain"]) for b in found] == [(8, False)]
+    assert [(b["number"], is_certain(b)) for b in found] == [(8, False)]
     node.change(node.pod, "pgpu: 1", "pgpu: 2")
     answer = explain()
     assert answer.status == 1
@@ -252,16 +249,16 @@ def test_annotations_name_devices_where_the_kubelet_is_not_asked(
     socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
     node.change(node.pod, "annotations: {}", f'annotations: {{cdi.k8s.io/gpu: "{KIND}=41"}}')
     both = breaks(document(explain("--format", "json")))
-    assert [(b["issue"], b["is_certain"]) for b in both] == [
-        ("kata-containers/kata-containers#11125", False)
+    assert [(b["evidence"], is_certain(b)) for b in both] == [
+        (["kata-containers/kata-containers#11125"], False)
     ]
     node.change(CONFIGURATION, socket, "")
     answer = explain("--format", "json")
     assert (answer.status, functions(document(answer))) == (0, [(SECOND, "rp0", 0)])
     assert breaks(document(answer)) == []
     (found,) = breaks(document(explain("--format", "json", "--runtime", "rs")))
-    assert "no reading of CDI annotations" in found["what"]
-    assert not found["is_certain"]
+    assert "no reading of CDI annotations" in said(found)
+    assert not is_certain(found)
     node.change(node.pod, f"{KIND}=41", f"{KIND}=99")
     answer = explain()
     assert answer.status == 1
@@ -316,7 +313,7 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
     name = "io.katacontainers.config.hypervisor.cold_plug_vfio"
     node.change(node.pod, "annotations: {}", f"annotations: {{{name}: root-port}}")
     (found,) = breaks(document(run(*line, "--format", "json")))
-    assert (found["number"], found["is_silent"], found["is_certain"]) == (1, True, False)
+    assert (found["number"], found["is_silent"], is_certain(found)) == (1, True, False)
     node.change(node.pod, f"annotations: {{{name}: root-port}}", "annotations: {}")
     config = tmp_path / "kata.toml"
     config.write_text(SETTINGS.format(name="").replace('"root-port"', '"no-port"'))
@@ -625,8 +622,8 @@ def test_a_mediated_device_is_refused_with_what_works_instead(
     answer = run("kata", "explain", str(node.pod), "--format", "json")
     assert answer.status == 1
     (found,) = breaks(document(answer))
-    assert "is a mediated device of" in found["what"]
-    assert found["issue"] == "kata-containers/kata-containers#10681"
+    assert "is a mediated device of" in said(found)
+    assert found["evidence"] == ["kata-containers/kata-containers#10681"]
     assert "vfiomgr vgpu remove" in found["remedy"]
 
 
@@ -640,7 +637,7 @@ def test_a_function_of_mediated_devices_is_not_to_be_bound(
     vf = next(item["address"] for item in shown if item["physical_function"])
     item = document(run("kata", "explain", vf, "--format", "json"))
     assert (states(item)["node"], states(item)["functions"]) == ("unknown", "broken")
-    (found,) = [found for found in breaks(item) if "mediated devices of it" in found["what"]]
+    (found,) = [found for found in breaks(item) if "mediated devices of it" in said(found)]
     assert "now it refuses" not in found["remedy"]
     assert f"vfiomgr vgpu create --parent {vf}" in found["remedy"]
 
@@ -653,7 +650,7 @@ def test_a_file_of_containerd_that_is_no_text_breaks_and_one_that_nobody_may_rea
     (node.root / CONTAINERD).write_bytes(b"version = 3\n# \xff\n")
     answer = explain("--format", "json")
     (found,) = breaks(document(answer))
-    assert found["what"].startswith(f"/{CONTAINERD}:2: it is not UTF-8: containerd does not start")
+    assert said(found).startswith(f"/{CONTAINERD}:2: it is not UTF-8: containerd does not start")
     assert (answer.status, states(document(answer))["handler"]) == (1, "broken")
     (node.root / CONTAINERD).unlink()
     (node.root / CONTAINERD).mkdir()
@@ -683,7 +680,7 @@ def test_a_shim_is_known_by_where_its_links_lead(
     link.symlink_to(SHIMS["rs"])
     item = document(explain("--format", "json"))
     assert item["release"] == "Kata 4.1.0 (runtime-rs)"
-    assert "is that of runtime-rs" in breaks(item)[0]["what"]
+    assert "is that of runtime-rs" in said(breaks(item)[0])
 
 
 def test_the_configuration_tells_the_runtime_of_a_shim_that_nobody_knows(
@@ -786,5 +783,5 @@ def test_a_file_of_another_version_is_told_once_and_where_it_touches_the_handler
     recorded = node.pod.parent / "recorded"
     recorded.symlink_to(node.root)
     answer = run("--root", str(recorded), "kata", "explain", str(node.pod), "--format", "json")
-    told = [found["what"] for found in breaks(document(answer))]
+    told = [said(found) for found in breaks(document(answer))]
     assert ["is of version" in what for what in told] == [True] * count, told

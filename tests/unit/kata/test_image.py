@@ -51,7 +51,7 @@ def test_kata_s_build_for_gpus_is_fine() -> None:
         (guest(replace(KERNEL, is_regular=False), IMAGE), "guest-file", "is no regular file"),
         (guest(IMAGE), "guest-file", "no kernel"),
         (replace(NVIDIA, vfio_mode="bogus"), "guest-setting", "vfio_mode is 'bogus'"),
-        (guest(IMAGE, mistyped=("kernel is 1",)), "guest-setting", "kernel is 1"),
+        (guest(IMAGE, mistyped=(("kernel", "1"),)), "guest-setting", "kernel is 1"),
         (guest(KERNEL), "guest-root", "no root file system"),
         (guest(KERNEL, IMAGE, INITRD), "guest-root", "an image and an initrd"),
         (replace(NVIDIA, rootfs_type=None), "rootfs-type", "erofs, and the guest is told ext4"),
@@ -113,7 +113,7 @@ def test_an_unknown_mode_leaves_nothing_out() -> None:
 
 
 def test_a_value_of_a_wrong_type_is_not_told_as_a_missing_one() -> None:
-    report = check_guest_image(guest(mistyped=("hypervisor is [], and no table",)))
+    report = check_guest_image(guest(mistyped=(("hypervisor", "[], and no table"),)))
     assert [finding.rule for finding in report.findings] == ["guest-setting"]
 
 

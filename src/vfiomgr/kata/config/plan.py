@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import refusal, refuse
+from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check import annotation_name, with_annotations, with_host_bits, with_params
 from vfiomgr.kata.config.check_values import container_timeout_key
 from vfiomgr.kata.config.model import KataPlan, KataSetup, KeyEntry
@@ -114,7 +115,12 @@ class _Planner:
     def _check_release(self) -> None:
         if self.release.version < OLDEST:
             message = f"{self.release} is older than {OLDEST}, where cold_plug_vfio began"
-            raise Refusal(message, "use a later Kata; --kata-version tells which one is meant")
+            refuse(
+                "kata-too-old",
+                self.release,
+                message,
+                "use a later Kata; --kata-version tells which one is meant",
+            )
         beyond = self.release.beyond_known
         if beyond is not None:
             self.notes.append(f"{beyond}: what is written is for that one")
@@ -127,19 +133,34 @@ class _Planner:
         is_early = self.release.version < CLH_COLD_PLUG
         if self.wish.hypervisor == "clh" and wanted == "cold" and is_early:
             message = f"{self.release} plugs devices into Cloud Hypervisor's running guests only"
-            raise Refusal(message, "use --plug hot, --hypervisor qemu or --runtime rs")
+            refuse(
+                "kata-plug",
+                self.release,
+                message,
+                "use --plug hot, --hypervisor qemu or --runtime rs",
+            )
         return wanted or ("hot" if self.wish.hypervisor == "clh" else "cold")
 
     def _plug_of_rs(self, wanted: Plug | None) -> Plug | None:
         if wanted == "hot":
             message = f"{self.release} knows no hot_plug_vfio: runtime-rs has never had it"
-            raise Refusal(message, "use --plug cold (3.31 and later), or --runtime go")
+            refuse(
+                "kata-plug",
+                self.release,
+                message,
+                "use --plug cold (3.31 and later), or --runtime go",
+            )
         if self._knows("hypervisor", "cold_plug_vfio"):
             return "cold"
         since = self.table.first("rs", "hypervisor", "cold_plug_vfio")
         if wanted == "cold":
             message = f"{self.release} knows no cold_plug_vfio: runtime-rs has it since {since}"
-            raise Refusal(message, f"use --kata-version {since} or later, or --runtime go")
+            refuse(
+                "kata-plug",
+                self.release,
+                message,
+                f"use --kata-version {since} or later, or --runtime go",
+            )
         self.notes.append(
             f"{self.release} plugs no device before the guest starts: cold_plug_vfio is there "
             f"since {since}. What a container is given is plugged into the root ports when it "
@@ -252,7 +273,12 @@ class _Planner:
             return
         if self.base is None:
             message = "kernel_params of a drop-in replace those of the configuration, unknown here"
-            raise Refusal(message, "name that configuration: --beside FILE, or --whole FILE")
+            refuse(
+                "kata-kernel-params",
+                "kernel_params",
+                message,
+                "name that configuration: --beside FILE, or --whole FILE",
+            )
         merged = with_params(self.base.kernel_params, self.wish.kernel_params)
         self._write("hypervisor", "kernel_params", merged)
 
@@ -268,7 +294,12 @@ class _Planner:
         if refused:
             fate = "fails where it is allowed" if self.is_rs else "ignores it"
             message = f"{self.release} has no annotation {refused[0]}, and {fate}"
-            raise Refusal(message, f"set the key itself, or leave {refused[0]} out")
+            refuse(
+                "kata-annotation-unknown",
+                refused[0],
+                message,
+                f"set the key itself, or leave {refused[0]} out",
+            )
         if not names:
             return
         configured = () if self.base is None else self.base.enable_annotations
@@ -313,10 +344,20 @@ class _Planner:
         since = self.table.first(self.release.runtime, "runtime", key)
         if wanted and not self._knows("runtime", key):
             message = f"{self.release} knows no {key}: it is there since {since}"
-            raise Refusal(message, "leave out --pod-resources, and give pods annotations of CDI")
+            refuse(
+                "kata-no-pod-resources",
+                key,
+                message,
+                "leave out --pod-resources, and give pods annotations of CDI",
+            )
         if wanted and plug != "cold":
             message = "--pod-resources is for devices that are there when the guest starts"
-            raise Refusal(message, "use --plug cold, or leave out --pod-resources")
+            refuse(
+                "kata-pod-resources-plug",
+                key,
+                message,
+                "use --plug cold, or leave out --pod-resources",
+            )
         if plug != "cold":
             return
         if wanted is False:
@@ -345,7 +386,7 @@ class _Planner:
         for finding in check_sizing(sizing):
             told = f"{finding.summary}: {finding.why}"
             if finding.severity == "blocker":
-                raise Refusal(told, finding.remedy)
+                raise refusal([replace(finding, summary=told, why="")])
             self.notes.append(f"{told}; {finding.remedy}" if finding.remedy else told)
 
     def _tell_of_nodes(self) -> None:
@@ -353,7 +394,7 @@ class _Planner:
         is_confidential = self.base is not None and self.base.is_confidential
         if is_confidential and not self.is_rs and not self.release.takes_cdevs:
             message = f"{self.release} gives confidential guests no device: they need iommufd"
-            raise Refusal(message, "use Kata 3.15 or later")
+            refuse("kata-no-cdevs", self.release, message, "use Kata 3.15 or later")
         has_cdevs = any(function.vfio_cdev for function in self.wish.functions)
         if is_confidential and not self.is_rs and self.wish.functions and not has_cdevs:
             self.notes.append(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
-from vfiomgr.kata.explain.model import ChainBreak
+from vfiomgr.kata.explain.model import chain_break
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION
 from vfiomgr.kata.model import LEAST_GUEST_MIB, MAX_PORTS
 from vfiomgr.kata.settings import VFIO_MODES
@@ -21,6 +21,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.keys import KeyType
     from vfiomgr.kata.settings import KataSettings
@@ -32,7 +33,7 @@ _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
-def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
+def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """What Kata refuses or ignores of them; COLD_PLUG and HOT_PLUG have a rule of their own."""
     for name, value in _hypervisor_annotations(situation):
         yield from _hypervisor_breaks(situation, settings, name, value)
@@ -41,9 +42,16 @@ def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator
         return
     remedy = f"take the annotation {_VFIO_MODE} out: guest-kernel is what containers need"
     if mode not in VFIO_MODES:
-        yield ChainBreak(f"vfio_mode is annotated as {mode!r}, which is none", remedy)
+        yield chain_break(
+            "kata-vfio-mode",
+            _VFIO_MODE,
+            f"vfio_mode is annotated as {mode!r}, which is none",
+            remedy,
+        )
     elif mode == "vfio" and not settings.has_iommu:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-vfio-without-iommu",
+            _VFIO_MODE,
             "vfio_mode is annotated as 'vfio', and enable_iommu is not set: VFIO in the guest "
             "needs an IOMMU there, and containers with a device do not start",
             remedy,
@@ -80,7 +88,7 @@ def _hypervisor_annotations(situation: PodContext) -> Iterator[tuple[str, str]]:
 
 def _hypervisor_breaks(
     situation: PodContext, settings: KataSettings, name: str, value: str
-) -> Iterator[ChainBreak]:
+) -> Iterator[Diagnostic]:
     full, out = f"{HYPERVISOR_ANNOTATION}{name}", "take the annotation out"
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
     is_taken = situation.keys.takes_annotation(situation.release, name)
@@ -89,20 +97,25 @@ def _hypervisor_breaks(
             f"the pod fails with 'annotation {full} is not enabled': enable_annotations of the "
             "configuration lacks it"
         )
-        yield ChainBreak(what, allow if is_taken else out, number=1)
+        yield chain_break("kata-annotation-not-enabled", full, what, allow if is_taken else out)
     elif not settings.allows_annotation(name):
         what = f"runtime-rs ignores the annotation {full}: enable_annotations lacks it"
-        yield ChainBreak(
-            what, allow if is_taken else out, number=1, is_silent=True, is_certain=False
+        yield chain_break(
+            "kata-annotation-ignored", full, what, allow if is_taken else out, is_certain=False
         )
     elif not is_taken and situation.is_rs:
         what = f"runtime-rs fails: it allows the annotation {full} and does not know it"
-        yield ChainBreak(what, out, number=1)
+        yield chain_break("kata-annotation-refused", full, what, out)
     elif not is_taken:
         what = f"{situation.release} has no annotation {full}, and ignores it"
-        yield ChainBreak(what, out, is_silent=True, is_certain=False)
+        yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
     elif _is_refused(situation, name, value):
-        yield ChainBreak(f"the pod fails: the annotation {full} is {value!r}", _wanted(name, value))
+        yield chain_break(
+            "kata-annotation-value",
+            full,
+            f"the pod fails: the annotation {full} is {value!r}",
+            _wanted(name, value),
+        )
 
 
 def _wanted(name: str, value: str) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC
 from vfiomgr.containers.cdi.names import is_kind, is_qualified
-from vfiomgr.kata.explain.model import LIST, ChainBreak, TraceStep
+from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.explain.resources import channel, requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, Published
-    from vfiomgr.kata.explain.model import StepState
+    from vfiomgr.kata.explain.model import TraceStep
     from vfiomgr.kata.explain.resources import Request
 
 _OF_DEVICES = frozenset({"not-plugged"})
@@ -36,15 +39,14 @@ def cdi(situation: PodContext) -> TraceStep:
         for name, each in situation.devices_of(item.kind).items()
         if not item.names or name in item.names
     ]
-    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
-    if not found:
-        what = "no specification has a device of what is asked for"
-        is_needed = channel(situation) in ("kubelet", "annotations")
-        return TraceStep("CDI", state if is_needed or breaks else "unknown", what, looked, breaks)
-    return TraceStep("CDI", state, LIST.join(found), looked, breaks)
+    if found:
+        return judged("CDI", found, looked, breaks)
+    what = "no specification has a device of what is asked for"
+    is_needed = channel(situation) in ("kubelet", "annotations")
+    return judged("CDI", what, looked, breaks, "ok" if is_needed or breaks else "unknown")
 
 
-def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
+def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
     yield from _annotated(situation)
     if channel(situation) in ("kubelet", "annotations", "unknown"):
         yield from _judged(situation)
@@ -54,7 +56,7 @@ def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
             yield from _published_twice(situation, item)
 
 
-def _judged(situation: PodContext) -> Iterator[ChainBreak]:
+def _judged(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 4: one file that the runtime cannot read fails all pods that are cold-plugged."""
     if not situation.is_cold:
         return
@@ -64,15 +66,16 @@ def _judged(situation: PodContext) -> Iterator[ChainBreak]:
         found = finding.found
         where = f"{found.subject}:{found.line}: {found.summary}"
         if consumer.name in finding.breaks_all:
-            yield ChainBreak(
+            yield chain_break(
+                "kata-cdi-unreadable",
+                found.subject,
                 f"{where}: {consumer} fails to load any specification, so every pod with a "
                 "cold-plugged device fails",
                 f"correct it ({found.remedy}), or move {found.subject} away; "
                 "vfiomgr cdi check tells all",
-                number=4,
             )
         elif found.rule in _OF_DEVICES and found.subject in asked:
-            yield ChainBreak(where, found.remedy, is_certain=False)
+            yield replace(found, severity="warning", summary=where, evidence=(), why="")
 
 
 def _all_of(situation: PodContext, item: Request) -> tuple[Published, ...]:
@@ -80,7 +83,7 @@ def _all_of(situation: PodContext, item: Request) -> tuple[Published, ...]:
     return tuple(each for each in situation.published if each.kind == item.kind)
 
 
-def _annotated(situation: PodContext) -> Iterator[ChainBreak]:
+def _annotated(situation: PodContext) -> Iterator[Diagnostic]:
     """Names in annotations that nothing has, or that are none: whoever reads them fails.
 
     Names are taken as they stand between commas (ParseAnnotations in pkg/cdi/annotations.go).
@@ -88,19 +91,23 @@ def _annotated(situation: PodContext) -> Iterator[ChainBreak]:
     for key, text in situation.pod.cdi_annotations:
         kind, _, name = text.partition("=")
         if not is_qualified(text):
-            yield ChainBreak(
+            yield chain_break(
+                "kata-cdi-name-invalid",
+                key,
                 f"the annotation {key} has {text!r}, which is no name of CDI (VENDOR/CLASS=NAME, "
                 "with commas and no blanks between several): the pod fails where it is read",
                 _named_instead(situation, kind if is_kind(kind) else DEFAULT_KIND),
             )
         elif name not in situation.devices_of(kind):
-            yield ChainBreak(
+            yield chain_break(
+                "kata-cdi-name-unknown",
+                key,
                 f"no specification has {text}, which the annotation {key} names",
                 _named_instead(situation, kind),
             )
 
 
-def _missing(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
+def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
     """More devices than there are; of a resource that is another plugin's `requested` tells."""
     devices = situation.devices_of(item.kind)
     if item.names or len(devices) >= item.count:
@@ -111,7 +118,9 @@ def _missing(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
     has = f"have {len(devices)}" if devices else "have none"
     kinds = {} if devices else _kinds_of_vfio(situation)
     there = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
-    yield ChainBreak(
+    yield chain_break(
+        "kata-too-few-devices",
+        item.kind,
         f"the pod asks for {item.count} of {item.kind}, and the CDI specifications {has}"
         f"{f'; the node has {there}' if there else ''}: Kata finds a device by its resource as "
         "kind and the plugin's id as name",
@@ -160,7 +169,7 @@ def _kinds_of_vfio(situation: PodContext) -> dict[str, int]:
     return {kind: len(situation.devices_of(kind)) for kind in kinds}
 
 
-def _precedence(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
+def _precedence(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
     """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
     by_name: dict[str, dict[str, Published]] = {}
     for each in _all_of(situation, item):
@@ -172,18 +181,18 @@ def _precedence(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
         loser = losers[0]
         rs, go = "runtime-rs", "containerd and the Go runtime"
         mine, others = (rs, f"{go} take") if situation.is_rs else ("the Go runtime", f"{rs} takes")
-        yield ChainBreak(
+        yield chain_break(
+            "kata-cdi-precedence",
+            winner.name,
             f"{winner.name} is in {winner.path} ({', '.join(winner.nodes)}), which {mine} takes, "
             f"and in {loser.path} ({', '.join(loser.nodes)}), which {others}: they mean different "
             "devices",
             f"keep one of them, e.g. remove {loser.path}",
-            number=5,
-            is_silent=True,
             is_certain=situation.is_rs,
         )
 
 
-def _published_twice(situation: PodContext, item: Request) -> Iterator[ChainBreak]:
+def _published_twice(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
     """One node under two names: two pods may be given the same device."""
     names: dict[str, dict[str, Published]] = {}
     for each in situation.published:
@@ -192,7 +201,9 @@ def _published_twice(situation: PodContext, item: Request) -> Iterator[ChainBrea
     for node, by_name in names.items():
         if len(by_name) > 1 and any(each.kind == item.kind for each in by_name.values()):
             told = ", ".join(f"{name} ({each.path})" for name, each in by_name.items())
-            yield ChainBreak(
+            yield chain_break(
+                "twice-published",
+                node,
                 f"{node} is published under {len(by_name)} names: {told}; a second pod that is "
                 "given it by another name cannot open it",
                 "publish each group under one name: vfiomgr cdi check",

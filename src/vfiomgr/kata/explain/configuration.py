@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.check_values import container_timeout
 from vfiomgr.kata.explain.annotations import annotation_breaks
 from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
-from vfiomgr.kata.explain.model import ChainBreak, TraceStep
+from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.explain.model import StepState
+    from vfiomgr.kata.explain.model import TraceStep
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.paths import HostPath
 
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
+_DROP_IN_KEYS = ("kata-drop-in-key-ignored", "kata-drop-in-key-refused")
 _KUBELET_TIMEOUT = 120.0
 """runtimeRequestTimeout where the kubelet's configuration does not set it."""
 
@@ -27,13 +31,11 @@ _KUBELET_TIMEOUT = 120.0
 def configuration(situation: PodContext) -> TraceStep:
     """The configuration, and how it plugs devices."""
     facts, settings = situation.configuration, situation.settings
-    breaks = tuple(_breaks(situation))
-    broken = any(found.is_certain for found in breaks)
+    breaks = _breaks(situation)
     if settings is None:
         why = facts.problem or "there is none to be read"
         what = f"what Kata's configuration says cannot be told: {why}"
-        state: StepState = "broken" if broken else "unknown"
-        return TraceStep("configuration", state, what, facts.looked_for, breaks)
+        return judged("configuration", what, facts.looked_for, breaks, "unknown")
     read = (str(settings.path), *map(str, settings.drop_ins))
     port = settings.cold_plug
     plugged = f"devices are there when the guest starts ({COLD_PLUG} = {port})"
@@ -46,11 +48,10 @@ def configuration(situation: PodContext) -> TraceStep:
     is_open = kubelet is not None and bool(kubelet.problem)
     if kubelet is not None and is_open:
         what += f"; how long the kubelet waits is not known: {kubelet.problem}"
-    state = "broken" if broken else "unknown" if is_open else "ok"
-    return TraceStep("configuration", state, what, read, breaks)
+    return judged("configuration", what, read, breaks, "unknown" if is_open else "ok")
 
 
-def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
+def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
     settings = situation.settings
     if settings is None:
         yield from _unusable(situation)
@@ -65,14 +66,21 @@ def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
     yield from _timeouts(situation, settings)
 
 
-def _unusable(situation: PodContext) -> Iterator[ChainBreak]:
+def _unusable(situation: PodContext) -> Iterator[Diagnostic]:
     """A configuration that the handler names and that is not there, or that nobody can read."""
     facts, entry = situation.configuration, situation.entry
     if facts.file is not None:
         remedy = "mend it: every pod of the handler fails until then"
-        yield ChainBreak(f"{facts.file.path} cannot be read: {facts.problem}", remedy)
+        yield chain_break(
+            "kata-configuration-unreadable",
+            facts.file.path,
+            f"{facts.file.path} cannot be read: {facts.problem}",
+            remedy,
+        )
     elif entry is not None and entry.config_path in facts.looked_for:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-configuration-missing",
+            entry.config_path,
             f"{entry.config_path}, which {entry.source} names for {entry.name}, is not there: "
             "every pod of the handler fails",
             f"vfiomgr kata config --whole BASE --output {entry.config_path}",
@@ -91,7 +99,7 @@ def _annotated_keys(situation: PodContext) -> list[str]:
     return [name.removeprefix(HYPERVISOR_ANNOTATION) for name in own]
 
 
-def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
+def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """A shim with a configuration that is for the other runtime."""
     shim, own = situation.shim_runtime, settings.runtime
     if shim is None or shim == own or "runtime" not in settings.document:
@@ -100,7 +108,9 @@ def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Chain
     has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"
     entry = situation.entry
     where = "" if entry is None else f" (vfiomgr kata install --handler {entry.name})"
-    yield ChainBreak(
+    yield chain_break(
+        "kata-configuration-other-runtime",
+        settings.path,
         f"the handler's shim is that of {names[shim]}, and {settings.path} is for {names[own]}: "
         f"[runtime] {has}",
         f"name a configuration for {names[shim]}, or the shim of {names[own]}{where}",
@@ -108,20 +118,20 @@ def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Chain
     )
 
 
-def _annotated_blindly(situation: PodContext) -> Iterator[ChainBreak]:
+def _annotated_blindly(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 1, where the configuration is not there to tell whether the annotation matters."""
     for key in _asked(situation):
-        yield ChainBreak(
+        yield chain_break(
+            "kata-annotation-alone",
+            key,
             f"{key} is annotated; devices are looked for before annotations are read, so it does "
             "nothing where the configuration does not set it too",
             f"set {key} in the configuration: vfiomgr kata config",
-            number=1,
-            is_silent=True,
             is_certain=False,
         )
 
 
-def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
+def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 1: CDI names are resolved by what the file says, before annotations are read."""
     for key in _asked(situation):
         annotation = HYPERVISOR_ANNOTATION + key
@@ -130,30 +140,32 @@ def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[ChainB
         in_file = settings.hypervisor_text(key) or NO_PORT
         if situation.is_rs and allowed:
             what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
-            yield ChainBreak(what, remedy, number=1)
+            yield chain_break("kata-annotation-refused", annotation, what, remedy)
         elif not situation.is_rs and not allowed:
             what = (
                 f"the pod fails with 'annotation {annotation} is not enabled': enable_annotations "
                 "of the configuration lacks it"
             )
-            yield ChainBreak(what, remedy, number=1)
+            yield chain_break("kata-annotation-not-enabled", annotation, what, remedy)
         elif key == COLD_PLUG and in_file == NO_PORT:
             how = "runtime-rs ignores it" if situation.is_rs else "devices are looked for before it"
             what = f"{key} is set by annotation alone, and {how}: nothing is injected"
-            yield ChainBreak(what, remedy, number=1, is_silent=True)
+            yield chain_break("kata-annotation-alone", annotation, what, remedy)
 
 
-def _plugging(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
+def _plugging(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     cold, release = settings.cold_plug, situation.release
     if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
         first = situation.keys.first(release.runtime, "hypervisor", COLD_PLUG)
         what = f"{release} has no {COLD_PLUG}: it came with {first}"
-        yield ChainBreak(what, "take a later Kata, or its other runtime", is_silent=True)
+        yield chain_break(
+            "kata-no-cold-plug", COLD_PLUG, what, "take a later Kata, or its other runtime"
+        )
     if cold == NO_PORT and not situation.is_hot and not _asked(situation):
         yield _unplugged(situation, settings)
 
 
-def _refused(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
+def _refused(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
     release, keys, name = situation.release, situation.keys, settings.path
     (_, own), *_ = situation.configuration.documents
@@ -161,24 +173,22 @@ def _refused(situation: PodContext, settings: KataSettings) -> Iterator[ChainBre
     found += [f for f in check_keys(own, release, keys) if f.rule == _UNKNOWN_KEY]
     for finding in found:
         if finding.severity == "blocker" or finding.rule == _NO_IOMMU:
-            yield ChainBreak(
-                f"{name}: {finding.summary}: {finding.why}",
-                finding.remedy,
-                is_certain=finding.severity == "blocker",
-            )
+            yield replace(finding, summary=f"{name}: {finding.summary}", evidence=())
 
 
-def _unplugged(situation: PodContext, settings: KataSettings) -> ChainBreak:
+def _unplugged(situation: PodContext, settings: KataSettings) -> Diagnostic:
     hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != NO_PORT else ""
-    return ChainBreak(
-        f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest",
-        f"set {COLD_PLUG} = root-port: vfiomgr kata config prints a drop-in that does",
-        is_silent=situation.is_rs,
-        issue=None if situation.is_rs else "kata-containers/kata-containers#9014",
+    what = (
+        f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
     )
+    remedy = f"set {COLD_PLUG} = root-port: vfiomgr kata config prints a drop-in that does"
+    if situation.is_rs:
+        return chain_break("kata-not-plugged-silently", settings.path, what, remedy)
+    issue = "kata-containers/kata-containers#9014"
+    return chain_break("kata-not-plugged", settings.path, what, remedy, evidence=(issue,))
 
 
-def _drop_ins(situation: PodContext) -> Iterator[ChainBreak]:
+def _drop_ins(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 6: all files of config.d count, for all configurations beside it."""
     documents = situation.configuration.documents
     for number, (path, document) in enumerate(documents[1:], 1):
@@ -189,12 +199,12 @@ def _drop_ins(situation: PodContext) -> Iterator[ChainBreak]:
         yield from _kernel_params(path, document, [d for _, d in documents[:number]])
     file = situation.configuration.file
     if file is not None and file.drop_ins and file.neighbours:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-drop-ins-shared",
+            file.drop_in_directory,
             f"{file.drop_in_directory} counts for {', '.join(map(str, file.neighbours))} as well: "
             "every configuration beside it has the same drop-ins",
             "give the handler a directory of its own, as vfiomgr kata install does",
-            number=6,
-            is_silent=True,
             is_certain=False,
         )
 
@@ -203,17 +213,17 @@ def _stray(
     path: HostPath,
     document: Mapping[str, Any],
     others: list[tuple[HostPath, Mapping[str, Any]]],
-) -> ChainBreak:
+) -> Diagnostic:
     known: dict[tuple[str, ...], object] = {}
     for _, other in others:
         known.update(_leaves(other))
     changed = [key[-1] for key, value in _leaves(document) if known.get(key) != value]
     does = f"it sets {', '.join(changed)} anew" if changed else "it changes nothing now"
-    return ChainBreak(
+    return chain_break(
+        "kata-drop-in-ending",
+        path,
         f"{path} is read too, whatever its name ends with: {does}",
         f"move it out of {path.parent}",
-        number=6,
-        is_silent=True,
         is_certain=bool(changed),
     )
 
@@ -230,23 +240,17 @@ def _leaves(
 
 def _unknown_keys(
     situation: PodContext, path: HostPath, document: Mapping[str, Any]
-) -> Iterator[ChainBreak]:
+) -> Iterator[Diagnostic]:
     """Number 6: what one drop-in has."""
     for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
         if found.rule == _UNKNOWN_KEY and found.severity != "info":
-            is_refused = found.severity == "blocker"
-            yield ChainBreak(
-                f"{path}: {found.summary}: {found.why}",
-                found.remedy,
-                number=6,
-                is_silent=not is_refused,
-                is_certain=is_refused,
-            )
+            rule = _DROP_IN_KEYS[found.severity == "blocker"]
+            yield replace(found, rule=rule, summary=f"{path}: {found.summary}", evidence=())
 
 
 def _kernel_params(
     path: HostPath, document: Mapping[str, Any], before: list[Mapping[str, Any]]
-) -> Iterator[ChainBreak]:
+) -> Iterator[Diagnostic]:
     """A string replaces the one before it whole."""
     for key, value in _leaves(document):
         if key[-1] != "kernel_params" or not isinstance(value, str):
@@ -254,16 +258,16 @@ def _kernel_params(
         old = [v for d in before for k, v in _leaves(d) if k == key and isinstance(v, str)]
         lost = [word for word in (old[-1] if old else "").split() if word not in value.split()]
         if lost:
-            yield ChainBreak(
+            yield chain_break(
+                "kata-kernel-params-replaced",
+                path,
                 f"kernel_params in {path} replaces the one before it: {' '.join(lost)} is lost",
                 f"write these into {path} as well",
-                number=6,
-                is_silent=True,
                 is_certain=False,
             )
 
 
-def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[ChainBreak]:
+def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 10."""
     key, timeout = container_timeout(situation.keys, situation.release, settings)
     kubelet = situation.kubelet
@@ -273,11 +277,12 @@ def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[ChainBr
     if limit >= timeout:
         return
     source = "by default" if kubelet is None else f"in {kubelet.source}"
-    yield ChainBreak(
+    yield chain_break(
+        "kata-kubelet-timeout",
+        key,
         f"the kubelet gives up after {limit:g} s (runtimeRequestTimeout {source}), before Kata's "
         f"{key} of {timeout:g} s: a guest with much pinned memory or a large "
         "image needs longer",
         f"set runtimeRequestTimeout: {timeout:g}s in the kubelet's configuration, and restart it",
-        number=10,
         is_certain=False,
     )

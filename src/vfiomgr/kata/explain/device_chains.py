@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.kata.config.sizing import check_sizing, sizing_of
 from vfiomgr.kata.explain.image import ISSUE, instead_of, why_not
-from vfiomgr.kata.explain.model import ChainBreak, StepName
+from vfiomgr.kata.explain.model import StepName, chain_break
 from vfiomgr.kata.explain.resources import requests
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
@@ -34,7 +35,7 @@ class KubeletDevice(Value):
     source: str | None
     nodes: tuple[str, ...]
     functions: tuple[PciDevice, ...]
-    breaks: tuple[tuple[StepName, ChainBreak], ...]
+    breaks: tuple[tuple[StepName, Diagnostic], ...]
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -77,10 +78,20 @@ def _candidate(
     situation: PodContext, kind: str, name: str, source: str, nodes: tuple[str, ...]
 ) -> KubeletDevice:
     functions: list[PciDevice] = []
-    breaks: list[tuple[StepName, ChainBreak]] = []
+    breaks: list[tuple[StepName, Diagnostic]] = []
     if not nodes:
         what = f"{kind}={name} in {source} has no node of VFIO"
-        breaks.append(("node", ChainBreak(what, f"vfiomgr cdi generate --kind {kind} --write")))
+        breaks.append(
+            (
+                "node",
+                chain_break(
+                    "kata-device-without-node",
+                    f"{kind}={name}",
+                    what,
+                    f"vfiomgr cdi generate --kind {kind} --write",
+                ),
+            )
+        )
     for node in nodes:
         members, problems = _behind(situation, node)
         functions += [member for member in members if member not in functions]
@@ -94,7 +105,7 @@ def _candidate(
 
 def _behind(
     situation: PodContext, node: str
-) -> tuple[tuple[PciDevice, ...], list[tuple[StepName, ChainBreak]]]:
+) -> tuple[tuple[PciDevice, ...], list[tuple[StepName, Diagnostic]]]:
     """The functions that a guest gets by a node, and what is wrong with it."""
     host = situation.host
     found: tuple[PciDevice, ...]
@@ -109,13 +120,20 @@ def _behind(
         found = tuple(d for d in host.group_members(group) if not d.is_bridge)
         vgpus = [v for v in host.vgpus if v.uuid is not None and v.iommu_group == group]
         problems = list(_of_group(situation, node))
-    mediated = [ChainBreak(why_not(v), instead_of(host, v), issue=ISSUE) for v in vgpus]
+    mediated = [
+        chain_break("kata-mediated", v.name, why_not(v), instead_of(host, v), evidence=(ISSUE,))
+        for v in vgpus
+    ]
     problems = mediated or problems
     if not found and not problems:
         remedy = (
             "vfiomgr groups shows those there are; vfiomgr cdi generate --write names them anew"
         )
-        problems = [ChainBreak(f"{node} stands for no device of this host", remedy)]
+        problems = [
+            chain_break(
+                "kata-node-unknown", node, f"{node} stands for no device of this host", remedy
+            )
+        ]
     return found, [("node", problem) for problem in problems]
 
 
@@ -125,46 +143,62 @@ def _lost(situation: PodContext, nodes: tuple[str, ...]) -> list[str]:
     return [node for node in nodes if node in situation.absent_nodes and node in known]
 
 
-def _absent(node: str, functions: Sequence[PciDevice]) -> ChainBreak:
+def _absent(node: str, functions: Sequence[PciDevice]) -> Diagnostic:
     names = " ".join(str(device.address) for device in functions)
-    return ChainBreak(
+    return chain_break(
+        "kata-node-missing",
+        node,
         f"{node} is not there, though {names} is ready for guests",
         f"let udev make it anew (udevadm trigger), or vfiomgr unbind {names} and bind it again",
     )
 
 
-def _of_cdev(situation: PodContext, node: str) -> Iterator[ChainBreak]:
+def _of_cdev(situation: PodContext, node: str) -> Iterator[Diagnostic]:
     release = situation.release
     since = _CDEV_SINCE[release.runtime]
     if release.version < since:
         remedy = f"name the group instead ({VFIO_NODES}/N), or take Kata {since}"
-        yield ChainBreak(f"{node} is a cdev of iommufd, which {release} does not know", remedy)
+        yield chain_break(
+            "kata-no-cdevs",
+            node,
+            f"{node} is a cdev of iommufd, which {release} does not know",
+            remedy,
+        )
 
 
-def _of_group(situation: PodContext, node: str) -> Iterator[ChainBreak]:
+def _of_group(situation: PodContext, node: str) -> Iterator[Diagnostic]:
     settings = situation.settings
     if settings is not None and settings.is_confidential and not situation.is_rs:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-confidential-group",
+            node,
             f"the Go runtime refuses the group {node} for confidential guests",
             f"name the cdev instead ({VFIO_CDEVS}/vfioN)",
         )
 
 
-def _unready(situation: PodContext, device: PciDevice) -> Iterator[ChainBreak]:
+def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
     """A function that no guest can open now."""
     host = situation.host
     if host.is_ready_for_guests(device):
         return
     if host.is_vendor_function(device):
         remedy = f"vfiomgr vgpu create --parent {device.address} --type …"
-        yield ChainBreak(f"{device} is no vGPU yet, and its driver lets nobody open it", remedy)
+        yield chain_break(
+            "kata-function-without-vgpu",
+            device.address,
+            f"{device} is no vGPU yet, and its driver lets nobody open it",
+            remedy,
+        )
         return
     if host.makes_vgpus(device):
-        yield ChainBreak(
+        yield chain_break(
+            "kata-gpu-with-vgpus",
+            device.address,
             f"{device} is on {device.driver}, which makes mediated devices of it; Kata takes none",
             "give Kata a whole GPU (vfiomgr bind); this one is for guests of libvirt: vfiomgr vgpu "
             f"create --parent {device.address} --type TYPE, then vfiomgr libvirt hostdev UUID",
-            issue=ISSUE,
+            evidence=(ISSUE,),
         )
         return
     if device.driver is None:
@@ -178,7 +212,7 @@ def _unready(situation: PodContext, device: PciDevice) -> Iterator[ChainBreak]:
         if diagnostics
         else bind
     )
-    yield ChainBreak(what, remedy)
+    yield chain_break("kata-not-bound", device.address, what, remedy)
 
 
 _OF_ROOM = frozenset({"kata-host-memory", "kata-window", "kata-maxmemory"})
@@ -186,7 +220,7 @@ _OF_ROOM = frozenset({"kata-host-memory", "kata-window", "kata-maxmemory"})
 _MIB = 1 << 20
 
 
-def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
+def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
     """What has no room, as far as the configuration and the host show it."""
     settings = situation.settings
     if settings is None:
@@ -196,9 +230,4 @@ def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iter
     sizing = sizing_of(host, runtime, hypervisor, functions, settings)
     for found in check_sizing(replace(sizing, limit_mib=situation.pod.memory_bytes // _MIB)):
         if found.rule in _OF_ROOM and found.severity != "info":
-            yield ChainBreak(
-                f"{found.summary}: {found.why}",
-                found.remedy,
-                is_silent=found.rule != "kata-host-memory",
-                is_certain=found.severity == "blocker",
-            )
+            yield replace(found, evidence=())

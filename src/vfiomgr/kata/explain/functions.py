@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.diagnostic import Remedy
 from vfiomgr.kata.explain.device_chains import candidates, room_breaks
 from vfiomgr.kata.explain.image import check_guest_image
-from vfiomgr.kata.explain.model import LIST, ChainBreak, DeviceChain, PassedFunction, TraceStep
+from vfiomgr.kata.explain.model import (
+    DeviceChain,
+    PassedFunction,
+    TraceStep,
+    chain_break,
+    is_broken,
+    judged,
+)
 from vfiomgr.kata.explain.resources import requests
 from vfiomgr.kata.model import MAX_PORTS
 from vfiomgr.kata.settings import GUEST_KERNEL
@@ -17,9 +25,10 @@ from vfiomgr.pci.model import CLASS_DISPLAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.explain.device_chains import KubeletDevice
-    from vfiomgr.kata.explain.model import StepName, StepState
+    from vfiomgr.kata.explain.model import StepName
     from vfiomgr.pci.model import PciDevice
 
 _NVIDIA = "10de"
@@ -71,7 +80,7 @@ def _chain(
         groups=candidate.groups,
         functions=functions,
         annotations=tuple(_annotations(situation, candidate, functions)),
-        is_complete=not any(found.is_certain for _, found in candidate.breaks),
+        is_complete=not is_broken(found for _, found in candidate.breaks),
     )
 
 
@@ -119,7 +128,7 @@ def steps(situation: PodContext) -> tuple[TraceStep, ...]:
     if not found:
         why = "no device is known that could be given"
         names: tuple[StepName, ...] = ("node", "functions", "root ports", "guest")
-        return tuple(TraceStep(name, "unknown", why) for name in names)
+        return tuple(judged(name, why, otherwise="unknown") for name in names)
     picked = chosen(situation, found)
     return (
         _of(situation, found, "node", _nodes_told(situation, found)),
@@ -130,19 +139,18 @@ def steps(situation: PodContext) -> tuple[TraceStep, ...]:
 
 
 def _of(
-    situation: PodContext, found: Sequence[KubeletDevice], name: StepName, what: str
+    situation: PodContext, found: Sequence[KubeletDevice], name: StepName, what: Iterable[str]
 ) -> TraceStep:
     """A step about each candidate; what the kubelet may pass over only may break the chain."""
-    breaks = []
+    breaks: list[Diagnostic] = []
     for item in requests(situation):
         same = [c for c in found if c.kind == item.kind]
-        whole = sum(not any(b.is_certain for _, b in c.breaks) for c in same)
         own = [b for c in same for step, b in c.breaks if step == name]
-        breaks += [replace(b, is_certain=b.is_certain and whole < item.count) for b in own]
-    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
-    if state == "ok" and name == "node" and _lacks_nodes(situation, found):
-        state = "unknown"
-    return TraceStep(name, state, what, (), tuple(dict.fromkeys(breaks)))
+        if sum(not is_broken(b for _, b in c.breaks) for c in same) >= item.count:
+            own = [replace(b, severity="warning") for b in own]
+        breaks += own
+    is_open = name == "node" and _lacks_nodes(situation, found)
+    return judged(name, what, (), dict.fromkeys(breaks), "unknown" if is_open else "ok")
 
 
 def _lacks_nodes(situation: PodContext, found: Sequence[KubeletDevice]) -> bool:
@@ -158,38 +166,40 @@ def _is_pending(situation: PodContext, candidate: KubeletDevice) -> bool:
     return any(not situation.host.is_ready_for_guests(d) for d in candidate.functions)
 
 
-def _nodes_told(situation: PodContext, found: Sequence[KubeletDevice]) -> str:
-    return LIST.join(
+def _nodes_told(situation: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
+    return [
         f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
         + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
         + (", not there until its functions are ready" if _is_pending(situation, c) else "")
         for c in found
-    )
+    ]
 
 
-def _functions_told(situation: PodContext, found: Sequence[KubeletDevice]) -> str:
+def _functions_told(situation: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
     told = []
     for device in dict.fromkeys(d for c in found for d in c.functions):
         ready = "ready" if situation.host.is_ready_for_guests(device) else "not ready"
         told.append(f"{device} on {device.driver or 'no driver'}: {ready}")
-    return LIST.join(told) or "no function"
+    return told or ["no function"]
 
 
 def _root_ports(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceStep:
     ports = _ports(picked)
-    breaks = tuple(_port_breaks(situation, ports))
     what = ", ".join(f"{device.address} at {port}" for device, port in ports.items())
-    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
-    return TraceStep("root ports", state, what or "none are needed", (), breaks)
+    return judged("root ports", what or "none are needed", (), _port_breaks(situation, ports))
 
 
-def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator[ChainBreak]:
+def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator[Diagnostic]:
     settings = situation.settings
     if len(ports) > MAX_PORTS:
         what = f"{len(ports)} functions need a root port each, Kata has {MAX_PORTS}"
-        yield ChainBreak(what, "ask for fewer devices in one pod")
+        yield chain_break(
+            "kata-too-many-devices", situation.pod.name, what, "ask for fewer devices in one pod"
+        )
     if situation.is_rs and settings is not None and 0 < settings.root_ports < len(ports):
-        yield ChainBreak(
+        yield chain_break(
+            "kata-too-few-ports",
+            settings.path,
             f"{len(ports)} functions need a root port each, and pcie_root_port is "
             f"{settings.root_ports}",
             f"set pcie_root_port = {len(ports)}: vfiomgr kata config",
@@ -197,24 +207,24 @@ def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator
         )
     gpus = [device for device in ports if is_told(device)]
     if not situation.is_rs and len(ports) > _SORTED_WELL and gpus:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-port-order",
+            situation.pod.name,
             f"{len(ports)} root ports: the Go runtime sorts their names as texts, so rp10 comes "
             "before rp2, and containers are told the wrong index of a GPU",
             "give at most 10 functions to one pod (bind a GPU without its audio function: --only), "
             "or take runtime-rs",
-            number=8,
-            is_silent=True,
             is_certain=_is_mixed_up(ports, gpus),
         )
     far = [device for device in gpus if device.address.domain]
     if far:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-pci-domain",
+            far[0].address,
             f"{', '.join(str(d.address) for d in far)} is in a PCI domain other than 0000, which "
             "Kata loses where it maps the host's GPUs to the guest's",
             "give GPUs of the domain 0000 to Kata, and this one to libvirt: vfiomgr libvirt "
             f"hostdev {far[0].address}",
-            number=8,
-            is_silent=True,
             is_certain=len(gpus) > 1,
         )
 
@@ -228,12 +238,10 @@ def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool
 def _guest(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceStep:
     given = tuple(dict.fromkeys(d for c in picked for d in c.functions))
     breaks = (*room_breaks(situation, given), *_image_breaks(situation, given))
-    broken = any(found.is_certain for found in breaks)
-    state: StepState = "broken" if broken else "ok" if given else "unknown"
     what = _arrival(situation, picked, given)
-    if not broken and given:
+    if given and not is_broken(breaks):
         what += f"; what is inside the guest's image is not looked at: {_check_image(situation)}"
-    return TraceStep("guest", state, what, (), breaks)
+    return judged("guest", what, (), breaks, "ok" if given else "unknown")
 
 
 def _check_image(situation: PodContext) -> str:
@@ -242,17 +250,15 @@ def _check_image(situation: PodContext) -> str:
     return f"vfiomgr kata check-image{named}"
 
 
-def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterator[ChainBreak]:
+def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
     """What `kata check-image` is certain of: files that no guest starts without."""
     image = situation.guest_image
     if image is None:
         return
     for found in check_guest_image(image, given).findings:
         if found.severity == "blocker":
-            yield ChainBreak(
-                f"{found.summary}: {found.why} ({'; '.join(found.evidence)})",
-                f"{found.remedy}; {_check_image(situation)} tells all",
-            )
+            remedy = Remedy(f"{_check_image(situation)} tells all", joint="; ")
+            yield replace(found, remedies=(*found.remedies, remedy))
 
 
 def _arrival(

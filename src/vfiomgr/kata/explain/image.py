@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import Report
-from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding, refuse
 from vfiomgr.kata.settings import VFIO_MODES
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
@@ -69,8 +68,8 @@ class GuestImage(Value):
     """As it is set; None for the default."""
     guest_hook_path: str
     vfio_mode: str
-    mistyped: tuple[str, ...] = ()
-    """What is said of these with values of a wrong type."""
+    mistyped: tuple[tuple[str, str], ...] = ()
+    """Keys with values of a wrong type, and what these are: `3, and no text`."""
 
     def file(self, key: str) -> GuestFile | None:
         """The file of a key; None where the configuration names none."""
@@ -146,10 +145,9 @@ def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> R
 def _settings(image: GuestImage) -> Iterator[Diagnostic]:
     """Kata reads no part of a configuration with a value that it cannot take."""
     why = "Kata refuses the whole configuration"
-    for text in image.mistyped:
-        key = text.partition(" is ")[0]
-        remedy = f"correct {key}, or leave it out"
-        yield finding("guest-setting", "blocker", text, (image.source,), why, remedy)
+    for key, value in image.mistyped:
+        title, remedy = f"{key} is {value}", f"correct {key}, or leave it out"
+        yield finding("guest-setting", "blocker", title, (image.source,), why, remedy)
     if image.vfio_mode not in VFIO_MODES:
         yield finding(
             "guest-setting",
@@ -343,12 +341,13 @@ def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
     """
     vgpu = host.vgpu(name)
     if vgpu is not None and vgpu.uuid is not None:
-        raise Refusal(why_not(vgpu), instead_of(host, vgpu) + otherwise)
+        hint = instead_of(host, vgpu) + otherwise
+        refuse("kata-mediated", vgpu.name, why_not(vgpu), hint)
     if vgpu is None and is_uuid(name):
         message = f"{name.lower()}: Kata attaches no mediated device ({ISSUE})"
         libvirt = f"vfiomgr libvirt hostdev {name.lower()}"
         hint = f"name a PCI function (vfiomgr list); a VM of libvirt's can have it: {libvirt}"
-        raise Refusal(message, hint + otherwise)
+        refuse("kata-mediated", name.lower(), message, hint + otherwise)
 
 
 def why_not(vgpu: Vgpu) -> str:

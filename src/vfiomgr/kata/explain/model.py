@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.diagnostic import Severity
+
 LIST = "; "
-"""What stands between the parts of a step that tells of one device after the other."""
 StepState = Literal["ok", "broken", "unknown"]
 StepName = Literal[
     "pod",
@@ -25,19 +30,82 @@ StepName = Literal[
 """In the order in which a device passes them."""
 
 
-class ChainBreak(Value):
-    """Something that keeps a device from a guest, or that may."""
+NUMBERS: dict[str, int] = {
+    "kata-annotation-alone": 1,
+    "kata-annotation-ignored": 1,
+    "kata-annotation-not-enabled": 1,
+    "kata-annotation-refused": 1,
+    "kata-claim": 2,
+    "kata-foreign-resource": 3,
+    "kata-cdi-unreadable": 4,
+    "kata-cdi-precedence": 5,
+    "kata-drop-in-ending": 6,
+    "kata-drop-in-key-ignored": 6,
+    "kata-drop-in-key-refused": 6,
+    "kata-drop-ins-shared": 6,
+    "kata-kernel-params-replaced": 6,
+    "kata-conf-file": 7,
+    "kata-pci-domain": 8,
+    "kata-port-order": 8,
+    "kata-overhead": 9,
+    "kata-kubelet-timeout": 10,
+    "kata-crio-sizes": 11,
+    "kata-privileged": 12,
+}
+"""The rules of the silent or confusing breaks that docs/kata.md numbers."""
+SILENT = frozenset(
+    {
+        "kata-annotation-alone",
+        "kata-annotation-ignored",
+        "kata-annotation-unknown",
+        "kata-annotations-not-passed",
+        "kata-annotations-overruled",
+        "kata-annotations-unread",
+        "kata-cdi-precedence",
+        "kata-claim",
+        "kata-crio-sizes",
+        "kata-devices-unnamed",
+        "kata-drop-in-ending",
+        "kata-drop-in-key-ignored",
+        "kata-drop-ins-shared",
+        "kata-handler-not-kata",
+        "kata-kernel-params-replaced",
+        "kata-maxmemory",
+        "kata-no-cold-plug",
+        "kata-no-device-requested",
+        "kata-no-pod-resources",
+        "kata-no-runtime-class",
+        "kata-not-plugged-silently",
+        "kata-overhead",
+        "kata-pci-domain",
+        "kata-port-order",
+        "kata-privileged",
+        "kata-runtime-drop-in-replaced",
+        "kata-runtime-versions-mixed",
+        "kata-window",
+    }
+)
+"""The rules of breaks of which no component reports anything: the pod runs without its device, or
+with a wrong one."""
 
-    what: str
-    remedy: str
-    number: int | None = None
-    """Of the silent or confusing breaks that docs/kata.md numbers; None for any other."""
-    is_silent: bool = False
-    """Whether no component says a word: the pod runs, without its device or with a wrong one."""
-    is_certain: bool = True
-    """Whether it breaks the chain by itself; else it may."""
-    issue: str | None = None
-    """Where it is reported, e.g. `kata-containers/kata-containers#13322`."""
+
+def chain_break(  # noqa: PLR0913 - a field each
+    rule: str,
+    subject: object,
+    summary: str,
+    remedy: str,
+    *,
+    is_certain: bool = True,
+    evidence: tuple[str, ...] = (),
+) -> Diagnostic:
+    """Something that keeps a device from a guest; a warning where it only may."""
+    severity: Severity = "blocker" if is_certain else "warning"
+    return finding(rule, severity, summary, evidence, "", remedy, subject=subject)
+
+
+def is_broken(breaks: Iterable[Diagnostic]) -> bool:
+    """Whether one of them breaks the chain by itself."""
+    return any(found.severity == "blocker" for found in breaks)
 
 
 class TraceStep(Value):
@@ -45,10 +113,29 @@ class TraceStep(Value):
 
     name: StepName
     state: StepState
-    what: str
+    parts: tuple[str, ...]
+    """What it is; of a link that many devices pass, one after the other."""
     looked_at: tuple[str, ...] = ()
     """Files and facts that tell it."""
-    breaks: tuple[ChainBreak, ...] = ()
+    breaks: tuple[Diagnostic, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """All parts in one line."""
+        return LIST.join(self.parts)
+
+
+def judged(
+    name: StepName,
+    what: str | Iterable[str],
+    looked_at: tuple[str, ...] = (),
+    breaks: Iterable[Diagnostic] = (),
+    otherwise: StepState = "ok",
+) -> TraceStep:
+    """A link that is broken if one of its breaks is certain."""
+    found = tuple(breaks)
+    parts = (what,) if isinstance(what, str) else tuple(what)
+    return TraceStep(name, "broken" if is_broken(found) else otherwise, parts, looked_at, found)
 
 
 class PassedFunction(Value):
@@ -81,6 +168,20 @@ class DeviceChain(Value):
     """Whether nothing breaks on the way of this device."""
 
 
+class Difference(Value):
+    """What the devices that could be given for a resource do not have in common."""
+
+    resource: str
+    aspect: str
+    ids: tuple[tuple[str, tuple[str, ...]], ...]
+    """Each value, and the devices that have it."""
+
+    def __str__(self) -> str:
+        """`RESOURCE, ASPECT: VALUE: ID, ID; VALUE: …`."""
+        values = (f"{value}: {', '.join(ids)}" for value, ids in self.ids)
+        return f"{self.resource}, {self.aspect}: {LIST.join(values)}"
+
+
 class KataTrace(Value):
     """The whole chain of a pod."""
 
@@ -94,7 +195,7 @@ class KataTrace(Value):
     steps: tuple[TraceStep, ...]
     devices: tuple[DeviceChain, ...]
     """Each that could be given; which ones are is for the kubelet to choose."""
-    differences: tuple[str, ...]
+    differences: tuple[Difference, ...]
     """Where these differ."""
 
     @property
@@ -103,6 +204,6 @@ class KataTrace(Value):
         return any(step.state == "broken" for step in self.steps)
 
     @property
-    def breaks(self) -> tuple[ChainBreak, ...]:
+    def breaks(self) -> tuple[Diagnostic, ...]:
         """All breaks, in the order of the links."""
         return tuple(found for step in self.steps for found in step.breaks)

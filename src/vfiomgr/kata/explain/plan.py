@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.kata.explain import cdi_names, configuration, functions, pod_to_shim, resources
 from vfiomgr.kata.explain.annotations import with_annotations
-from vfiomgr.kata.explain.model import LIST, KataTrace
+from vfiomgr.kata.explain.model import Difference, KataTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ def _later(situation: PodContext) -> Iterator[TraceStep]:
         yield replace(step, state="unknown") if is_open else step
 
 
-def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterator[str]:
+def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterator[Difference]:
     """Where the devices that could be given differ."""
     host = situation.host
 
@@ -75,5 +75,5 @@ def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterat
             for chain in same:
                 by_value.setdefault(tell(chain), []).append(chain.id)
             if len(by_value) > 1:
-                parts = (f"{value}: {', '.join(ids)}" for value, ids in by_value.items())
-                yield f"{resource}, {name}: {LIST.join(parts)}"
+                ids = tuple((value, tuple(names)) for value, names in by_value.items())
+                yield Difference(resource, name, ids)

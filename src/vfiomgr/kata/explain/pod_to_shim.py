@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from vfiomgr.kata.config.sizing import TIGHT_MIB, recommended_overhead_mib
-from vfiomgr.kata.explain.model import ChainBreak, TraceStep
+from vfiomgr.kata.explain.model import TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.paths import HostPath
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.explain.model import StepState
 
 _MIB = 1 << 20
 _KATA = "kata"
@@ -41,13 +41,14 @@ def pod(situation: PodContext) -> TraceStep:
     asked += [f"the claim {name}" for name in spec.claims]
     place = (f"{spec.source}:{spec.line}",) if spec.line else ()
     if asked:
-        return TraceStep("pod", "ok", f"{spec} asks for {', '.join(asked)}", place)
-    lack = ChainBreak(
+        return judged("pod", f"{spec} asks for {', '.join(asked)}", place)
+    lack = chain_break(
+        "kata-no-device-requested",
+        spec.name,
         "no container asks for a device",
         "write the plugin's resource below resources.limits: vfiomgr kata pod prints such a pod",
-        is_silent=True,
     )
-    return TraceStep("pod", "broken", f"{spec} asks for no device", place, (lack,))
+    return judged("pod", f"{spec} asks for no device", place, (lack,))
 
 
 def runtime_class(situation: PodContext) -> TraceStep:
@@ -56,27 +57,26 @@ def runtime_class(situation: PodContext) -> TraceStep:
     line = spec.runtime_class_line
     place = (f"{spec.source}:{line}",) if line else ()
     if spec.runtime_class is None:
-        lack = ChainBreak(
+        lack = chain_break(
+            "kata-no-runtime-class",
+            spec.name,
             "the pod has no runtimeClassName: the node's default runtime runs it, most likely "
             "runc, on the host's own kernel",
             "add runtimeClassName to the pod's spec; vfiomgr kata runtimeclass prints a class",
-            is_silent=True,
         )
-        what = "no RuntimeClass is named"
-        return TraceStep("runtime class", "broken", what, place, (lack,))
+        return judged("runtime class", "no RuntimeClass is named", place, (lack,))
     if found is None:
         what = (
             f"{spec.runtime_class}: its RuntimeClass is not in the file; the handler is taken to "
             f"be {situation.handler_name}"
         )
-        return TraceStep("runtime class", "unknown", what, place)
-    breaks = tuple(_overhead(situation))
+        return judged("runtime class", what, place, otherwise="unknown")
     what = f"{found.name} names the handler {found.handler}"
-    state: StepState = "broken" if any(b.is_certain for b in breaks) else "ok"
-    return TraceStep("runtime class", state, what, (*place, f"{found.source}:{found.line}"), breaks)
+    looked = (*place, f"{found.source}:{found.line}")
+    return judged("runtime class", what, looked, _overhead(situation))
 
 
-def _overhead(situation: PodContext) -> Iterator[ChainBreak]:
+def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 9: all of default_memory is in the pod's cgroup, and none of it in its limits."""
     found, settings = situation.runtime_class, situation.settings
     if found is None or settings is None:
@@ -88,15 +88,15 @@ def _overhead(situation: PodContext) -> Iterator[ChainBreak]:
     is_less = overhead < memory * _MIB
     has = f"{overhead // _MIB}Mi" if overhead else "nothing"
     than = "less than" if is_less else "hardly more than"
-    yield ChainBreak(
+    yield chain_break(
+        "kata-overhead",
+        found.name,
         f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
         "MiB): VFIO pins all of the guest's memory, and QEMU is killed for want of it",
         f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
         f"runtimeclass --handler {found.handler} --default-memory {memory}M",
-        number=9,
-        is_silent=True,
         is_certain=is_less,
-        issue="kata-containers/kata-containers#6533",
+        evidence=("kata-containers/kata-containers#6533",),
     )
 
 
@@ -107,16 +107,16 @@ def handler(situation: PodContext) -> TraceStep:
     breaks = tuple(_of_pod_and_shim(situation))
     looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
     if name is None:
-        return _judged("unknown", "no handler is named", looked, breaks)
+        return judged("handler", "no handler is named", looked, breaks, "unknown")
     if facts is None or (not facts.is_known and entry is None):
         what = f"{name}: what {program} knows of it cannot be told, since {_why_unknown(facts)}"
-        return _judged("unknown", what, looked, breaks)
+        return judged("handler", what, looked, breaks, "unknown")
     if facts.disabling:
         what = f"{name}: containerd runs no pods, since its CRI plugin is disabled"
-        return TraceStep("handler", "broken", what, looked, (_disabled(facts), *breaks))
+        return judged("handler", what, looked, (_disabled(facts), *breaks))
     if entry is None:
         what = f"{name} is not in the configuration of {program}"
-        return TraceStep("handler", "broken", what, looked, (_lacking(facts, name), *breaks))
+        return judged("handler", what, looked, (_lacking(facts, name), *breaks))
     runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
@@ -124,8 +124,8 @@ def handler(situation: PodContext) -> TraceStep:
     if facts.is_known and entry.source in facts.unsure and (facts.version or _NONE) < since:
         what += "; no import of the main file names that file, so containerd before "
         what += f"{since} ignores it"
-        return _judged("unknown", what, looked, (*_unread(facts, entry), *breaks))
-    return _judged("ok", what, looked, breaks)
+        return judged("handler", what, looked, (*_unread(facts, entry), *breaks), "unknown")
+    return judged("handler", what, looked, breaks)
 
 
 def _why_unknown(facts: HandlerFacts | None) -> str:
@@ -136,7 +136,7 @@ def _why_unknown(facts: HandlerFacts | None) -> str:
     return "its configuration cannot be read"
 
 
-def _unreadable(situation: PodContext) -> Iterator[ChainBreak]:
+def _unreadable(situation: PodContext) -> Iterator[Diagnostic]:
     """Files with which no container runtime starts; a drop-in counts for those that read it."""
     facts = situation.handlers
     if facts is None:
@@ -147,26 +147,32 @@ def _unreadable(situation: PodContext) -> Iterator[ChainBreak]:
         if not file.is_wrong or is_passed_over:
             continue
         who = f"{program}, from {since} on," if file.is_unsure and not facts.version else program
-        yield ChainBreak(
+        yield chain_break(
+            "kata-runtime-unreadable",
+            file.place,
             f"{file}: {who} does not start with it (one that runs goes on until it is restarted)",
             f"mend that place, then restart {program}",
             is_certain=not file.is_unsure or facts.version is not None,
         )
 
 
-def _disabled(facts: HandlerFacts) -> ChainBreak:
+def _disabled(facts: HandlerFacts) -> Diagnostic:
     named = " and ".join(facts.disabling)
-    return ChainBreak(
+    return chain_break(
+        "kata-cri-disabled",
+        named,
         f"{named} disables CRI (disabled_plugins), without which the kubelet reaches no containerd",
         f"take cri out of disabled_plugins in {named}, then restart containerd",
     )
 
 
-def _lacking(facts: HandlerFacts, name: str) -> ChainBreak:
+def _lacking(facts: HandlerFacts, name: str) -> Diagnostic:
     """A handler that the container runtime does not have, with those that it has."""
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "none at all"
-    return ChainBreak(
+    return chain_break(
+        "kata-handler-missing",
+        name,
         f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
         f"configured'; it has {there}",
         _instead(facts, name, program),
@@ -189,14 +195,7 @@ def _instead(facts: HandlerFacts, name: str, program: str) -> str:
     return f"{named}; or make this one: {install}" if _KATA in name else named
 
 
-def _judged(
-    state: StepState, what: str, looked: tuple[str, ...], breaks: tuple[ChainBreak, ...]
-) -> TraceStep:
-    broken = any(found.is_certain for found in breaks)
-    return TraceStep("handler", "broken" if broken else state, what, looked, breaks)
-
-
-def _of_pod_and_shim(situation: PodContext) -> Iterator[ChainBreak]:
+def _of_pod_and_shim(situation: PodContext) -> Iterator[Diagnostic]:
     yield from _unreadable(situation)
     yield from _no_kata(situation)
     yield from _no_shim(situation)
@@ -208,7 +207,7 @@ def _of_pod_and_shim(situation: PodContext) -> Iterator[ChainBreak]:
     yield from _merged_badly(situation)
 
 
-def _no_shim(situation: PodContext) -> Iterator[ChainBreak]:
+def _no_shim(situation: PodContext) -> Iterator[Diagnostic]:
     """A shim that is not where the handler says, or nowhere that it is looked for."""
     entry = situation.entry
     if entry is None or situation.shim not in ("missing", "not found") or not entry.is_kata:
@@ -217,7 +216,9 @@ def _no_shim(situation: PodContext) -> Iterator[ChainBreak]:
     place = "is not there" if is_certain else "is in none of the usual directories"
     named = f'set runtime_path = "{next(iter(situation.shims), "FILE")}" there'
     remedy = named if situation.shims else f"install Kata Containers where it is named, or {named}"
-    yield ChainBreak(
+    yield chain_break(
+        "kata-shim-missing",
+        entry.runtime_path or entry.shim,
         f"{entry.runtime_path or entry.shim}, the shim that {entry.source} names for {entry.name}, "
         f"{place}: no pod of the handler starts without it",
         f"{remedy}, then restart {_CRI_NAMES[situation.cri]}",
@@ -225,21 +226,22 @@ def _no_shim(situation: PodContext) -> Iterator[ChainBreak]:
     )
 
 
-def _no_kata(situation: PodContext) -> Iterator[ChainBreak]:
+def _no_kata(situation: PodContext) -> Iterator[Diagnostic]:
     entry = situation.entry
     if entry is None or entry.is_kata:
         return
     facts = situation.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
     another = f"give the handler another name: vfiomgr kata install --handler {entry.name}-vfio"
-    yield ChainBreak(
+    yield chain_break(
+        "kata-handler-not-kata",
+        entry.name,
         f"the handler {entry.name} runs {entry.runtime_type or 'runc'}, which is not Kata's shim",
         f"name one of Kata's as the handler: {', '.join(kata)}" if kata else another,
-        is_silent=True,
     )
 
 
-def _conf_file(situation: PodContext) -> Iterator[ChainBreak]:
+def _conf_file(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 7; a ConfigPath of the container runtime counts more than the variable."""
     entry, said = situation.entry, situation.conf_file
     if said is None or (entry is not None and entry.config_path):
@@ -248,16 +250,17 @@ def _conf_file(situation: PodContext) -> Iterator[ChainBreak]:
     is_shipped = HostPath(path).parent in KATA_DIRECTORIES
     if situation.release.version < _SHIPPED_ONLY or is_shipped:
         return
-    yield ChainBreak(
+    yield chain_break(
+        "kata-conf-file",
+        source,
         f"{source} sets KATA_CONF_FILE={path}, and {situation.release} takes only paths that Kata "
         "ships from it",
         "name the file in the container runtime instead (ConfigPath, or runtime_config_path of "
         f"CRI-O): vfiomgr kata install --config {path}",
-        number=7,
     )
 
 
-def _sizing(situation: PodContext) -> Iterator[ChainBreak]:
+def _sizing(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 11: CRI-O does not tell the sandbox how large its containers will be."""
     settings = situation.settings
     if situation.cri != "crio" or settings is None or not settings.has_static_resources:
@@ -271,35 +274,35 @@ def _sizing(situation: PodContext) -> Iterator[ChainBreak]:
     if not limits:
         return
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
-    yield ChainBreak(
+    yield chain_break(
+        "kata-crio-sizes",
+        situation.pod.name,
         "static_sandbox_resource_mgmt is on, and CRI-O passes no sizes of the containers: the "
         f"guest has default_memory ({memory} MiB) and default_vcpus alone, without "
         f"{', '.join(limits)}",
         "set default_memory and default_vcpus to what the pods need, or run them by containerd",
-        number=11,
-        is_silent=True,
     )
 
 
-def _privileged(situation: PodContext) -> Iterator[ChainBreak]:
+def _privileged(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 12."""
     names = [container.name for container in situation.pod.containers if container.is_privileged]
     entry = situation.entry
     if not names or (entry is not None and entry.privileged_without_host_devices):
         return
     unless = "" if entry is not None else ", unless privileged_without_host_devices is set"
-    yield ChainBreak(
+    yield chain_break(
+        "kata-privileged",
+        situation.pod.name,
         f"{', '.join(names)} is privileged, so it receives every device of the host{unless}: all "
         "VFIO groups go to this guest, those of other pods too",
         "set privileged_without_host_devices = true for the handler (vfiomgr kata install does), "
         "or take privileged out of the pod",
-        number=12,
-        is_silent=True,
         is_certain=entry is not None,
     )
 
 
-def _untold(situation: PodContext) -> Iterator[ChainBreak]:
+def _untold(situation: PodContext) -> Iterator[Diagnostic]:
     """Annotations that containerd keeps to itself."""
     entry = situation.entry
     if entry is None or situation.cri != "containerd":
@@ -307,12 +310,13 @@ def _untold(situation: PodContext) -> Iterator[ChainBreak]:
     wanted = (CDI_ANNOTATION, KATA_ANNOTATION)
     lost = [k for k, _ in situation.pod.annotations if k.startswith(wanted) and not entry.tells(k)]
     if lost:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-annotations-not-passed",
+            entry.name,
             f"containerd does not pass {', '.join(lost)} on: pod_annotations of {entry.name} in "
             f"{entry.source} lacks a pattern for it",
             'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr kata install '
             f"--handler {entry.name}",
-            is_silent=True,
         )
 
 
@@ -321,10 +325,12 @@ def _drop_ins_since(facts: HandlerFacts) -> Version:
     return _READS_BESIDE if facts.files else _READS_BY_DEFAULT
 
 
-def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
+def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[Diagnostic]:
     """A drop-in that nothing imports, with a containerd that is known not to look for any."""
     if facts.version is not None:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-runtime-drop-in-unread",
+            entry.source,
             f"{entry.source} is not read: no main file imports it, and containerd {facts.version} "
             f'does not look there by itself: pods fail with \'no runtime for "{entry.name}" is '
             "configured'",
@@ -332,7 +338,7 @@ def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[ChainBreak]:
         )
 
 
-def _mixed(situation: PodContext) -> Iterator[ChainBreak]:
+def _mixed(situation: PodContext) -> Iterator[Diagnostic]:
     """Imports of another version than the main file, as far as they touch the handler."""
     facts, entry = situation.handlers, situation.entry
     if facts is None:
@@ -345,10 +351,12 @@ def _mixed(situation: PodContext) -> Iterator[ChainBreak]:
             continue
         if mixed.effect in {"hides", "unknown"} and mixed.file not in facts.with_cri:
             continue
-        yield ChainBreak(
+        stops = mixed.effect == "stops"
+        yield chain_break(
+            "kata-runtime-versions-refused" if stops else "kata-runtime-versions-mixed",
+            mixed.file,
             mixed.what,
             f"{mixed.remedy}; then restart containerd",
-            is_silent=mixed.effect != "stops",
             is_certain=is_lost[mixed.effect],
         )
 
@@ -357,7 +365,7 @@ def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
     return one in facts.files and facts.files.index(one) < facts.files.index(other)
 
 
-def _merged_badly(situation: PodContext) -> Iterator[ChainBreak]:
+def _merged_badly(situation: PodContext) -> Iterator[Diagnostic]:
     """Drop-ins that releases of containerd read otherwise than by merging tables."""
     facts, entry = situation.handlers, situation.entry
     if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
@@ -368,10 +376,11 @@ def _merged_badly(situation: PodContext) -> Iterator[ChainBreak]:
     schema, version = facts.schema(main), facts.version
     is_old = (schema or 0) < _MERGES_TABLES if version is None else version < _CONTAINERD_2
     if others and is_old:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-runtime-drop-in-replaced",
+            entry.source,
             f"before containerd 2.0 the CRI table of {others[-1]} takes the place of all others: "
             f"{entry.name} of {entry.source} is lost then",
             f"keep {entry.name} in {others[-1]} too, or all in {main}",
-            is_silent=True,
             is_certain=version is not None,
         )

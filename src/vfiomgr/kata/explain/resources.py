@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.names import is_qualified
-from vfiomgr.kata.explain.model import ChainBreak, TraceStep
+from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.explain.model import StepState
+    from vfiomgr.kata.explain.model import StepState, TraceStep
 
 _SOCKET = "pod_resource_api_sock"
 _NOTHING = "the pod asks for no device of a device plugin and names none: there is none to tell of"
@@ -64,12 +65,10 @@ def requests(situation: PodContext) -> tuple[Request, ...]:
 def request(situation: PodContext) -> TraceStep:
     """The step in which a resource becomes a name of CDI."""
     how = channel(situation)
-    breaks = tuple(_breaks(situation))
-    broken = any(found.is_certain for found in breaks)
-    state: StepState = "broken" if broken else "unknown" if how in ("unknown", "none") else "ok"
     pod = situation.pod
     what = _told(situation) if pod.resources or pod.cdi_names else _NOTHING
-    return TraceStep("request", state, what, _looked_at(situation), breaks)
+    state: StepState = "unknown" if how in ("unknown", "none") else "ok"
+    return judged("request", what, _looked_at(situation), _breaks(situation), state)
 
 
 def _told(situation: PodContext) -> str:
@@ -101,7 +100,7 @@ def _looked_at(situation: PodContext) -> tuple[str, ...]:
     return (f"{settings.path}: {_SOCKET} = {settings.pod_resource_api_sock!r}",)
 
 
-def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
+def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
     yield from _claims(situation)
     yield from _no_socket(situation)
     yield from _nobody_tells(situation)
@@ -109,23 +108,23 @@ def _breaks(situation: PodContext) -> Iterator[ChainBreak]:
     yield from _twice(situation)
 
 
-def _claims(situation: PodContext) -> Iterator[ChainBreak]:
+def _claims(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 2."""
     spec = situation.pod
     used = [name for container in spec.containers for name in container.claims]
     claims = tuple(dict.fromkeys((*spec.claims, *used)))
     if claims:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-claim",
+            situation.pod.name,
             f"the claim {', '.join(claims)} is dynamic resource allocation (DRA): both runtimes of "
             "Kata read the devices of device plugins alone, and ignore it",
             "ask for the resource of a device plugin in resources.limits instead: vfiomgr kata pod",
-            number=2,
-            is_silent=True,
-            issue="kata-containers/kata-containers#13322",
+            evidence=("kata-containers/kata-containers#13322",),
         )
 
 
-def _nobody_tells(situation: PodContext) -> Iterator[ChainBreak]:
+def _nobody_tells(situation: PodContext) -> Iterator[Diagnostic]:
     settings = situation.settings
     if settings is None or settings.cold_plug == "no-port":
         return
@@ -137,31 +136,35 @@ def _nobody_tells(situation: PodContext) -> Iterator[ChainBreak]:
         remedy = (
             "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or take a later Kata"
         )
-        yield ChainBreak(what, remedy, is_silent=True, is_certain=is_certain)
+        yield chain_break("kata-no-pod-resources", _SOCKET, what, remedy, is_certain=is_certain)
     elif channel(situation) == "annotations" and _asks_kubelet(situation):
         yield _overruled(situation, settings.pod_resource_api_sock)
     elif channel(situation) == "annotations" and situation.is_rs:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-annotations-unread",
+            situation.pod.name,
             "runtime-rs takes devices from the kubelet's socket and from nodes of the sandbox "
             "itself (prepare_coldplug_cdi_devices); its sources show no reading of CDI annotations",
             wants,
-            is_silent=True,
             is_certain=False,
         )
     elif channel(situation) == "none" and situation.pod.resources:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-devices-unnamed",
+            _SOCKET,
             f"{_SOCKET} is not set, and no annotation names a device: the guest starts without any",
             wants,
-            is_silent=True,
         )
 
 
-def _no_socket(situation: PodContext) -> Iterator[ChainBreak]:
+def _no_socket(situation: PodContext) -> Iterator[Diagnostic]:
     settings = situation.settings
     if settings is None or channel(situation) != "kubelet":
         return
     if situation.has_kubelet_socket is False:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-kubelet-socket",
+            settings.pod_resource_api_sock,
             f"{settings.pod_resource_api_sock}, on which Kata asks the kubelet, is not there",
             "start the kubelet; if its directory is another one, set "
             f"{_SOCKET} in {settings.path}: vfiomgr kata config",
@@ -169,24 +172,25 @@ def _no_socket(situation: PodContext) -> Iterator[ChainBreak]:
         )
 
 
-def _overruled(situation: PodContext, socket: str) -> ChainBreak:
+def _overruled(situation: PodContext, socket: str) -> Diagnostic:
     """Annotations are for pods without a kubelet (coldPlugDevices, create.go of the Go shim)."""
     names = filter(is_qualified, situation.pod.cdi_names)
     kinds = dict.fromkeys(name.partition("=")[0] for name in names)
     limits = ", ".join(f"{kind}: 1" for kind in kinds)
     otherwise = "" if situation.is_rs else "; annotations are read where there is no socket"
-    return ChainBreak(
+    return chain_break(
+        "kata-annotations-overruled",
+        _SOCKET,
         f"{_SOCKET} is {socket}: where a kubelet answers there, Kata takes the devices from it "
         f"alone, and to a pod that asks for no resource it has given none{otherwise}",
         f"ask for the resource in resources.limits{f' ({limits})' if limits else ''}, or "
         "name a handler whose configuration sets no socket: vfiomgr kata config "
         "--no-pod-resources",
-        is_silent=True,
         is_certain=False,
     )
 
 
-def _unresolvable(situation: PodContext) -> Iterator[ChainBreak]:
+def _unresolvable(situation: PodContext) -> Iterator[Diagnostic]:
     """Number 3: one resource that no specification has fails the pod."""
     if channel(situation) != "kubelet":
         return
@@ -194,21 +198,24 @@ def _unresolvable(situation: PodContext) -> Iterator[ChainBreak]:
     for item in requests(situation):
         if item.kind in situation.kinds or not known:
             continue
-        yield ChainBreak(
+        yield chain_break(
+            "kata-foreign-resource",
+            item.kind,
             f"{item.kind} is another device plugin's, and no CDI specification is of that kind: "
             "the pod fails with 'unresolvable CDI devices', since Kata looks up every device of it",
             f"write a specification of the kind {item.kind} with the plugin's device ids, or ask "
             f"for {item.kind} in another pod",
-            number=3,
         )
 
 
-def _twice(situation: PodContext) -> Iterator[ChainBreak]:
+def _twice(situation: PodContext) -> Iterator[Diagnostic]:
     if channel(situation) == "kubelet" and situation.pod.cdi_names:
-        yield ChainBreak(
+        yield chain_break(
+            "kata-named-twice",
+            situation.pod.name,
             "annotations name devices, and the kubelet tells of some too: a device that both name "
             "is injected twice",
             "take the cdi.k8s.io annotations out: the kubelet's answer is enough",
             is_certain=False,
-            issue="kata-containers/kata-containers#11125",
+            evidence=("kata-containers/kata-containers#11125",),
         )

@@ -20,7 +20,8 @@ from vfiomgr.containers.runtimes.commands import (
     require_program,
 )
 from vfiomgr.containers.runtimes.model import RuntimeRequest
-from vfiomgr.errors import InvalidDocument, Refusal, UsageError
+from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, handler_configuration, search_path
 from vfiomgr.kata.settings import read_settings
@@ -28,6 +29,7 @@ from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.errors import Refusal
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
 
 
@@ -97,7 +99,7 @@ def _lacking(session: Session, path: HostPath, otherwise: str = "") -> Refusal:
     message = f"there is no {path}, which the handler's shim would read"
     root = f" --root {session.root}" if session.root.strip("/") else ""
     hint = f"make it: vfiomgr kata config{root} --whole {named} --output {path}{otherwise}"
-    return Refusal(message, hint)
+    return refusal([blocker("kata-configuration-missing", path, message, hint)])
 
 
 def _default_runtime(installed: KataInstallation) -> RuntimeName:
@@ -121,7 +123,8 @@ def shim_of(session: Session, configuration: HostPath, told: str | None) -> str:
     if not shims:
         named = "runtime-rs" if runtime == "rs" else "the Go runtime"
         message = f"{configuration} is for {named}, whose containerd-shim-kata-v2 is not installed"
-        raise Refusal(message, "install Kata Containers, or say where it is: --runtime-path FILE")
+        hint = "install Kata Containers, or say where it is: --runtime-path FILE"
+        refuse("kata-shim-missing", named, message, hint)
     if len(installed.shims) > 1:
         note(f"of Kata's shims {shims[0]} is taken; --runtime-path names another")
     return shims[0]
@@ -136,7 +139,7 @@ def _runtime_of(session: Session, path: HostPath) -> RuntimeName | None:
         settings = read_settings(file.resolved, file.text, ())
     except InvalidDocument as error:
         message = f"{path}: Kata could not read it: {error.message}"
-        raise Refusal(message, error.hint) from None
+        refuse("kata-configuration-unreadable", path, message, error.hint)
     return settings.runtime if "runtime" in settings.document else None
 
 

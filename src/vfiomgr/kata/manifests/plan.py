@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import UsageError
 from vfiomgr.kata.manifests.model import PodRequest, ResourceRequest, Workload
 from vfiomgr.kata.model import MAX_PORTS
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
@@ -75,7 +76,8 @@ def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
         return kind
     if not unit.is_nvidia_gpu:
         message = f"no plugin of NVIDIA's offers {unit.lead}, so --naming {naming} has no name"
-        raise Refusal(message, "name the resource that offers it: --resource domain/name")
+        hint = "name the resource that offers it: --resource domain/name"
+        refuse("kata-resource-unnamed", unit.lead.address, message, hint)
     return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else _PGPU
 
 
@@ -89,7 +91,7 @@ def resource_of_none(naming: Naming, kind: str) -> str:
     if naming == "model":
         message = "no device is ready for a guest whose model could name the resource"
         hint = "name a device: vfiomgr kata pod ADDRESS; or the resource: --resource domain/name"
-        raise Refusal(message, hint)
+        refuse("kata-resource-unnamed", "", message, hint)
     return kind if naming == "kind" else _PGPU
 
 
@@ -203,7 +205,8 @@ def _refuse_too_many(
     ports = sum(item.count * _ports(offered[item.name]) for item in items)
     if ports > MAX_PORTS:
         message = f"{ports} functions need a root port each, Kata has {MAX_PORTS}"
-        raise Refusal(message, "ask for fewer devices in one pod, and for more pods")
+        hint = "ask for fewer devices in one pod, and for more pods"
+        refuse("kata-too-many-devices", "", message, hint)
 
 
 def _ports(units: tuple[PodDevice, ...]) -> int:

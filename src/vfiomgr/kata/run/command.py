@@ -9,13 +9,15 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.kata.model import KataRelease
 from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from vfiomgr.errors import Refusal
 
 
 Tool = Literal["ctr", "nerdctl", "docker", "podman"]
@@ -167,13 +169,15 @@ def _check_cdevs(wish: RunRequest) -> None:
         return
     if not release.takes_cdevs:
         message = f"{release} takes no cdev: that came with 3.15 in Go, with 3.31 as runtime-rs"
-        raise Refusal(message, "take the group: --node group")
+        refuse("kata-no-cdevs", release, message, "take the group: --node group")
 
 
 def _no_podman(wish: RunRequest) -> Refusal:
     """Podman runs OCI runtimes by their command line, which Kata has not had since 2.0."""
     devices = shlex.join(_devices(wish))
-    return Refusal(
+    found = blocker(
+        "kata-podman",
+        "podman",
         "Podman starts no containers in Kata: it calls runtimes by the OCI command line (create, "
         "start), and Kata since 2.0 is a shim of containerd without one "
         "(kata-containers/kata-containers#722)",
@@ -181,6 +185,7 @@ def _no_podman(wish: RunRequest) -> Refusal:
         f"alone; without Kata, podman run {devices} {wish.image} gives the nodes to a container "
         "on this kernel",
     )
+    return refusal([found])
 
 
 def _short(version: Version) -> str:

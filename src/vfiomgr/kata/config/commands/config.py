@@ -10,7 +10,8 @@ import click
 
 from vfiomgr.cli.output import print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import UsageError
 from vfiomgr.kata.config import render
 from vfiomgr.kata.config.commands.release import release_options
 from vfiomgr.kata.config.model import DROP_IN
@@ -202,7 +203,7 @@ def _refuse_over(before: str | None, text: str, path: str) -> None:
     if not render.is_drop_in(before):
         message = f"{path} is there, and no drop-in of vfiomgr's: all that it says would be lost"
         hint = f"--output …/config.d/{DROP_IN}; --whole {path} changes a configuration and keeps it"
-        raise Refusal(message, hint)
+        refuse("kata-foreign-file", path, message, hint)
 
 
 def _body(plan: KataPlan, text: str, path: str) -> dict[str, object]:

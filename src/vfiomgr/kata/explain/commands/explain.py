@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.findings import finding_document
 from vfiomgr.cli.output import Marked, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.kata.config.commands.release import release_options
-from vfiomgr.kata.explain.model import LIST
+from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import explain_pod
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.session import Format
     from vfiomgr.containers.runtimes.handlers import CriName
-    from vfiomgr.kata.explain.model import ChainBreak, DeviceChain, KataTrace, TraceStep
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.kata.explain.model import DeviceChain, Difference, KataTrace, TraceStep
     from vfiomgr.kata.model import RuntimeName
 
 
@@ -38,7 +41,7 @@ _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: bool) -> None:
     """Each pod's links in their order; in JSON a `KataTrace` of all, whole in any case."""
     if output != "table":
-        items = [{"is_broken": item.is_broken, **_members(item)} for item in found]
+        items = [_document(item) for item in found]
         body = {"items": items, "is_broken": any(item.is_broken for item in found)}
         print_document("KataTrace", body, output)
         return
@@ -46,8 +49,28 @@ def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: 
         say(*[""] * bool(number), *_lines(item, is_whole=is_whole))
 
 
-def _members(item: KataTrace) -> dict[str, object]:
-    return {name: getattr(item, name) for name in item.__struct_fields__}
+def _document(item: KataTrace) -> dict[str, object]:
+    members = {name: getattr(item, name) for name in item.__struct_fields__}
+    steps = [_step_document(step) for step in item.steps]
+    differences = [str(difference) for difference in item.differences]
+    return {"is_broken": item.is_broken, **members, "steps": steps, "differences": differences}
+
+
+def _step_document(step: TraceStep) -> dict[str, object]:
+    return {
+        "name": step.name,
+        "state": step.state,
+        "what": step.what,
+        "looked_at": step.looked_at,
+        "breaks": [
+            {
+                **finding_document(found),
+                "number": NUMBERS.get(found.rule),
+                "is_silent": found.rule in SILENT,
+            }
+            for found in step.breaks
+        ],
+    }
 
 
 def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
@@ -66,16 +89,16 @@ def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
     if more:
         yield f"  and {more} more: -v, or --format json, tells of each"
     for difference in item.differences:
-        yield f"  they differ: {difference if is_whole else _shorter_difference(difference)}"
+        yield f"  they differ: {difference if is_whole else _shorter(difference)}"
     yield _verdict(item)
 
 
 def _step_lines(step: TraceStep, *, is_whole: bool) -> Iterator[str | Marked]:
-    what, looked, breaks = step.what, list(step.looked_at), step.breaks
+    what, looked, breaks = step.what, step.looked_at, step.breaks
     if not is_whole and step.name in _OF_EACH_DEVICE:
-        what = LIST.join(_first(what.split(LIST)))
+        what = LIST.join(_first(step.parts))
         looked = _first(looked)
-        breaks = tuple(sorted(breaks, key=lambda found: not found.is_certain))[:_BREAKS]
+        breaks = tuple(sorted(breaks, key=lambda found: SEVERITIES.index(found.severity)))[:_BREAKS]
     state = step.state.ljust(_STATE_WIDTH)
     yield Marked(state, _COLOURS[step.state], f"{step.name.ljust(_NAME_WIDTH)}{what}")
     if looked:
@@ -86,28 +109,26 @@ def _step_lines(step: TraceStep, *, is_whole: bool) -> Iterator[str | Marked]:
         yield f"{_INDENT}and {len(step.breaks) - len(breaks)} more such: -v tells them"
 
 
-def _first(parts: list[str]) -> list[str]:
+def _first(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The first ones of many, and how many more there are."""
     if len(parts) <= _LONG:
         return parts
-    return [*parts[:_PARTS], f"and {len(parts) - _PARTS} more"]
+    return (*parts[:_PARTS], f"and {len(parts) - _PARTS} more")
 
 
-def _shorter_difference(text: str) -> str:
+def _shorter(difference: Difference) -> str:
     """`RESOURCE, ASPECT: VALUE: ID, ID; VALUE: …` with the first ones of each."""
-    parts = []
-    for part in text.split(LIST):
-        value, colon, names = part.rpartition(": ")
-        parts.append(f"{value}{colon}{', '.join(_first(names.split(', ')))}")
-    return LIST.join(_first(parts))
+    parts = tuple(f"{value}: {', '.join(_first(ids))}" for value, ids in difference.ids)
+    return f"{difference.resource}, {difference.aspect}: {LIST.join(_first(parts))}"
 
 
-def _break_lines(found: ChainBreak) -> Iterator[str]:
-    number = f" {found.number}" if found.number is not None else ""
-    silent = ", silent" if found.is_silent else ""
-    verb = "break" if found.is_certain else "may break"
-    issue = f" ({found.issue})" if found.issue else ""
-    yield f"{_INDENT}{verb}{number}{silent}: {found.what}{issue}"
+def _break_lines(found: Diagnostic) -> Iterator[str]:
+    number = f" {NUMBERS[found.rule]}" if found.rule in NUMBERS else ""
+    silent = ", silent" if found.rule in SILENT else ""
+    verb = "break" if found.severity == "blocker" else "may break"
+    why = f": {found.why}" if found.why else ""
+    evidence = f" ({'; '.join(found.evidence)})" if found.evidence else ""
+    yield f"{_INDENT}{verb}{number}{silent}: {found.summary}{why}{evidence}"
     yield f"{_INDENT}  remedy: {found.remedy}"
 
 
