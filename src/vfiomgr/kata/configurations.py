@@ -21,9 +21,9 @@ from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_togeth
 from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataPlan, KataRequest, KataSetup, Plug
 from vfiomgr.kata.config.plan import plan_config
 from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.facts import installation_of, kata_release
 from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.model import KataHypervisor, RuntimeName, guest_mebibytes
-from vfiomgr.kata.release import kata_release, read_installation
 from vfiomgr.kata.settings import parse
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
@@ -140,7 +140,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
     seen = host.scan()
     asked = _named(seen, tuple(names))
     bound = tuple(device for device in seen.devices if seen.is_ready_for_guests(device))
-    installation = read_installation(host)
+    installation = installation_of(host)
     named_file = whole or beside
     base = named_base(host, named_file, hypervisor, runtime) if named_file else None
     runtime = base.settings.runtime if base is not None else runtime

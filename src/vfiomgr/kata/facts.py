@@ -1,4 +1,4 @@
-"""The installed Kata: its version, its shims, its configurations."""
+"""The installed Kata: its version, its shims, its configurations; and which Kata is assumed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.model import (
     KATA_DIRECTORIES,
+    NEWEST,
     KataConfigurationFile,
     KataInstallation,
+    KataRelease,
     Shim,
     search_path,
 )
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.kata.model import RuntimeName
+    from vfiomgr.snapshot.source import HostSource
 
 VERSION_FILES = (HostPath("/opt/kata/VERSION"),)
 SHIMS: tuple[tuple[RuntimeName, HostPath], ...] = (
@@ -45,6 +48,42 @@ def read_installation(tree: HostTree) -> KataInstallation:
     shims = tuple(Shim(name, path) for path in there if (name := runtime_at(tree, path)))
     version, source = _read_version(tree, shims)
     return KataInstallation(version, source, shims, tuple(_read_configurations(tree)))
+
+
+def installation_of(host: HostSource) -> KataInstallation:
+    """What the host's tree shows of Kata; a snapshot shows nothing of it."""
+    if host.snapshot is not None:
+        return KataInstallation()
+    return read_installation(host.tree)
+
+
+def kata_release(
+    host: HostSource,
+    installation: KataInstallation,
+    version: str | None,
+    runtime: RuntimeName | None,
+) -> KataRelease:
+    """The release that is told, or installed, or the newest that is known, which is said.
+
+    Raises:
+        UsageError: what is told is no version.
+
+    """
+    told = installation.version if version is None else Version.parse(version)
+    found = told or NEWEST
+    release = KataRelease(found, runtime or installation.default_runtime(found))
+    if told is None:
+        host.on_note(f"{_why_unknown(installation)}; assuming {release} (set --kata-version)")
+    return release
+
+
+def _why_unknown(installation: KataInstallation) -> str:
+    """Why nobody knows which Kata it is."""
+    if installation.version_source:
+        return f"{installation.version_source} cannot be read as a version"
+    if installation.shims:
+        return f"{installation.shims[0].path} is there, and nothing tells its version"
+    return "Kata not found"
 
 
 def runtime_at(tree: HostTree, path: HostPath) -> RuntimeName | None:

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.kata.config.model import KeyEntry
 from vfiomgr.kata.settings import merged, parse
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
     from tomlkit.items import Table
 
-    from vfiomgr.kata.config.model import KataPlan, KeyEntry, KeyValue
+    from vfiomgr.kata.config.model import KataPlan, KeyValue
     from vfiomgr.paths import HostPath
 
 
@@ -168,8 +169,6 @@ def _head(plan: KataPlan) -> Iterator[str]:
 
 
 def _entries(document: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[KeyEntry]:
-    from vfiomgr.kata.config.model import KeyEntry  # noqa: PLC0415 - drop-ins alone need it
-
     for key, value in document.items():
         if isinstance(value, dict):
             yield from _entries(value, (*place, key))

@@ -5,18 +5,29 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, get_args
 
+from msgspec.structs import replace
+
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.runtimes.handlers import CriName
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError
+from vfiomgr.kata.explain import (
+    cdi_names,
+    configuration,
+    functions,
+    pod_to_shim,
+    resources,
+)
 from vfiomgr.kata.explain import facts as gather
+from vfiomgr.kata.explain.annotations import with_annotations
 from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
 from vfiomgr.kata.explain.image import refuse_mediated
-from vfiomgr.kata.explain.plan import explain as explain_chain
+from vfiomgr.kata.explain.model import Difference, KataTrace
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
+from vfiomgr.kata.facts import installation_of
 from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.manifests.model import require_label, require_resource
 from vfiomgr.kata.model import (
@@ -26,17 +37,16 @@ from vfiomgr.kata.model import (
     RuntimeName,
     handler_configuration,
 )
-from vfiomgr.kata.release import read_installation
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.usage import forbid_together, require_choice
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
     from vfiomgr.kata.explain.context import ShimState
-    from vfiomgr.kata.explain.model import KataTrace
+    from vfiomgr.kata.explain.model import DeviceChain, TraceStep
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -123,7 +133,7 @@ class _Scene:
         self._is_live = source.snapshot is None
         self._cri: CriName = cri or "containerd"
         self._handlers: HandlerFacts | None = None
-        self._installed = read_installation(source)
+        self._installed = installation_of(source)
         self.beyond_known: list[str | None] = []
         if self._is_live:
             self._handlers = gather.read_handlers(source.tree, cri)
@@ -159,7 +169,7 @@ class _Scene:
             runtime = settings.runtime
         release = KataRelease(version, runtime or likely)
         self.beyond_known.append(release.beyond_known)
-        return explain_chain(
+        return trace(
             PodContext(
                 host=self._host,
                 pod=spec,
@@ -270,3 +280,65 @@ class _Scene:
             return own if own.file is not None else ConfigurationFacts((), problem=problem)
         paths = gather.configuration_paths(entry, conf_file, handler, runtime)
         return gather.read_settings_of(self._source.tree, paths)
+
+
+def trace(situation: PodContext) -> KataTrace:
+    """Every link, also behind one that is broken: all breaks that apply are told at once."""
+    spec = situation.pod
+    effective = with_annotations(situation)
+    chains = functions.chains(effective)
+    return KataTrace(
+        pod=spec.name,
+        kind=spec.kind,
+        source=spec.source,
+        line=spec.line,
+        handler=situation.handler_name,
+        release=str(situation.release),
+        release_source=situation.release_source,
+        steps=(
+            pod_to_shim.pod(effective),
+            pod_to_shim.runtime_class(effective),
+            pod_to_shim.handler(effective),
+            configuration.configuration(situation),
+            *_later(effective),
+        ),
+        devices=chains,
+        differences=tuple(_differences(effective, chains)),
+    )
+
+
+def _later(situation: PodContext) -> Iterator[TraceStep]:
+    """What comes behind the configuration: not known of a pod that nothing of Kata's runs."""
+    for step in (
+        resources.request(situation),
+        cdi_names.cdi(situation),
+        *functions.steps(situation),
+    ):
+        is_open = situation.has_no_handler and step.state == "ok"
+        yield replace(step, state="unknown") if is_open else step
+
+
+def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterator[Difference]:
+    """Where the devices that could be given differ."""
+    host = situation.host
+
+    def node(chain: DeviceChain) -> str:
+        found = {host.device(function.address).numa_node for function in chain.functions}
+        return ", ".join(str(number) for number in sorted(n for n in found if n is not None)) or "-"
+
+    aspects: tuple[tuple[str, Callable[[DeviceChain], str]], ...] = (
+        ("is complete", lambda chain: "yes" if chain.is_complete else "no"),
+        ("device", lambda chain: chain.functions[0].name if chain.functions else "-"),
+        ("functions", lambda chain: str(len(chain.functions))),
+        ("NUMA node", node),
+        ("specification", lambda chain: chain.source or "-"),
+    )
+    for resource in dict.fromkeys(chain.resource for chain in chains):
+        same = [chain for chain in chains if chain.resource == resource]
+        for name, tell in aspects:
+            by_value: dict[str, list[str]] = {}
+            for chain in same:
+                by_value.setdefault(tell(chain), []).append(chain.id)
+            if len(by_value) > 1:
+                ids = tuple((value, tuple(names)) for value, names in by_value.items())
+                yield Difference(resource, name, ids)

@@ -14,12 +14,11 @@ from vfiomgr.containers.oci import plan as oci_plan
 from vfiomgr.containers.oci.commands import tell_who_comes_along
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import UsageError
-from vfiomgr.kata.config.commands.release import release_options
+from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.explain.facts import installed_handler
 from vfiomgr.kata.explain.image import refuse_mediated
-from vfiomgr.kata.facts import read_configuration
+from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration, search_path
-from vfiomgr.kata.release import kata_release, read_installation
 from vfiomgr.kata.run.command import DOCKER_FILE, RunRequest, Tool, run_command
 from vfiomgr.kata.settings import NO_PORT, read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
@@ -99,7 +98,7 @@ def command(
       vfiomgr kata run-command 04:00.0 05:00.0 --config /etc/kata-containers/configuration.toml
       vfiomgr kata run-command 04:00.0 --node cdev --only --runtime go --kata-version 3.20
     """
-    installation = read_installation(session)
+    installation = installation_of(session)
     is_known = bool(kata_version or installation.version)
     release = kata_release(session, installation, kata_version, runtime) if is_known else None
     entry = None if config or runtime else installed_handler(session, DEFAULT_HANDLER)

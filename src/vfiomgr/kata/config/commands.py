@@ -1,4 +1,4 @@
-"""Where `--output` of `kata config` leads: a file of the host that the session is about."""
+"""`vfiomgr kata config`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import click
 
 from vfiomgr.cli.output import print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.containers.runtimes.facts import followed
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
+from vfiomgr.host.rewrite import rewrite
+from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.config import render
-from vfiomgr.kata.config.commands.release import release_options
 from vfiomgr.kata.config.model import DROP_IN
 from vfiomgr.kata.configurations import planned_configuration, tell_of_devices
 from vfiomgr.paths import HostPath
@@ -54,8 +56,6 @@ def output_path(session: Session, typed: str) -> str:
 
 def _located(session: Session, path: str) -> str:
     """Where a path of the host lies, all links followed as on that host."""
-    from vfiomgr.containers.runtimes.facts import followed  # noqa: PLC0415 - printing needs none
-
     tree = session.tree
     return tree.locate(followed(tree, HostPath(path)))
 
@@ -234,8 +234,6 @@ def _read(path: str) -> str | None:
 
 def _write(path: str, text: str) -> None:
     """Exchange the file as a whole; its directory is made where there is none."""
-    from vfiomgr.host.rewrite import rewrite  # noqa: PLC0415 - printing needs none
-
     rewrite(path, None, text.encode(), makes_parents=True)
 
 

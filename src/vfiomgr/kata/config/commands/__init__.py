@@ -1,1 +1,0 @@
-"""`vfiomgr kata config`."""
