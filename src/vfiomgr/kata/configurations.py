@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refusal, refuse_if_any
+from vfiomgr.diagnostic import refusal
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config import render
 from vfiomgr.kata.config.bases import (
@@ -20,12 +20,11 @@ from vfiomgr.kata.config.bases import (
 from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_together
 from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataPlan, KataRequest, KataSetup, Plug
 from vfiomgr.kata.config.plan import plan_config
-from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.facts import installation_of, kata_release
 from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.model import KataHypervisor, RuntimeName, guest_mebibytes
 from vfiomgr.kata.settings import parse
-from vfiomgr.passthrough.guards import bridge
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
@@ -176,11 +175,8 @@ def _named(host: HostSnapshot, names: tuple[str, ...]) -> tuple[PciDevice, ...]:
         Refusal: one is a bridge or a mediated device.
 
     """
-    for text in names:
-        refuse_mediated(host, text)
-    named = [host.device(host.parse_address(text)) for text in names]
-    refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
-    return tuple({d.address: d for device in named for d in host.slot(device)}.values())
+    slots = (host.slot(device) for device in devices_named(host, names))
+    return tuple({d.address: d for slot in slots for d in slot}.values())
 
 
 def _firmware(host: HostSource, path: str | None) -> str | None:

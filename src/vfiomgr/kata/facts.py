@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.model import (
     KATA_DIRECTORIES,
@@ -107,7 +106,7 @@ def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile 
         path=path,
         resolved=resolved,
         text=text,
-        drop_ins=tuple(TextFile(name, content) for name, content in found if content is not None),
+        drop_ins=tuple((name, content) for name, content in found if content is not None),
         neighbours=tuple(other for other in beside if tree.resolve(other) != resolved),
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.units import mebibytes
 from vfiomgr.value import Value
 from vfiomgr.version import Version
@@ -14,6 +14,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vfiomgr.pci.model import PciDevice
 
 RuntimeName = Literal["go", "rs"]
 """The shim in Go (src/runtime) or in Rust (src/runtime-rs)."""
@@ -33,6 +34,7 @@ OLDEST, NEWEST = Version(3, 2), Version(4, 1)
 CLH_COLD_PLUG = Version(3, 29)
 """From then on the Go runtime takes cold plug for Cloud Hypervisor (checkPCIeConfig in
 src/runtime/pkg/katautils/config.go)."""
+_NVIDIA = "10de"
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
 
@@ -101,8 +103,8 @@ class KataConfigurationFile(Value):
     resolved: HostPath
     """Where its text is: config.d is looked for beside this one."""
     text: str
-    drop_ins: tuple[TextFile, ...] = ()
-    """All files of config.d by name: Kata takes each, whatever it is called."""
+    drop_ins: tuple[tuple[HostPath, str], ...] = ()
+    """All files of config.d with their texts: Kata takes each, whatever it is called."""
     neighbours: tuple[HostPath, ...] = ()
     """Other configurations in the same directory, which have the same drop-ins."""
 
@@ -140,16 +142,18 @@ class KataInstallation(Value):
             return next(iter(self.runtimes))
         return "rs" if version >= RS_BY_DEFAULT else "go"
 
-    def release(self) -> KataRelease | None:
-        """What is installed; None where no version is told."""
-        if self.version is None:
-            return None
-        return KataRelease(self.version, self.default_runtime(self.version))
-
     def configuration(self, names: Iterable[str]) -> KataConfigurationFile | None:
         """The first configuration with one of these paths, in the order of the paths."""
         by_path = {file.path: file for file in self.configurations}
         return next((by_path[HostPath(name)] for name in names if name in by_path), None)
+
+
+def is_cdi_gpu(device: PciDevice) -> bool:
+    """Whether Kata asks the guest's CDI for a function: of NVIDIA's, those of the display class.
+
+    annotateContainerWithVFIOMetadata in src/runtime/virtcontainers/container.go.
+    """
+    return device.vendor_id == _NVIDIA and device.class_code.startswith(CLASS_DISPLAY)
 
 
 def guest_mebibytes(option: str, text: str) -> int:

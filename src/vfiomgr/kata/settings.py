@@ -52,6 +52,11 @@ class KataSettings(Value):
         return "rs" if self.text("runtime", "hypervisor_name") else "go"
 
     @property
+    def stated_runtime(self) -> RuntimeName | None:
+        """The same; None where it does not say."""
+        return self.runtime if "runtime" in self.document else None
+
+    @property
     def cold_plug(self) -> PciePort:
         """The port of devices that are there when the guest starts."""
         return self._port("cold_plug_vfio")

@@ -129,8 +129,7 @@ def _named(host: HostSource, name: str) -> KataConfigurationFile:
 
 
 def _foreign(file: KataConfigurationFile) -> tuple[tuple[HostPath, str], ...]:
-    drop_ins = ((HostPath(each.path), each.text) for each in file.drop_ins)
-    return tuple((path, text) for path, text in drop_ins if path.name != DROP_IN)
+    return tuple((path, text) for path, text in file.drop_ins if path.name != DROP_IN)
 
 
 def with_drop_in(base: Base, text: str) -> Mapping[str, Any]:

@@ -291,8 +291,8 @@ def _devices(session: Session, addresses: tuple[str, ...]) -> list[PciDevice]:
 def _guest_image(session: Session, config: str | None) -> GuestImage:
     """What the configuration says, and what is there of it."""
     file = _configuration(session, config)
-    drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
-    return gather.image_of(session.tree, read_settings(file.path, file.text, drop_ins))
+    settings = read_settings(file.path, file.text, file.drop_ins)
+    return gather.image_of(session.tree, settings)
 
 
 def _configuration(session: Session, config: str | None) -> KataConfigurationFile:

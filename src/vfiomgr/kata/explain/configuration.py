@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.check_values import container_timeout
 from vfiomgr.kata.explain.annotations import annotation_breaks
-from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION
+from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION, KUBELET_TIMEOUT
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
 _DROP_IN_KEYS = ("kata-drop-in-key-ignored", "kata-drop-in-key-refused")
-_KUBELET_TIMEOUT = 120.0
-"""runtimeRequestTimeout where the kubelet's configuration does not set it."""
 
 
 def configuration(situation: PodContext) -> TraceStep:
@@ -273,7 +271,7 @@ def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[Diagnos
     kubelet = situation.kubelet
     if kubelet is not None and kubelet.problem:
         return
-    limit = _KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
+    limit = KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
     if limit >= timeout:
         return
     source = "by default" if kubelet is None else f"in {kubelet.source}"

@@ -49,6 +49,10 @@ ShimState = Literal["there", "not found", "missing", "not looked for"]
 """`not found` in the usual directories, where a name without a path is looked for."""
 
 
+KUBELET_TIMEOUT = 120.0
+"""runtimeRequestTimeout where the kubelet's configuration does not set it."""
+
+
 class KubeletFacts(Value):
     """What of the kubelet's configuration decides."""
 

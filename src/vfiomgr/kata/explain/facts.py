@@ -18,7 +18,12 @@ from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.kata.explain.context import ConfigurationFacts, KubeletFacts, is_vfio_node
+from vfiomgr.kata.explain.context import (
+    KUBELET_TIMEOUT,
+    ConfigurationFacts,
+    KubeletFacts,
+    is_vfio_node,
+)
 from vfiomgr.kata.explain.image import GuestImage, read_guest_file
 from vfiomgr.kata.facts import read_configuration, runtime_at
 from vfiomgr.kata.model import handler_configuration, search_path
@@ -124,7 +129,6 @@ _MACHINE = "/"
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_KUBELET_DEFAULT = 120.0
 
 
 def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
@@ -248,10 +252,9 @@ def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> Configuration
 
 
 def _facts(file: KataConfigurationFile, looked: tuple[str, ...]) -> ConfigurationFacts:
-    drop_ins = [(HostPath(part.path), part.text) for part in file.drop_ins]
     try:
-        settings = read_settings(file.resolved, file.text, drop_ins)
-        texts = [(file.resolved, file.text), *sorted(drop_ins)]
+        settings = read_settings(file.resolved, file.text, file.drop_ins)
+        texts = [(file.resolved, file.text), *sorted(file.drop_ins)]
         documents = tuple((path, parse(text, path)) for path, text in texts)
     except InvalidDocument as error:
         return ConfigurationFacts(looked, file, problem=error.message)
@@ -329,4 +332,4 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
     said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
     parts = _DURATION.findall(str(said or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    return KubeletFacts(KUBELET, seconds or _KUBELET_DEFAULT)
+    return KubeletFacts(KUBELET, seconds or KUBELET_TIMEOUT)

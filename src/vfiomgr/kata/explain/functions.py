@@ -18,9 +18,8 @@ from vfiomgr.kata.explain.model import (
     judged,
 )
 from vfiomgr.kata.explain.resources import requests
-from vfiomgr.kata.model import MAX_PORTS
+from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
 from vfiomgr.kata.settings import GUEST_KERNEL
-from vfiomgr.pci.model import CLASS_DISPLAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.model import StepName
     from vfiomgr.pci.model import PciDevice
 
-_NVIDIA = "10de"
 _SORTED_WELL = 10
 """Root ports whose names sort as texts as they do by number: rp0 to rp9."""
 
@@ -99,15 +97,10 @@ def guest_indexes(situation: PodContext, given: Iterable[KubeletDevice]) -> dict
     settings = situation.settings
     if settings is not None and settings.vfio_mode != GUEST_KERNEL:
         return {}
-    gpus = [(port, device) for device, port in _ports(given).items() if is_told(device)]
+    gpus = [(port, device) for device, port in _ports(given).items() if is_cdi_gpu(device)]
     if not situation.is_rs:
         gpus.sort(key=lambda pair: pair[0])
     return {device: index for index, (_, device) in enumerate(gpus)}
-
-
-def is_told(device: PciDevice) -> bool:
-    """Whether Kata tells the guest's agent of a function: NVIDIA's of the class display alone."""
-    return device.vendor_id == _NVIDIA and device.class_code.startswith(CLASS_DISPLAY)
 
 
 def _annotations(
@@ -205,7 +198,7 @@ def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator
             f"set pcie_root_port = {len(ports)}: vfiomgr kata config",
             is_certain=False,
         )
-    gpus = [device for device in ports if is_told(device)]
+    gpus = [device for device in ports if is_cdi_gpu(device)]
     if not situation.is_rs and len(ports) > _SORTED_WELL and gpus:
         yield chain_break(
             "kata-port-order",
@@ -272,7 +265,7 @@ def _arrival(
     told = [f"{device.address} is nvidia.com/gpu={index}" for device, index in indexes.items()]
     if told:
         told.append("the guest's own CDI specification resolves it (NVIDIA's driver and toolkit)")
-    others = [str(device.address) for device in given if not is_told(device)]
+    others = [str(device.address) for device in given if not is_cdi_gpu(device)]
     if others:
         told.append(
             f"{', '.join(others)}: a PCI device of the guest, whose own kernel drives it; Kata "

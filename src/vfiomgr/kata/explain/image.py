@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import Report
-from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding, refuse
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding, refuse, refuse_if_any
+from vfiomgr.kata.model import is_cdi_gpu
 from vfiomgr.kata.settings import VFIO_MODES
+from vfiomgr.passthrough.guards import bridge
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
@@ -117,8 +119,6 @@ def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:
     return GuestFile(key, path, str(resolved), status.st_size, kind, is_regular)
 
 
-_NVIDIA = "10de"
-_DISPLAY = "03"
 _VFIO = "vfio"
 _INSIDE = (
     "what is inside the image: driver, agent and hooks; boot it with a debug console, or mount it "
@@ -319,11 +319,6 @@ def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Dia
         yield finding("guest-nodes", "ok", title, evidence, why)
 
 
-def is_cdi_gpu(device: PciDevice) -> bool:
-    """Whether Kata asks the guest's CDI for it (annotateContainerWithVFIOMetadata)."""
-    return device.vendor_id == _NVIDIA and device.class_code.startswith(_DISPLAY)
-
-
 def _named(image: GuestImage, file: GuestFile) -> str:
     leads = f" -> {file.resolved}" if file.resolved not in (None, file.path) else ""
     return f"{image.source}: {file.key} = {file.path}{leads}"
@@ -348,6 +343,22 @@ def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
         libvirt = f"vfiomgr libvirt hostdev {name.lower()}"
         hint = f"name a PCI function (vfiomgr list); a VM of libvirt's can have it: {libvirt}"
         refuse("kata-mediated", name.lower(), message, hint + otherwise)
+
+
+def devices_named(host: HostSnapshot, names: Iterable[str]) -> tuple[PciDevice, ...]:
+    """The functions of these addresses.
+
+    Raises:
+        Refusal: one is a bridge or a mediated device.
+        UsageError: there is none of that name.
+
+    """
+    names = tuple(names)
+    for name in names:
+        refuse_mediated(host, name)
+    found = tuple(host.device(host.parse_address(name)) for name in names)
+    refuse_if_any([o for device in found for o in bridge(host, device)], frozenset())
+    return found
 
 
 def why_not(vgpu: Vgpu) -> str:

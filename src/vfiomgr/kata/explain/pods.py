@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.runtimes.handlers import CriName
-from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.explain import (
@@ -24,7 +23,7 @@ from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.annotations import with_annotations
 from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
-from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.explain.model import Difference, KataTrace
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
 from vfiomgr.kata.facts import installation_of
@@ -37,7 +36,6 @@ from vfiomgr.kata.model import (
     RuntimeName,
     handler_configuration,
 )
-from vfiomgr.passthrough.guards import bridge
 from vfiomgr.usage import forbid_together, require_choice
 from vfiomgr.version import Version
 
@@ -165,8 +163,8 @@ class _Scene:
         likely = runtime or self._installed.default_runtime(version)
         configuration = self._configuration(entry, conf_file, name, likely)
         settings, tree = configuration.settings, self._source.tree if self._is_live else None
-        if runtime is None and settings is not None and "runtime" in settings.document:
-            runtime = settings.runtime
+        if runtime is None and settings is not None:
+            runtime = settings.stated_runtime
         release = KataRelease(version, runtime or likely)
         self.beyond_known.append(release.beyond_known)
         return trace(
@@ -205,9 +203,7 @@ class _Scene:
         """
         if "=" in text:
             return self._explain_name(text, resource, handler)
-        refuse_mediated(self._host, text)
-        device = self._host.device(self._host.parse_address(text))
-        refuse_if_any(list(bridge(self._host, device)), frozenset())
+        (device,) = devices_named(self._host, (text,))
         kind = resource or self._kind_of(device) or DEFAULT_KIND
         return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
 

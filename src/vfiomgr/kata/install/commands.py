@@ -82,9 +82,8 @@ def configuration_of(session: Session, handler: str, told: str | None) -> HostPa
 
 def _plugs_devices(file: KataConfigurationFile, runtime: RuntimeName) -> bool:
     """Whether devices have a port by it and its drop-ins; not where that cannot be read."""
-    drop_ins = [(HostPath(part.path), part.text) for part in file.drop_ins]
     try:
-        settings = read_settings(file.resolved, file.text, drop_ins)
+        settings = read_settings(file.resolved, file.text, file.drop_ins)
     except InvalidDocument:
         return False
     ports = {settings.cold_plug} if runtime == "rs" else {settings.cold_plug, settings.hot_plug}
@@ -140,7 +139,7 @@ def _runtime_of(session: Session, path: HostPath) -> RuntimeName | None:
     except InvalidDocument as error:
         message = f"{path}: Kata could not read it: {error.message}"
         refuse("kata-configuration-unreadable", path, message, error.hint)
-    return settings.runtime if "runtime" in settings.document else None
+    return settings.stated_runtime
 
 
 def whole_path(text: str) -> HostPath:

@@ -12,12 +12,11 @@ from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.containers.cdi.generate import offers as ready_groups
 from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.cdi.names import is_kind
-from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.manifests.model import (
     RuntimeClassRequest,
@@ -38,7 +37,6 @@ from vfiomgr.kata.manifests.plan import (
     units_of,
 )
 from vfiomgr.kata.model import DEFAULT_HANDLER, guest_mebibytes
-from vfiomgr.passthrough.guards import bridge
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.units import mebibytes
 from vfiomgr.usage import forbid_together
@@ -169,11 +167,7 @@ def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, .
     """
     if not addresses:
         return tuple(PodDevice(offer.functions) for offer in ready_groups(host))
-    for text in addresses:
-        refuse_mediated(host, text)
-    named = [host.device(host.parse_address(text)) for text in addresses]
-    refuse_if_any([o for device in named for o in bridge(host, device)], frozenset())
-    return units_of(host, named)
+    return units_of(host, devices_named(host, addresses))
 
 
 def _tell(

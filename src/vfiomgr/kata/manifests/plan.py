@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.manifests.model import PodRequest, ResourceRequest, Workload
-from vfiomgr.kata.model import MAX_PORTS
-from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
+from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
+from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ Naming = Literal["kind", "model", "pgpu"]
 of pci.ids), sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
 NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
 
-_NVIDIA = "10de"
 _PGPU = "nvidia.com/pgpu"
 _MAKER = re.compile(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = re.compile(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
@@ -50,7 +49,7 @@ class PodDevice(Value):
     @property
     def is_nvidia_gpu(self) -> bool:
         """Whether Kata tells the guest's agent which GPU it is."""
-        return self.lead.vendor_id == _NVIDIA and self.lead.class_code.startswith(CLASS_DISPLAY)
+        return is_cdi_gpu(self.lead)
 
 
 def model_name(device: PciDevice) -> str:

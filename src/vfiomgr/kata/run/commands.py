@@ -18,7 +18,13 @@ from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.explain.facts import installed_handler
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
-from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration, search_path
+from vfiomgr.kata.model import (
+    DEFAULT_HANDLER,
+    RuntimeName,
+    handler_configuration,
+    is_cdi_gpu,
+    search_path,
+)
 from vfiomgr.kata.run.command import DOCKER_FILE, RunRequest, Tool, run_command
 from vfiomgr.kata.settings import NO_PORT, read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
 
 _CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
 _PLAIN = "docker.io/library/ubuntu:24.04"
-_NVIDIA_DISPLAY = ("10de", "03")
 
 
 @click.command("run-command")
@@ -124,7 +129,9 @@ def command(
             config=config,
             docker_runtime=_docker_runtime(session) if tool == "docker" else None,
             release=release,
-            shim=_shim(installation, entry, runtime or _runtime_of(settings) or wanted),
+            shim=_shim(
+                installation, entry, runtime or (settings and settings.stated_runtime) or wanted
+            ),
         )
     )
     _print(session, found, [unit.name for unit in units])
@@ -169,8 +176,7 @@ def _configuration(
     file = next((file for file in known if file is not None), None)
     if file is None:
         return None
-    drop_ins = [(HostPath(each.path), each.text) for each in file.drop_ins]
-    return read_settings(file.path, file.text, drop_ins)
+    return read_settings(file.path, file.text, file.drop_ins)
 
 
 def _tell_of_ports(
@@ -185,11 +191,6 @@ def _tell_of_ports(
     ports = {settings.cold_plug} | (set() if runtime == "rs" else {settings.hot_plug})
     if ports == {NO_PORT}:
         note(f"{settings.path} lacks {needed}")
-
-
-def _runtime_of(settings: KataSettings | None) -> RuntimeName | None:
-    """The runtime that a configuration shows to be for; None where it does not say."""
-    return settings.runtime if settings is not None and "runtime" in settings.document else None
 
 
 def _shim(
@@ -219,9 +220,8 @@ def _container_name(unit: GuestDevice) -> str:
 
 def _usual_image(units: Sequence[GuestDevice]) -> str:
     """What shows that it works."""
-    functions = [function for unit in units for function in unit.functions]
-    kinds = {(function.vendor_id, function.class_code[:2]) for function in functions}
-    return _CUDA_SAMPLE if _NVIDIA_DISPLAY in kinds else _PLAIN
+    functions = (function for unit in units for function in unit.functions)
+    return _CUDA_SAMPLE if any(map(is_cdi_gpu, functions)) else _PLAIN
 
 
 def _handler_configuration(session: Session, entry: HandlerEntry | None) -> str | None:
