@@ -66,6 +66,10 @@ class KataSettings(Value):
         """The port of devices that come with a container; runtime-rs ignores it."""
         return self._port("hot_plug_vfio")
 
+    def plugs_devices(self, runtime: RuntimeName | None) -> bool:
+        """Whether a runtime has a port for devices by it, before or after the guest starts."""
+        return {self.cold_plug, NO_PORT if runtime == "rs" else self.hot_plug} != {NO_PORT}
+
     @property
     def root_ports(self) -> int:
         """How many root ports there are at least."""
@@ -205,8 +209,8 @@ def _matches(expression: str, name: str) -> bool:
 
 
 _SECTIONS = ("hypervisor", "agent", "runtime", "factory")
-_NAMED = ("hypervisor", "agent")
-"""Sections with a table for each name."""
+NAMED = ("hypervisor", "agent")
+"""Sections with a table for each name: [hypervisor.qemu], [agent.kata]."""
 
 
 def read_settings(
@@ -253,7 +257,7 @@ def require_tables(document: Mapping[str, Any], source: str) -> None:
     for section in _SECTIONS:
         found = document.get(section, {})
         _require_table(found, section, source)
-        for name, keys in found.items() if section in _NAMED else ():
+        for name, keys in found.items() if section in NAMED else ():
             _require_table(keys, f"{section}.{name}", source)
 
 

@@ -10,6 +10,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check_values import check_values
 from vfiomgr.kata.keys import KataSchema
 from vfiomgr.kata.model import KataRelease
+from vfiomgr.kata.settings import NAMED
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Severity
     from vfiomgr.kata.keys import KeyForm, KeyType
-
-
-NAMED = ("hypervisor", "agent")
-"""Sections with a table for each name: [hypervisor.qemu], [agent.kata]."""
 
 
 class CheckedFile(Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
@@ -92,6 +92,9 @@ class _Planner:
             functions=self.wish.functions,
         )
 
+    def _refuse(self, rule: str, message: str, hint: str) -> NoReturn:
+        refuse(rule, self.release, message, hint)
+
     def _knows(self, section: str, key: str) -> bool:
         return self.table.knows(self.release, section, key)
 
@@ -115,11 +118,8 @@ class _Planner:
     def _check_release(self) -> None:
         if self.release.version < OLDEST:
             message = f"{self.release} is older than {OLDEST}, where cold_plug_vfio began"
-            refuse(
-                "kata-too-old",
-                self.release,
-                message,
-                "use a later Kata; --kata-version tells which one is meant",
+            self._refuse(
+                "kata-too-old", message, "use a later Kata; --kata-version tells which one is meant"
             )
         beyond = self.release.beyond_known
         if beyond is not None:
@@ -133,33 +133,20 @@ class _Planner:
         is_early = self.release.version < CLH_COLD_PLUG
         if self.wish.hypervisor == "clh" and wanted == "cold" and is_early:
             message = f"{self.release} plugs devices into Cloud Hypervisor's running guests only"
-            refuse(
-                "kata-plug",
-                self.release,
-                message,
-                "use --plug hot, --hypervisor qemu or --runtime rs",
-            )
+            self._refuse("kata-plug", message, "use --plug hot, --hypervisor qemu or --runtime rs")
         return wanted or ("hot" if self.wish.hypervisor == "clh" else "cold")
 
     def _plug_of_rs(self, wanted: Plug | None) -> Plug | None:
         if wanted == "hot":
             message = f"{self.release} knows no hot_plug_vfio: runtime-rs has never had it"
-            refuse(
-                "kata-plug",
-                self.release,
-                message,
-                "use --plug cold (3.31 and later), or --runtime go",
-            )
+            self._refuse("kata-plug", message, "use --plug cold (3.31 and later), or --runtime go")
         if self._knows("hypervisor", "cold_plug_vfio"):
             return "cold"
         since = self.table.first("rs", "hypervisor", "cold_plug_vfio")
         if wanted == "cold":
             message = f"{self.release} knows no cold_plug_vfio: runtime-rs has it since {since}"
-            refuse(
-                "kata-plug",
-                self.release,
-                message,
-                f"use --kata-version {since} or later, or --runtime go",
+            self._refuse(
+                "kata-plug", message, f"use --kata-version {since} or later, or --runtime go"
             )
         self.notes.append(
             f"{self.release} plugs no device before the guest starts: cold_plug_vfio is there "
@@ -273,9 +260,8 @@ class _Planner:
             return
         if self.base is None:
             message = "kernel_params of a drop-in replace those of the configuration, unknown here"
-            refuse(
+            self._refuse(
                 "kata-kernel-params",
-                "kernel_params",
                 message,
                 "name that configuration: --beside FILE, or --whole FILE",
             )
@@ -294,11 +280,8 @@ class _Planner:
         if refused:
             fate = "fails where it is allowed" if self.is_rs else "ignores it"
             message = f"{self.release} has no annotation {refused[0]}, and {fate}"
-            refuse(
-                "kata-annotation-unknown",
-                refused[0],
-                message,
-                f"set the key itself, or leave {refused[0]} out",
+            self._refuse(
+                "kata-annotation-unknown", message, f"set the key itself, or leave {refused[0]} out"
             )
         if not names:
             return
@@ -344,19 +327,15 @@ class _Planner:
         since = self.table.first(self.release.runtime, "runtime", key)
         if wanted and not self._knows("runtime", key):
             message = f"{self.release} knows no {key}: it is there since {since}"
-            refuse(
+            self._refuse(
                 "kata-no-pod-resources",
-                key,
                 message,
                 "leave out --pod-resources, and give pods annotations of CDI",
             )
         if wanted and plug != "cold":
             message = "--pod-resources is for devices that are there when the guest starts"
-            refuse(
-                "kata-pod-resources-plug",
-                key,
-                message,
-                "use --plug cold, or leave out --pod-resources",
+            self._refuse(
+                "kata-pod-resources-plug", message, "use --plug cold, or leave out --pod-resources"
             )
         if plug != "cold":
             return
@@ -394,7 +373,7 @@ class _Planner:
         is_confidential = self.base is not None and self.base.is_confidential
         if is_confidential and not self.is_rs and not self.release.takes_cdevs:
             message = f"{self.release} gives confidential guests no device: they need iommufd"
-            refuse("kata-no-cdevs", self.release, message, "use Kata 3.15 or later")
+            self._refuse("kata-no-cdevs", message, "use Kata 3.15 or later")
         has_cdevs = any(function.vfio_cdev for function in self.wish.functions)
         if is_confidential and not self.is_rs and self.wish.functions and not has_cdevs:
             self.notes.append(

@@ -93,19 +93,14 @@ def _hypervisor_breaks(
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
     is_taken = situation.keys.takes_annotation(situation.release, name)
     if not settings.allows_annotation(name) and not situation.is_rs:
-        what = (
-            f"the pod fails with 'annotation {full} is not enabled': enable_annotations of the "
-            "configuration lacks it"
-        )
-        yield chain_break("kata-annotation-not-enabled", full, what, allow if is_taken else out)
+        yield not_enabled(full, allow if is_taken else out)
     elif not settings.allows_annotation(name):
         what = f"runtime-rs ignores the annotation {full}: enable_annotations lacks it"
         yield chain_break(
             "kata-annotation-ignored", full, what, allow if is_taken else out, is_certain=False
         )
     elif not is_taken and situation.is_rs:
-        what = f"runtime-rs fails: it allows the annotation {full} and does not know it"
-        yield chain_break("kata-annotation-refused", full, what, out)
+        yield not_known(full, out)
     elif not is_taken:
         what = f"{situation.release} has no annotation {full}, and ignores it"
         yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
@@ -116,6 +111,19 @@ def _hypervisor_breaks(
             f"the pod fails: the annotation {full} is {value!r}",
             _wanted(name, value),
         )
+
+
+def not_enabled(annotation: str, remedy: str) -> Diagnostic:
+    """The Go runtime fails with an annotation that it is not to take."""
+    what = f"the pod fails with 'annotation {annotation} is not enabled': "
+    what += "enable_annotations of the configuration lacks it"
+    return chain_break("kata-annotation-not-enabled", annotation, what, remedy)
+
+
+def not_known(annotation: str, remedy: str) -> Diagnostic:
+    """runtime-rs fails with one that it is to take and does not know."""
+    what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
+    return chain_break("kata-annotation-refused", annotation, what, remedy)
 
 
 def _wanted(name: str, value: str) -> str:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.check_values import container_timeout
-from vfiomgr.kata.explain.annotations import annotation_breaks
+from vfiomgr.kata.explain.annotations import annotation_breaks, not_enabled, not_known
 from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION, KUBELET_TIMEOUT
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
@@ -137,14 +137,9 @@ def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[Diagno
         allowed = settings.allows_annotation(key)
         in_file = settings.hypervisor_text(key) or NO_PORT
         if situation.is_rs and allowed:
-            what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
-            yield chain_break("kata-annotation-refused", annotation, what, remedy)
+            yield not_known(annotation, remedy)
         elif not situation.is_rs and not allowed:
-            what = (
-                f"the pod fails with 'annotation {annotation} is not enabled': enable_annotations "
-                "of the configuration lacks it"
-            )
-            yield chain_break("kata-annotation-not-enabled", annotation, what, remedy)
+            yield not_enabled(annotation, remedy)
         elif key == COLD_PLUG and in_file == NO_PORT:
             how = "runtime-rs ignores it" if situation.is_rs else "devices are looked for before it"
             what = f"{key} is set by annotation alone, and {how}: nothing is injected"

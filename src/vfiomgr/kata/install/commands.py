@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +22,7 @@ from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata import facts as kata_facts
+from vfiomgr.kata.manifests.model import is_label
 from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, handler_configuration, search_path
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import HostPath
@@ -86,8 +86,7 @@ def _plugs_devices(file: KataConfigurationFile, runtime: RuntimeName) -> bool:
         settings = read_settings(file.resolved, file.text, file.drop_ins)
     except InvalidDocument:
         return False
-    ports = {settings.cold_plug} if runtime == "rs" else {settings.cold_plug, settings.hot_plug}
-    return ports != {"no-port"}
+    return settings.plugs_devices(runtime)
 
 
 def _lacking(session: Session, path: HostPath, otherwise: str = "") -> Refusal:
@@ -154,9 +153,6 @@ def whole_path(text: str) -> HostPath:
         raise UsageError(message, f"write it from / on, e.g. /etc/{text}")
     return HostPath(text)
 
-
-_HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""What a RuntimeClass may name: a label of DNS (node.k8s.io/v1)."""
 
 _handler_option = click.option(
     "--handler",
@@ -269,6 +265,7 @@ def _uninstalling(handler: str) -> str:
 
 
 def _require_handler(handler: str) -> None:
-    if not _HANDLER.fullmatch(handler):
+    """What a RuntimeClass may name: a label of DNS (node.k8s.io/v1)."""
+    if not is_label(handler):
         message = f"--handler {handler!r}: no RuntimeClass can name that"
         raise UsageError(message, "take small letters, digits and -, e.g. --handler kata-vfio")

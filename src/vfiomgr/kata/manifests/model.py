@@ -40,59 +40,36 @@ def is_extended_resource(name: str) -> bool:
     return is_subdomain(domain) and _QUALIFIED.fullmatch(rest) is not None
 
 
-def require_label(option: str, text: str) -> str:
-    """The text, where it is a DNS label.
-
-    Raises:
-        UsageError: it is none.
-
-    """
-    if not is_label(text):
-        message = f"{option} {text!r} is no name for Kubernetes"
-        hint = "write lower-case letters, digits and hyphens, 63 at most, e.g. kata-vfio"
+def _require(is_right: object, option: str, text: str, what: str, hint: str) -> str:
+    if not is_right:
+        message = f"{option} {text!r} {what}"
         raise UsageError(message, hint)
     return text
+
+
+def require_label(option: str, text: str) -> str:
+    """The text; a UsageError where it is no DNS label."""
+    hint = "write lower-case letters, digits and hyphens, 63 at most, e.g. kata-vfio"
+    return _require(is_label(text), option, text, "is no name for Kubernetes", hint)
 
 
 def require_subdomain(option: str, text: str) -> str:
-    """The text, where an object can be called so.
-
-    Raises:
-        UsageError: it cannot.
-
-    """
-    if not is_subdomain(text):
-        message = f"{option} {text!r} is no name for Kubernetes"
-        hint = "write labels of lower-case letters, digits and hyphens, with dots between them"
-        raise UsageError(message, hint)
-    return text
+    """The text; a UsageError where no object can be called so."""
+    hint = "write labels of lower-case letters, digits and hyphens, with dots between them"
+    return _require(is_subdomain(text), option, text, "is no name for Kubernetes", hint)
 
 
 def require_resource(option: str, text: str) -> str:
-    """The text, where it is the name of a device plugin's resource.
-
-    Raises:
-        UsageError: it is none.
-
-    """
-    if not is_extended_resource(text):
-        message = f"{option} {text!r} is no resource of a device plugin"
-        hint = "write it as domain/name outside of kubernetes.io, e.g. nvidia.com/pgpu"
-        raise UsageError(message, hint)
-    return text
+    """The text; a UsageError where it is not the name of a device plugin's resource."""
+    hint = "write it as domain/name outside of kubernetes.io, e.g. nvidia.com/pgpu"
+    is_right = is_extended_resource(text)
+    return _require(is_right, option, text, "is no resource of a device plugin", hint)
 
 
 def require_image(option: str, text: str) -> str:
-    """The text, where it can name an image.
-
-    Raises:
-        UsageError: it has spaces, or is empty.
-
-    """
-    if _IMAGE.fullmatch(text) is None:
-        message = f"{option} {text!r} names no image"
-        raise UsageError(message, "write it as registry/name:tag, e.g. docker.io/library/busybox:1")
-    return text
+    """The text; a UsageError where it has spaces, or is empty."""
+    hint = "write it as registry/name:tag, e.g. docker.io/library/busybox:1"
+    return _require(_IMAGE.fullmatch(text), option, text, "names no image", hint)
 
 
 def parse_selector(option: str, text: str) -> tuple[str, str]:
@@ -105,10 +82,9 @@ def parse_selector(option: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     domain, slash, name = key.rpartition("/")
     is_key = _QUALIFIED.fullmatch(name) and (is_subdomain(domain) if slash else True)
-    if not equals or not is_key or (value and not _QUALIFIED.fullmatch(value)):
-        message = f"{option} {text!r} is no label of a node"
-        hint = "write it as key=value, e.g. katacontainers.io/kata-runtime=true"
-        raise UsageError(message, hint)
+    is_right = equals and is_key and (not value or _QUALIFIED.fullmatch(value))
+    hint = "write it as key=value, e.g. katacontainers.io/kata-runtime=true"
+    _require(is_right, option, text, "is no label of a node", hint)
     return key, value
 
 

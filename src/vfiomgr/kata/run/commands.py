@@ -26,7 +26,7 @@ from vfiomgr.kata.model import (
     search_path,
 )
 from vfiomgr.kata.run.command import DOCKER_FILE, RunRequest, Tool, run_command
-from vfiomgr.kata.settings import NO_PORT, read_settings
+from vfiomgr.kata.settings import read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
@@ -187,9 +187,7 @@ def _tell_of_ports(
     needed = f"a port for the device ({keys}): vfiomgr kata config prints that"
     if settings is None:
         note(f"{config or 'the configuration that Kata finds by itself'} needs {needed}")
-        return
-    ports = {settings.cold_plug} | (set() if runtime == "rs" else {settings.hot_plug})
-    if ports == {NO_PORT}:
+    elif not settings.plugs_devices(runtime):
         note(f"{settings.path} lacks {needed}")
 
 
