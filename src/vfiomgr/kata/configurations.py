@@ -18,12 +18,21 @@ from vfiomgr.kata.config.bases import (
     with_drop_in,
 )
 from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_together
-from vfiomgr.kata.config.model import DROP_IN, POD_RESOURCES, KataPlan, KataRequest, KataSetup, Plug
 from vfiomgr.kata.config.plan import plan_config
 from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.facts import installation_of, kata_release
 from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.model import KataHypervisor, RuntimeName, guest_mebibytes
+from vfiomgr.kata.model import (
+    DROP_IN,
+    POD_RESOURCES,
+    KataHypervisor,
+    KataPlan,
+    KataRequest,
+    KataSetup,
+    Plug,
+    RuntimeName,
+    guest_mebibytes,
+)
 from vfiomgr.kata.settings import parse
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath

@@ -1,4 +1,4 @@
-"""Kata Containers: which release of which runtime, and what its configuration says."""
+"""Kata Containers: its releases, what is installed of it, and the plan of a configuration."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import CLASS_DISPLAY
+from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.units import mebibytes
 from vfiomgr.value import Value
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from vfiomgr.pci.model import PciDevice
 
 RuntimeName = Literal["go", "rs"]
 """The shim in Go (src/runtime) or in Rust (src/runtime-rs)."""
@@ -146,6 +144,66 @@ class KataInstallation(Value):
         """The first configuration with one of these paths, in the order of the paths."""
         by_path = {file.path: file for file in self.configurations}
         return next((by_path[HostPath(name)] for name in names if name in by_path), None)
+
+
+Plug = Literal["cold", "hot"]
+"""Before the guest starts, or when a container comes that has the device."""
+KeyValue = str | int | bool | tuple[str, ...]
+POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
+DROP_IN = "50-vfiomgr.toml"
+
+
+class KataRequest(Value):
+    """What a configuration is to be for; None leaves it to the planner."""
+
+    release: KataRelease
+    functions: tuple[PciDevice, ...]
+    """Those that one guest gets, whole slots."""
+    hypervisor: KataHypervisor = "qemu"
+    plug: Plug | None = None
+    memory_mib: int | None = None
+    firmware: str | None = None
+    has_pod_resources: bool | None = None
+    annotations: tuple[str, ...] = ()
+    """Names of annotations that pods may use; of the hypervisor's."""
+    kernel_params: tuple[str, ...] = ()
+    """Arguments for the guest's kernel, beside those that the configuration has."""
+
+
+class KataSetup(Value):
+    """What of the host bears upon it."""
+
+    pod_resources: HostPath = POD_RESOURCES
+    """The kubelet's socket."""
+    firmware: HostPath | None = None
+    """Kata's own OVMF, where it is there."""
+
+
+class KeyEntry(Value):
+    """One key that is written."""
+
+    table: tuple[str, ...]
+    """`("hypervisor", "qemu")`."""
+    key: str
+    value: KeyValue
+    comment: str = ""
+
+
+class KataPlan(Value):
+    """The keys of a configuration, in order, and what is to be said about them."""
+
+    release: KataRelease
+    hypervisor: str
+    """As its table is called."""
+    plug: Plug | None
+    """None where the runtime has no key for it, and plugs in what containers are given."""
+    entries: tuple[KeyEntry, ...]
+    notes: tuple[str, ...]
+    functions: tuple[PciDevice, ...]
+
+    def value(self, key: str) -> KeyValue | None:
+        """What is written for a key; None where it is not."""
+        return next((entry.value for entry in self.entries if entry.key == key), None)
 
 
 def is_cdi_gpu(device: PciDevice) -> bool:

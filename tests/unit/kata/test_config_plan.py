@@ -14,11 +14,18 @@ from tests.unit.devices import host_of, pci_device
 from tests.unit.guest_hosts import gpu, node, two_sockets
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.config.model import KataPlan, KataRequest, KataSetup, Plug
 from vfiomgr.kata.config.plan import plan_config
 from vfiomgr.kata.config.render import render_drop_in, render_whole
 from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.model import KataHypervisor, KataRelease, RuntimeName
+from vfiomgr.kata.model import (
+    KataHypervisor,
+    KataPlan,
+    KataRelease,
+    KataRequest,
+    KataSetup,
+    Plug,
+    RuntimeName,
+)
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.numa import HostTopology
@@ -96,7 +103,7 @@ def test_a_device_that_is_no_gpu_needs_no_more_memory() -> None:
 
 def test_the_times_are_where_each_runtime_reads_them_in_its_units() -> None:
     def times(release: str) -> dict[tuple[str, str], object]:
-        return {(e.section, e.key): e.value for e in plan(release).entries if "timeout" in e.key}
+        return {(e.table[0], e.key): e.value for e in plan(release).entries if "timeout" in e.key}
 
     assert times("go 3.2") == {("agent", "dial_timeout"): 1200}
     assert times("go 4.1") == {

@@ -6,9 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import InvalidDocument, UsageError
-from vfiomgr.kata.config.model import DROP_IN
 from vfiomgr.kata.facts import read_configuration
-from vfiomgr.kata.model import KataConfigurationFile, search_path
+from vfiomgr.kata.model import DROP_IN, KataConfigurationFile, search_path
 from vfiomgr.kata.settings import KataSettings, parse, read_settings, require_tables
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
@@ -16,8 +15,13 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vfiomgr.kata.config.model import KataPlan
-    from vfiomgr.kata.model import KataHypervisor, KataInstallation, KataRelease, RuntimeName
+    from vfiomgr.kata.model import (
+        KataHypervisor,
+        KataInstallation,
+        KataPlan,
+        KataRelease,
+        RuntimeName,
+    )
     from vfiomgr.snapshot.source import HostSource
 
 _TABLES: dict[KataHypervisor, tuple[str, ...]] = {

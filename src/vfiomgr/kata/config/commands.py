@@ -16,13 +16,12 @@ from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.config import render
-from vfiomgr.kata.config.model import DROP_IN
 from vfiomgr.kata.configurations import planned_configuration, tell_of_devices
+from vfiomgr.kata.model import DROP_IN
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from vfiomgr.kata.config.model import KataPlan, Plug
-    from vfiomgr.kata.model import KataHypervisor, RuntimeName
+    from vfiomgr.kata.model import KataHypervisor, KataPlan, Plug, RuntimeName
 
 
 _MACHINE = "/"

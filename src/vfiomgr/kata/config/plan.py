@@ -10,17 +10,15 @@ from vfiomgr.diagnostic import refusal, refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check import annotation_name, with_annotations, with_host_bits, with_params
 from vfiomgr.kata.config.check_values import container_timeout_key
-from vfiomgr.kata.config.model import KataPlan, KataSetup, KeyEntry
 from vfiomgr.kata.config.sizing import Sizing, check_sizing, recommended_overhead_mib, sizing_of
-from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, OLDEST
+from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, OLDEST, KataPlan, KataSetup, KeyEntry
 from vfiomgr.pci.mmio_window import DEFAULT_WINDOW
 from vfiomgr.units import size
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.kata.config.model import KataRequest, KeyValue, Plug
     from vfiomgr.kata.keys import KataSchema
-    from vfiomgr.kata.model import KataRelease
+    from vfiomgr.kata.model import KataRelease, KataRequest, KeyValue, Plug
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.parsed import Malformed, parse_toml
-from vfiomgr.kata.config.model import KeyEntry
+from vfiomgr.kata.model import KeyEntry
 from vfiomgr.kata.settings import merged, parse
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
     from tomlkit.items import Table
 
-    from vfiomgr.kata.config.model import KataPlan, KeyValue
+    from vfiomgr.kata.model import KataPlan, KeyValue
     from vfiomgr.paths import HostPath
 
 
