@@ -32,6 +32,8 @@ OLDEST, NEWEST = Version(3, 2), Version(4, 1)
 CLH_COLD_PLUG = Version(3, 29)
 """From then on the Go runtime takes cold plug for Cloud Hypervisor (checkPCIeConfig in
 src/runtime/pkg/katautils/config.go)."""
+CDEVS_SINCE: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3, 31)}
+"""From then on /dev/vfio/devices/vfioN is a device to them."""
 _NVIDIA = "10de"
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
@@ -56,7 +58,7 @@ class KataRelease(Value):
     @property
     def takes_cdevs(self) -> bool:
         """Whether /dev/vfio/devices/vfioN is a device to it; before, only /dev/vfio/GROUP is."""
-        return self.version >= (Version(3, 31) if self.runtime == "rs" else Version(3, 15))
+        return self.version >= CDEVS_SINCE[self.runtime]
 
 
 def handler_configuration(handler: str) -> HostPath:

@@ -105,12 +105,8 @@ def _hypervisor_breaks(
         what = f"{situation.release} has no annotation {full}, and ignores it"
         yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
     elif _is_refused(situation, name, value):
-        yield chain_break(
-            "kata-annotation-value",
-            full,
-            f"the pod fails: the annotation {full} is {value!r}",
-            _wanted(name, value),
-        )
+        what = f"the pod fails: the annotation {full} is {value!r}"
+        yield chain_break("kata-annotation-value", full, what, _wanted(name, value))
 
 
 def not_enabled(annotation: str, remedy: str) -> Diagnostic:

@@ -99,12 +99,8 @@ def _annotated(situation: PodContext) -> Iterator[Diagnostic]:
                 _named_instead(situation, kind if is_kind(kind) else DEFAULT_KIND),
             )
         elif name not in situation.devices_of(kind):
-            yield chain_break(
-                "kata-cdi-name-unknown",
-                key,
-                f"no specification has {text}, which the annotation {key} names",
-                _named_instead(situation, kind),
-            )
+            what = f"no specification has {text}, which the annotation {key} names"
+            yield chain_break("kata-cdi-name-unknown", key, what, _named_instead(situation, kind))
 
 
 def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:

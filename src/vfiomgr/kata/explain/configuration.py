@@ -68,13 +68,9 @@ def _unusable(situation: PodContext) -> Iterator[Diagnostic]:
     """A configuration that the handler names and that is not there, or that nobody can read."""
     facts, entry = situation.configuration, situation.entry
     if facts.file is not None:
-        remedy = "mend it: every pod of the handler fails until then"
-        yield chain_break(
-            "kata-configuration-unreadable",
-            facts.file.path,
-            f"{facts.file.path} cannot be read: {facts.problem}",
-            remedy,
-        )
+        path, remedy = facts.file.path, "mend it: every pod of the handler fails until then"
+        what = f"{path} cannot be read: {facts.problem}"
+        yield chain_break("kata-configuration-unreadable", path, what, remedy)
     elif entry is not None and entry.config_path in facts.looked_for:
         yield chain_break(
             "kata-configuration-missing",
@@ -87,20 +83,14 @@ def _unusable(situation: PodContext) -> Iterator[Diagnostic]:
 
 def _asked(situation: PodContext) -> list[str]:
     """Keys of the hypervisor that the pod's annotations set, of those about plugging."""
-    return [key for key in _annotated_keys(situation) if key in (COLD_PLUG, HOT_PLUG)]
-
-
-def _annotated_keys(situation: PodContext) -> list[str]:
-    """All keys of the hypervisor that the pod's annotations set."""
-    names = (name for name, _ in situation.pod.annotations)
-    own = (name for name in names if name.startswith(HYPERVISOR_ANNOTATION))
-    return [name.removeprefix(HYPERVISOR_ANNOTATION) for name in own]
+    keys = {HYPERVISOR_ANNOTATION + key: key for key in (COLD_PLUG, HOT_PLUG)}
+    return [keys[name] for name, _ in situation.pod.annotations if name in keys]
 
 
 def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """A shim with a configuration that is for the other runtime."""
-    shim, own = situation.shim_runtime, settings.runtime
-    if shim is None or shim == own or "runtime" not in settings.document:
+    shim, own = situation.shim_runtime, settings.stated_runtime
+    if shim is None or own is None or shim == own:
         return
     names = {"rs": "runtime-rs", "go": "the Go runtime"}
     has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"

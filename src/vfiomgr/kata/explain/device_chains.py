@@ -11,20 +11,17 @@ from vfiomgr.kata.config.sizing import check_sizing, sizing_of
 from vfiomgr.kata.explain.image import ISSUE, instead_of, why_not
 from vfiomgr.kata.explain.model import StepName, chain_break
 from vfiomgr.kata.explain.resources import requests
+from vfiomgr.kata.model import CDEVS_SINCE
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.model import KataHypervisor, RuntimeName
-
-
-_CDEV_SINCE: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3, 31)}
+    from vfiomgr.kata.model import KataHypervisor
 
 
 class KubeletDevice(Value):
@@ -80,18 +77,9 @@ def _candidate(
     functions: list[PciDevice] = []
     breaks: list[tuple[StepName, Diagnostic]] = []
     if not nodes:
-        what = f"{kind}={name} in {source} has no node of VFIO"
-        breaks.append(
-            (
-                "node",
-                chain_break(
-                    "kata-device-without-node",
-                    f"{kind}={name}",
-                    what,
-                    f"vfiomgr cdi generate --kind {kind} --write",
-                ),
-            )
-        )
+        full, remedy = f"{kind}={name}", f"vfiomgr cdi generate --kind {kind} --write"
+        what = f"{full} in {source} has no node of VFIO"
+        breaks.append(("node", chain_break("kata-device-without-node", full, what, remedy)))
     for node in nodes:
         members, problems = _behind(situation, node)
         functions += [member for member in members if member not in functions]
@@ -126,14 +114,10 @@ def _behind(
     ]
     problems = mediated or problems
     if not found and not problems:
-        remedy = (
-            "vfiomgr groups shows those there are; vfiomgr cdi generate --write names them anew"
-        )
-        problems = [
-            chain_break(
-                "kata-node-unknown", node, f"{node} stands for no device of this host", remedy
-            )
-        ]
+        what = f"{node} stands for no device of this host"
+        remedy = "vfiomgr groups shows those there are; "
+        remedy += "vfiomgr cdi generate --write names them anew"
+        problems = [chain_break("kata-node-unknown", node, what, remedy)]
     return found, [("node", problem) for problem in problems]
 
 
@@ -155,15 +139,11 @@ def _absent(node: str, functions: Sequence[PciDevice]) -> Diagnostic:
 
 def _of_cdev(situation: PodContext, node: str) -> Iterator[Diagnostic]:
     release = situation.release
-    since = _CDEV_SINCE[release.runtime]
-    if release.version < since:
+    if not release.takes_cdevs:
+        since = CDEVS_SINCE[release.runtime]
+        what = f"{node} is a cdev of iommufd, which {release} does not know"
         remedy = f"name the group instead ({VFIO_NODES}/N), or take Kata {since}"
-        yield chain_break(
-            "kata-no-cdevs",
-            node,
-            f"{node} is a cdev of iommufd, which {release} does not know",
-            remedy,
-        )
+        yield chain_break("kata-no-cdevs", node, what, remedy)
 
 
 def _of_group(situation: PodContext, node: str) -> Iterator[Diagnostic]:
