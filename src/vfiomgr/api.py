@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.layout.watch import Changes, WatchEvent, Wish
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.persistence.requests import ChangeFiles
     from vfiomgr.snapshot.model import HostSnapshot

@@ -45,7 +45,7 @@ BUILT_IN = (
         plans=("plan",),
         hooks=("follow", "apply"),
     ),
-    Capability("vfiomgr.libvirt.hook", values=("requests",), plans=("plan",)),
+    Capability("vfiomgr.libvirt.hook", values=("model",), plans=("plan",)),
     Capability(
         "vfiomgr.layout",
         values=("requests",),

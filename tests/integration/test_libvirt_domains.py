@@ -12,11 +12,11 @@ from tests.fakes.libvirt_node import node_uri
 from tests.integration.embed import Embed, embedded
 from vfiomgr import api
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
-from vfiomgr.libvirt.attach.ports import Scope
+from vfiomgr.libvirt.attach.claims import Scope
 from vfiomgr.libvirt.client.connection import Connection, connect
 from vfiomgr.libvirt.client.errors import Code
-from vfiomgr.libvirt.hook.guest import read_guest
-from vfiomgr.libvirt.model.domain import NAMESPACE
+from vfiomgr.libvirt.commands.hook import read_guest
+from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci.model import PciAddress

@@ -9,9 +9,8 @@ import pytest
 from tests.fakes.vgpu_hosts import a40_host, t4_host
 from vfiomgr import api
 from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice
-from vfiomgr.libvirt.client.connection import connect
-from vfiomgr.libvirt.client.mdevs import MdevState, parent_name, read_mdev
-from vfiomgr.libvirt.nodedev import refuse_without_room, wished_mdev
+from vfiomgr.libvirt.client.connection import MdevState, connect, parent_name, read_mdev
+from vfiomgr.libvirt.commands.nodedev import refuse_without_room, wished_mdev
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.pci.model import PciAddress
 

@@ -17,8 +17,8 @@ import pytest
 
 from tests.integration.embed import AS_USER
 from vfiomgr.errors import LibvirtSilent
-from vfiomgr.libvirt.attach.ports import Scope
-from vfiomgr.libvirt.client import caller, deadline
+from vfiomgr.libvirt.attach.claims import Scope
+from vfiomgr.libvirt.client import binding
 from vfiomgr.libvirt.client.connection import connect
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def test_a_process_ends_though_its_connection_cannot_be_closed(daemon: Daemon) -
 def test_a_call_that_may_take_long_ends_when_its_daemon_is_lost(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadline, "KEEP_ALIVE", (1, 1))
-    monkeypatch.setattr(caller, "KEEP_ALIVE", (1, 1))
+    monkeypatch.setattr(binding, "KEEP_ALIVE", (1, 1))
+    monkeypatch.setattr(binding, "KEEP_ALIVE", (1, 1))
     with connect(daemon.uri, deadline=600) as connection:
         daemon.stop()
         with pytest.raises(LibvirtSilent, match="has not answered for 2 s"):

@@ -67,7 +67,7 @@ _COMMANDS = {
     "layout": ("vfiomgr.layout.commands.layout", "layout"),
     "persist": ("vfiomgr.persistence.commands", "persist"),
     "vgpu": ("vfiomgr.vgpu.commands.group", "vgpu"),
-    "libvirt": ("vfiomgr.libvirt.commands.group", "libvirt"),
+    "libvirt": ("vfiomgr.libvirt.commands", "libvirt"),
     "kata": ("vfiomgr.kata.commands", "kata"),
     "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),

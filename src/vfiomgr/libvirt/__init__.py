@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.checks import check_domain, hypervisor
-    from vfiomgr.libvirt.domains import domain_xml
-    from vfiomgr.libvirt.hostdevs import hostdev_xml
+    from vfiomgr.libvirt.generate import domain_xml, hostdev_xml
 
 __all__ = ["check_domain", "domain_xml", "hostdev_xml", "hypervisor"]
 _PLACES = {
     "check_domain": "checks",
-    "domain_xml": "domains",
-    "hostdev_xml": "hostdevs",
+    "domain_xml": "generate",
+    "hostdev_xml": "generate",
     "hypervisor": "checks",
 }
 

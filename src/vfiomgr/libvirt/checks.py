@@ -7,18 +7,17 @@ import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.named_file import source_of
+from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
-from vfiomgr.libvirt.client.deadline import DEADLINE
 from vfiomgr.libvirt.preflight.plan import preflight
-from vfiomgr.libvirt.xml.files import read_xml
-from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vfiomgr.check.model import Report
-    from vfiomgr.libvirt.model.domain import Domain, Hypervisor
+    from vfiomgr.libvirt.model import Domain, Hypervisor
     from vfiomgr.snapshot.source import HostSource
 
 

@@ -16,7 +16,7 @@ from tests.unit.libvirt.test_nodedev_commands import ACTIVE, IDLE, Libvirt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.libvirt.client.mdevs import MdevState, NodeMdev
+    from vfiomgr.libvirt.client.connection import MdevState, NodeMdev
 
 CONNECTION = "vfiomgr.libvirt.client.connection.Connection"
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"

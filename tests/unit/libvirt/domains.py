@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vfiomgr.libvirt.model.domain import (
+from vfiomgr.libvirt.model import (
     Domain,
     DomainCpu,
     DomainMemory,

@@ -16,13 +16,12 @@ from vfiomgr.errors import (
     VfiomgrError,
 )
 from vfiomgr.libvirt.attach.apply import DeviceChange, attach_all, detach_all
-from vfiomgr.libvirt.attach.ports import Scope
+from vfiomgr.libvirt.attach.claims import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.client.devices import Removal
+    from vfiomgr.libvirt.client.connection import Connection, Removal
 
 BOTH, LIVE = Scope(live=True, config=True), Scope(live=True, config=False)
 CONFIG = Scope(live=False, config=True)

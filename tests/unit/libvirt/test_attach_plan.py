@@ -21,11 +21,15 @@ from vfiomgr.definitions.model.kept import DefinitionFacts
 from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import Refusal, UnknownDevice
-from vfiomgr.libvirt.attach.claims import claims_of
-from vfiomgr.libvirt.attach.detach import plan_detach
-from vfiomgr.libvirt.attach.plan import AttachPlan, AttachRequest, plan_attach, usual_scope
-from vfiomgr.libvirt.attach.ports import Scope
-from vfiomgr.libvirt.model.domain import DomainIommu, PciController
+from vfiomgr.libvirt.attach.claims import Scope, claims_of
+from vfiomgr.libvirt.attach.plan import (
+    AttachPlan,
+    AttachRequest,
+    plan_attach,
+    plan_detach,
+    usual_scope,
+)
+from vfiomgr.libvirt.model import DomainIommu, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
@@ -33,7 +37,7 @@ from vfiomgr.vgpu.guest_device import GuestAddress
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
+    from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 PARENT = PciAddress.parse("0000:41:00.0")

@@ -11,7 +11,7 @@ from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
-from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT, TO_PCI
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import GIB
 from vfiomgr.version import Version
@@ -19,7 +19,7 @@ from vfiomgr.vgpu.guest_device import DeviceRequest, GuestAddress, HostdevOption
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import GuestPlan
-    from vfiomgr.libvirt.model.domain import PciController
+    from vfiomgr.libvirt.model import PciController
 
 
 def guests(plan: GuestPlan) -> dict[str, GuestAddress | None]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, TOPOLOGY, bar, gpu, node, planned
 from tests.unit.guest_hosts import two_sockets as host_of_two
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.build.mmio_window import ovmf_window
+from vfiomgr.libvirt.build.limits import ovmf_window
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.mmio_window import bar_window
 from vfiomgr.pci.numa import HostTopology

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from vfiomgr.errors import LibvirtSilent
-from vfiomgr.libvirt.client.deadline import converse
+from vfiomgr.libvirt.client.binding import converse
 
 
 class Handle:

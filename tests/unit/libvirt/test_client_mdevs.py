@@ -8,8 +8,7 @@ import pytest
 
 from vfiomgr.errors import LibvirtFailed, Refusal
 from vfiomgr.libvirt.client.binding import library
-from vfiomgr.libvirt.client.connection import Connection
-from vfiomgr.libvirt.client.mdevs import MdevState, NodeMdev, parent_name
+from vfiomgr.libvirt.client.connection import Connection, MdevState, NodeMdev, parent_name
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.pci.model import PciAddress
 

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.unit.conftest import Run
-    from vfiomgr.libvirt.attach.ports import Scope
-    from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.client.devices import Removal
-    from vfiomgr.libvirt.model.domain import KnownDomain
+    from vfiomgr.libvirt.attach.claims import Scope
+    from vfiomgr.libvirt.client.connection import Connection, Removal
+    from vfiomgr.libvirt.model import KnownDomain
 
 DEVICES = ("0000:41:00.4", "0000:42:00.4", "0000:43:00.4")
 DOMAIN = with_hostdevs(EMPTY, *map(hostdev, DEVICES))

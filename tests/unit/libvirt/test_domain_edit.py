@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.attach.claims import is_express
 from vfiomgr.libvirt.attach.domain_edit import (
     Additions,
     NewPort,
@@ -14,8 +15,7 @@ from vfiomgr.libvirt.attach.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
-from vfiomgr.libvirt.attach.ports import is_express
-from vfiomgr.libvirt.model.domain import Domain, GuestAddress
+from vfiomgr.libvirt.model import Domain, GuestAddress
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.vgpu.guest_device import HostdevOptions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfiomgr.libvirt.xml.dropped import find_drops
+from vfiomgr.libvirt.client.define import find_drops
 
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 

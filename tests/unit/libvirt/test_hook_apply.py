@@ -16,11 +16,16 @@ from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
 from vfiomgr import api
 from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.libvirt.commands.hook import read_guest
 from vfiomgr.libvirt.hook.apply import read_records
-from vfiomgr.libvirt.hook.guest import read_guest
-from vfiomgr.libvirt.hook.model import GuestRecord, parse_record, render_script
-from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
-from vfiomgr.libvirt.model.domain import NAMESPACE
+from vfiomgr.libvirt.hook.model import (
+    GuestRecord,
+    InstallHook,
+    UninstallHook,
+    parse_record,
+    render_script,
+)
+from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.engine.request import Request
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
 
 GPU, AUDIO = "0000:01:00.0", "0000:01:00.1"
 CONSOLE = "0000:00:02.0"

@@ -13,7 +13,7 @@ import pytest
 
 from vfiomgr import api
 from vfiomgr.libvirt.hook.model import render_script
-from vfiomgr.libvirt.model.domain import NAMESPACE
+from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
 
@@ -78,7 +78,7 @@ def never(*_: object, **__: object) -> None:
 def test_a_guest_gets_its_devices_and_the_host_has_them_again(
     kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.libvirt.client.connection.connect", never)
+    monkeypatch.setattr("vfiomgr.libvirt.commands.connection.connect", never)
     first = driver(kernel, GPU)
     hand(monkeypatch, xml(GPU))
     answer = run("libvirt", "hook", "run", "win", "prepare", "begin", "-")

@@ -15,7 +15,7 @@ from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.libvirt.preflight.situations import MDEV_ELEMENT, UUID, known, libvirt, xml
 from vfiomgr.cli.main import cli
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.libvirt.client.mdevs import MdevState, NodeMdev
+from vfiomgr.libvirt.client.connection import MdevState, NodeMdev
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from vfiomgr.libvirt.model.domain import Hypervisor
+    from vfiomgr.libvirt.model import Hypervisor
 
 PARENT, TYPE = "0000:21:00.0", "nvidia-231"
 IDLE = MdevState(is_active=False, is_defined=True, starts_by_itself=False)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.libvirt.model.domain import (
+from vfiomgr.libvirt.model import (
     Domain,
     DomainHostdev,
     DomainIommu,

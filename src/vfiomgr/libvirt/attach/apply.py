@@ -21,8 +21,8 @@ from vfiomgr.errors import (
     RolledBack,
     VfiomgrError,
 )
-from vfiomgr.libvirt.attach.ports import Scope
-from vfiomgr.libvirt.client.devices import Removal
+from vfiomgr.libvirt.attach.claims import Scope
+from vfiomgr.libvirt.client.connection import Removal
 from vfiomgr.libvirt.xml.read_devices import hostdev_elements, read_hostdevs
 from vfiomgr.value import Value
 

@@ -1,19 +1,22 @@
-"""Which domain has or claims which device of the host."""
+"""Which device of the host a domain has or claims, and where in it there is room for more."""
 
 from __future__ import annotations
 
-import shlex
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
-from vfiomgr.diagnostic import Diagnostic, blocker
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
+from vfiomgr.vgpu.guest_device import (
+    GuestAddress,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.model.domain import Domain, Hypervisor, KnownDomain
+    from vfiomgr.libvirt.model import Hypervisor, KnownDomain, PciController
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
+    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 
 class DeviceOwner(Value):
@@ -71,19 +74,6 @@ def how_to_read(domain: KnownDomain) -> str:
     )
 
 
-def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
-    """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
-    name = shlex.quote(domain.name)
-    removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
-    return blocker(
-        "device-is-disk",
-        hostdev.name,
-        f"{hostdev.name} is the NVMe controller of the disk {hostdev.disk_target or ''} of "
-        f"{domain.name}".replace("  ", " "),
-        f"remove the disk first: {removal}",
-    )
-
-
 def _order(hostdev: DomainHostdev, claim: DeviceOwner) -> tuple[bool, object, str]:
     key: object = hostdev.address if hostdev.address is not None else claim.device
     return (hostdev.address is None, key, claim.domain)
@@ -133,3 +123,95 @@ def _written(guest: GuestAddress | None) -> str | None:
     if guest is None:
         return None
     return f"{guest.domain:04x}:{guest.bus:02x}:{guest.slot:02x}.{guest.function:x}"
+
+
+class Scope(Value):
+    """What of a domain is changed: the running guest, its definition, or both."""
+
+    live: bool
+    config: bool
+
+    def __bool__(self) -> bool:
+        """Whether anything is."""
+        return self.live or self.config
+
+    def __str__(self) -> str:
+        """`the running guest and the definition`."""
+        parts = ("the running guest",) * self.live + ("the definition",) * self.config
+        return " and ".join(parts)
+
+
+_PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})
+_LAST_BUS = 0xFF
+_FIRST_SLOT, _LAST_SLOT = 3, 0x1F
+"""Of a conventional root bus: 1 is the chipset's (PIIX3), 2 the first video card's."""
+_EXPRESS_ARCHITECTURES = frozenset({"aarch64", "riscv64", "loongarch64", "armv7l"})
+
+
+def is_express(domain: Domain) -> bool:
+    """Whether its machine has PCI Express, so that devices go behind root ports."""
+    roots = {controller.model for controller in domain.controllers}
+    if roots & {"pcie-root", "pci-root"}:
+        return "pcie-root" in roots
+    machine = domain.machine or ""
+    return "q35" in machine or domain.architecture in _EXPRESS_ARCHITECTURES or ROOT_PORT in roots
+
+
+def free_ports(domain: Domain) -> tuple[PciController, ...]:
+    """Ports that nothing says it is behind."""
+    used = {address.bus for address in domain.taken if not address.domain}
+    ports = (one for one in domain.controllers if one.model in _PORTS)
+    return tuple(port for port in ports if port.index not in used)
+
+
+def free_places(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
+    """Places for devices of several functions, and whether each needs a port that is not there."""
+    return _behind_ports(domain) if is_express(domain) else _on_root(domain)
+
+
+def _behind_ports(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
+    """Free ports of the root complex itself, then new ones behind all that there are.
+
+    A port behind an expander is near one of the guest's NUMA nodes, which may be the wrong one.
+    """
+    expanders = {one.index for one in domain.controllers if one.model == EXPANDER}
+    for port in free_ports(domain):
+        if port.guest is None or port.guest.bus not in expanders:
+            yield _first_function(port.index), False
+    used = {address.bus for address in domain.taken if not address.domain}
+    known = {*used, *(controller.index for controller in domain.controllers), 0}
+    for index in (*range(max(known) + 1, _LAST_BUS + 1), *range(1, max(known))):
+        if index not in known:
+            yield _first_function(index), True
+
+
+def _on_root(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
+    """Free slots of a conventional root bus."""
+    used = {address.slot for address in domain.taken if not address.domain and not address.bus}
+    for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
+        if slot not in used:
+            yield GuestAddress(0, slot, 0, multifunction=True), False
+
+
+def _first_function(bus: int) -> GuestAddress:
+    return GuestAddress(bus, 0, 0, multifunction=True)
+
+
+def refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
+    """Say that there is no place.
+
+    Raises:
+        Refusal: always.
+
+    """
+    if is_express(domain):
+        message = f"{domain.name} has no bus left for {', '.join(names)}: all 255 are in use"
+        raise Refusal(message, "take a controller or a device out")
+    message = f"{domain.name} has no slot left on its PCI bus for {', '.join(names)}"
+    raise Refusal(message, "take a device out, or give the domain the machine q35")
+
+
+def is_given(domain: Domain | None, name: str) -> bool:
+    """Whether the guest has it as a device of its own, and not as an NVMe disk."""
+    known = None if domain is None else domain.hostdev(name)
+    return known is not None and known.element != "disk"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refuse_if_any
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.attach.claims import disk_diagnostic
-from vfiomgr.libvirt.attach.ports import free_places, refuse_full
-from vfiomgr.libvirt.model.domain import Domain, DomainHostdev, GuestAddress
+from vfiomgr.libvirt.attach.claims import free_places, refuse_full
+from vfiomgr.libvirt.attach.guards import disk_diagnostic
+from vfiomgr.libvirt.model import Domain, DomainHostdev, GuestAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vfiomgr.libvirt.model.domain import DomainIommu, NumaCell, PciController
+from vfiomgr.libvirt.model import DomainIommu, NumaCell, PciController
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, GuestHostdev
 

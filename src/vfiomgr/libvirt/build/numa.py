@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import GuestCell, Reason
-from vfiomgr.libvirt.model.domain import NumaCell
+from vfiomgr.libvirt.model import NumaCell
 from vfiomgr.pci.numa import NumaNode
 from vfiomgr.units import MIB, format_cpulist, size
 from vfiomgr.value import Value

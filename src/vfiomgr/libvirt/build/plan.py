@@ -9,28 +9,23 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.libvirt.build.address_spaces import seats_of, space_notes
-from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
-from vfiomgr.libvirt.build.memlock import plan_lock
-from vfiomgr.libvirt.build.mmio_window import guest_bits, plan_aperture
+from vfiomgr.libvirt import model as libvirt_model
+from vfiomgr.libvirt.build.hostdevs import check, fabric_notes, hostdevs_of
+from vfiomgr.libvirt.build.limits import guest_bits, plan_aperture, plan_lock
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, check_vcpus, lay_nodes
-from vfiomgr.libvirt.build.nvlink import fabric_notes
-from vfiomgr.libvirt.build.pci_topology import lay_buses, without_hotplug
-from vfiomgr.libvirt.model import features
-from vfiomgr.libvirt.model.domain import DomainIommu
+from vfiomgr.libvirt.build.pci_topology import lay_buses, seats_of, space_notes, without_hotplug
+from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.vgpu.guest_device import is_uuid, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.build.address_spaces import RootPortSlot
-    from vfiomgr.libvirt.build.memlock import Lock
-    from vfiomgr.libvirt.build.mmio_window import MmioWindow
+    from vfiomgr.libvirt.build.limits import Lock, MmioWindow
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.build.numa import Nodes
-    from vfiomgr.libvirt.build.pci_topology import Buses
-    from vfiomgr.libvirt.model.domain import PciController
+    from vfiomgr.libvirt.build.pci_topology import Buses, RootPortSlot
+    from vfiomgr.libvirt.model import PciController
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.version import Version
     from vfiomgr.vgpu.guest_device import GuestDevice, GuestHostdev
@@ -39,7 +34,7 @@ _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
 _ARCHITECTURE = "x86_64"
 _SHORT_BITS, _LONG_BITS = 39, 48
 """The widths that an emulated VT-d has: three levels of page tables, or four."""
-_IOMMU_FEATURES = {"virtio": features.VIRTIO_IOMMU, "amd": features.AMD_IOMMU}
+_IOMMU_FEATURES = {"virtio": libvirt_model.VIRTIO_IOMMU, "amd": libvirt_model.AMD_IOMMU}
 _EMULATED = 1
 """Devices besides disks and networks that libvirt puts behind root ports: the USB controller."""
 
@@ -61,9 +56,9 @@ def plan_guest(
     units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
     check(units, lambda: libvirt, lambda: qemu)
     if wish.has_secure_boot:
-        features.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
+        libvirt_model.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
     if not wish.has_hotplug:
-        features.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
+        libvirt_model.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
     seen = [unit for unit in units if unit.is_seen]
     nodes = lay_nodes(host, wish, seen)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
@@ -197,7 +192,7 @@ def _iommufd(
 ) -> tuple[bool, tuple[GuestHostdev, ...]]:
     """For the domain as a whole, where libvirt has that and all devices want it."""
     wanted = [h.device.iommufd for h in hostdevs if not h.device.is_unassigned]
-    if not (any(wanted) and all(wanted) and features.DOMAIN_IOMMUFD.is_in(libvirt)):
+    if not (any(wanted) and all(wanted) and libvirt_model.DOMAIN_IOMMUFD.is_in(libvirt)):
         return False, hostdevs
     bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
     return True, tuple(bare)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.libvirt.client.binding import explained, explaining, library
-from vfiomgr.libvirt.client.caller import Caller
+from vfiomgr.libvirt.client.binding import Caller, explained, explaining, library
 from vfiomgr.libvirt.client.errors import Code
-from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
+from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.value import Value
 from vfiomgr.version import Version
@@ -17,7 +16,7 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
 
 
 def offers_vfio(capabilities: str) -> bool | None:

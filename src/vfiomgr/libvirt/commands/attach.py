@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt attach` and `detach`."""
+"""`vfiomgr libvirt attach`, `detach`, `define` and `list`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.documents.named_file import source_of
 from vfiomgr.errors import GuestKeepsDevice
+from vfiomgr.libvirt.attach.apply import DeviceChange, attach_all, detach_all
+from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
+from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach, usual_scope
+from vfiomgr.libvirt.client.define import DefineForecast
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.xml.files import read_xml
+from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.read import read_domain, read_xml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.libvirt.attach.apply import DeviceChange
     from vfiomgr.libvirt.attach.claims import DeviceOwner
-    from vfiomgr.libvirt.attach.detach import DetachPlan
-    from vfiomgr.libvirt.attach.plan import Attachment, AttachPlan
+    from vfiomgr.libvirt.attach.plan import Attachment, AttachPlan, DetachPlan
     from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.model.domain import KnownDomain
+    from vfiomgr.libvirt.model import KnownDomain
 
 
 _DEADLINE = 60.0
@@ -80,8 +83,6 @@ def attach(
       vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
       vfiomgr libvirt attach win 41:00.4 --dry-run       # the XML and the calls
     """
-    from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, usual_scope  # noqa: PLC0415
-
     _require_live(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
         known = connection.domain(domain)
@@ -127,18 +128,13 @@ def detach(
       vfiomgr libvirt detach win 0000:41:00.4 --connect qemu:///session
       vfiomgr libvirt detach win 0000:41:00.4 --live --deadline 300
     """
-    from vfiomgr.libvirt.attach.apply import DeviceChange  # noqa: PLC0415 - not for help
-    from vfiomgr.libvirt.attach.detach import plan_detach  # noqa: PLC0415
-    from vfiomgr.libvirt.attach.plan import usual_scope  # noqa: PLC0415
-    from vfiomgr.libvirt.xml.render import hostdev_source  # noqa: PLC0415
-
     _require_live(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
         known = connection.domain(domain)
         scope = usual_scope(known, live=live, config=config)
         plan = plan_detach(known, devices, scope, only=only)
         exchanges = [
-            DeviceChange(item.hostdev.name, hostdev_source(item.hostdev), item.scope)
+            DeviceChange(item.hostdev.name, render.hostdev_source(item.hostdev), item.scope)
             for item in plan.items
         ]
         _carry_out(session, connection, known, plan, exchanges, "detach")
@@ -151,9 +147,6 @@ def _require_live(session: Session) -> None:
 
 
 def _to_attach(item: Attachment) -> Iterator[DeviceChange]:
-    from vfiomgr.libvirt.attach.apply import DeviceChange  # noqa: PLC0415
-    from vfiomgr.libvirt.xml import render  # noqa: PLC0415 - not for help
-
     for planned in item.hostdevs():
         yield DeviceChange(planned.device.name, render.hostdev(planned), item.scope)
 
@@ -169,11 +162,7 @@ def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
     if session.dry_run:
         _print_plan(session, domain, plan, exchanges, verb)
         return
-    from vfiomgr.libvirt.attach import apply as attach_apply  # noqa: PLC0415 - not for help
-
-    act: Callable[..., None] = (
-        attach_apply.attach_all if verb == "attach" else attach_apply.detach_all
-    )
+    act: Callable[..., None] = attach_all if verb == "attach" else detach_all
     done: list[DeviceChange] = []
     try:
         act(connection, domain.name, exchanges, session.deadline or _DEADLINE, done.append)
@@ -283,8 +272,6 @@ def define(session: Session, *, file: str, uri: str) -> None:
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """
     xml, source = read_xml(file), source_of(file)
-    from vfiomgr.libvirt.xml.read import read_domain  # noqa: PLC0415 - not for help
-
     name = read_domain(xml, source).name
     if session.dry_run:
         _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
@@ -300,8 +287,6 @@ def define(session: Session, *, file: str, uri: str) -> None:
 
 def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
     """What a run would do; libvirt alone knows whether a definition that is there would change."""
-    from vfiomgr.libvirt.client.define import DefineForecast  # noqa: PLC0415 - not for help
-
     with connected(uri, read_only=True) as connection:
         forecast = connection.would_define(xml, source)
     return {
@@ -340,8 +325,6 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
       vfiomgr libvirt list --domain win --connect qemu+ssh://node7/system
       vfiomgr libvirt list --format json
     """
-    from vfiomgr.libvirt.attach.claims import claims_of, unread_domains  # noqa: PLC0415 - not for help
-
     with connected(uri, read_only=True) as connection:
         if domain is not None:
             connection.state(domain)

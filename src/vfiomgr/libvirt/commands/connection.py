@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from vfiomgr.cli.session import Session
 from vfiomgr.errors import VfiomgrError
+from vfiomgr.libvirt.client.binding import DEADLINE
+from vfiomgr.libvirt.client.connection import connect
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -44,9 +46,6 @@ def connected(
 
     Where events are heard that is what a guest has, which may be less than libvirt needs.
     """
-    from vfiomgr.libvirt.client.connection import connect  # noqa: PLC0415 - only when used
-    from vfiomgr.libvirt.client.deadline import DEADLINE  # noqa: PLC0415
-
     seconds = deadline or _deadline_of_command() or DEADLINE
     seconds = max(seconds, DEADLINE) if with_events else seconds
     return connect(uri, read_only=read_only, with_events=with_events, deadline=seconds)
@@ -72,12 +71,3 @@ def complete_domain(
     except VfiomgrError:
         return []
     return [name for name in names if name.startswith(incomplete) and name.isprintable()]
-
-
-def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """The option that tells the version of libvirt."""
-    return click.option(
-        "--libvirt-version",
-        metavar="VERSION",
-        help="Write for this libvirt, e.g. 10.0; by default for the one that is installed.",
-    )(function)

@@ -1,4 +1,4 @@
-"""What options of a guest mean: `--device NAME,display`, `--disk FILE,format=raw`."""
+"""`vfiomgr libvirt domain` and `hostdev`: XML for the devices of this host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.libvirt.build.hostdevs import LAST_BUS
 from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
     MOST_SPARE_PORTS,
@@ -16,179 +17,213 @@ from vfiomgr.libvirt.build.named import (
     PAGES,
     SPARE_PORTS,
 )
-from vfiomgr.libvirt.commands.connection import version_option
-from vfiomgr.libvirt.domains import planned_domain
+from vfiomgr.libvirt.generate import FIRST_BUS, planned_domain, planned_hostdevs
 from vfiomgr.libvirt.xml import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from vfiomgr.libvirt.build.model import GuestPlan
-    from vfiomgr.libvirt.build.named import DomainOptions
+    from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions
     from vfiomgr.version import Version
 
 
-def _decorated(function: Callable[..., Any], options: Iterable[Any]) -> Callable[..., Any]:
+_MACHINE = (
+    click.option(
+        "--spare-ports",
+        type=WholeNumber(0, MOST_SPARE_PORTS),
+        default=SPARE_PORTS,
+        show_default=True,
+        metavar="N",
+        help="Root ports that stay free, to attach devices later.",
+    ),
+    click.option(
+        "--graphics",
+        type=click.Choice(["vnc", "none"]),
+        default="vnc",
+        show_default=True,
+        help="A screen on 127.0.0.1.",
+    ),
+    click.option(
+        "--virt-type", type=click.Choice(["kvm", "qemu"]), default="kvm", show_default=True
+    ),
+    click.option(
+        "--firmware",
+        type=click.Choice(["efi", "bios"]),
+        default="efi",
+        show_default=True,
+        help="OVMF, which libvirt finds and keeps variables for, or SeaBIOS.",
+    ),
+    click.option(
+        "--secure-boot",
+        is_flag=True,
+        help="Start signed systems only, with Microsoft's keys enrolled; Windows gets a TPM.",
+    ),
+    click.option("--tpm", is_flag=True, help="An emulated TPM 2.0 (swtpm)."),
+    click.option(
+        "--hide-kvm",
+        is_flag=True,
+        help="Not show KVM: NVIDIA's drivers before 465 stop with Code 43 where they see it.",
+    ),
+    click.option(
+        "--os",
+        "system",
+        type=click.Choice(["linux", "windows"]),
+        default="linux",
+        show_default=True,
+        help="Windows gets its clock, Hyper-V's interfaces, and a disk and network it knows.",
+    ),
+    click.option(
+        "--vcpus",
+        type=WholeNumber(1, MOST_VCPUS),
+        required=True,
+        metavar="N",
+        help="More than 255 need --viommu intel.",
+    ),
+    click.option("--memory", required=True, metavar="SIZE", help="16G or 16384M."),
+)
+"""What the guest is."""
+
+
+_MEDIA = (
+    click.option(
+        "--boot",
+        multiple=True,
+        metavar="disk|cdrom|network|NAME",
+        help="What the firmware tries, in this order.  [default: disk, cdrom]",
+    ),
+    click.option("--kernel-arguments", metavar="TEXT", help="For --kernel."),
+    click.option("--initrd", metavar="FILE", help="For --kernel."),
+    click.option("--kernel", metavar="FILE", help="Of the host's, started past boot loaders."),
+    click.option(
+        "--network",
+        "networks",
+        multiple=True,
+        metavar="NAME|bridge=BR[,model=M]",
+        help="A network of libvirt's or a bridge; virtio or e1000e.  [default: none]",
+    ),
+    click.option(
+        "--cdrom",
+        "cdroms",
+        multiple=True,
+        metavar="FILE",
+        help="An image to install from; again for others, such as drivers.",
+    ),
+    click.option(
+        "--disk",
+        "disks",
+        multiple=True,
+        metavar="FILE[,format=F][,bus=B]",
+        help="An image or device; bus is virtio or sata.",
+    ),
+)
+"""What it starts from, and its networks."""
+
+
+_DEVICES = (
+    click.option("--iommufd", is_flag=True, help="Devices through /dev/iommu (libvirt 12.1)."),
+    click.option(
+        "--no-hotplug",
+        is_flag=True,
+        help="Ports of the devices without hot-plug: Windows does not offer to eject them.",
+    ),
+    click.option(
+        "--device",
+        "devices",
+        multiple=True,
+        metavar="ADDRESS|UUID[,…]",
+        shell_complete=complete_address,
+        help="A device of the host; managed, unassigned, display, ramfb, vga, only, rom=FILE, "
+        "model=DRIVER, subsystem=VENDOR:DEVICE may follow.",
+    ),
+)
+"""The devices of the host that it gets, and how."""
+
+
+_HOST = (
+    click.option("--locked", is_flag=True, help="Lock all of its memory, without a limit."),
+    click.option("--hard-limit", metavar="SIZE", help="All that QEMU may use and lock."),
+    click.option(
+        "--address-bits",
+        type=WholeNumber(*ADDRESS_BITS),
+        metavar="N",
+        help="Physical addresses of N bits at most, for systems that fail with the host's.",
+    ),
+    click.option(
+        "--fixed-aperture",
+        is_flag=True,
+        help="Write the size of the window for large BARs; OVMF before 2022.11 needs it.",
+    ),
+    click.option(
+        "--viommu",
+        type=click.Choice(["intel", "virtio", "amd"]),
+        help="A virtual IOMMU: for guests that have guests.",
+    ),
+    click.option("--hugepages", type=click.Choice(list(PAGES)), help="Of the host's pools."),
+    click.option("--no-pinning", is_flag=True, help="Its CPUs run anywhere."),
+    click.option(
+        "--numa",
+        type=click.Choice(["strict", "preferred", "off"]),
+        default="strict",
+        show_default=True,
+        help="Memory on the nodes of its devices: only there, or there first.",
+    ),
+)
+"""How it lies on the host."""
+
+
+_HOSTDEV = (
+    click.option(
+        "--acpi-nodes",
+        metavar="CELLS",
+        help="Memoryless cells of the guest for its own memory, 1-8 (libvirt 11.8; GB200).",
+    ),
+    click.option(
+        "--unassigned",
+        is_flag=True,
+        help="The guest does not get it: libvirt takes it from the host for its IOMMU group.",
+    ),
+    click.option("--iommufd", is_flag=True, help="Through /dev/iommu (libvirt 12.1)."),
+    click.option(
+        "--driver-model",
+        metavar="DRIVER",
+        help="The VFIO driver that libvirt binds it to (libvirt 10.0).",
+    ),
+    click.option(
+        "--boot-order", type=WholeNumber(1), metavar="N", help="When the firmware tries it."
+    ),
+    click.option("--rom", metavar="FILE|off", help="Its option ROM: a file, or none."),
+    click.option("--ramfb", is_flag=True, help="A framebuffer until the guest's driver comes."),
+    click.option("--display", is_flag=True, help="Show the vGPU's display in <graphics>."),
+    click.option(
+        "--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr."
+    ),
+)
+
+
+def _with(options: Iterable[Any], function: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in options:
         function = decorate(function)
     return function
 
 
 def of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
-    """All of them."""
-    return _of_machine(_of_media(_of_devices(_of_host(function))))
+    """The options of a domain; --help shows the last ones first."""
+    return _with((*_HOST, *_DEVICES, *_MEDIA, *_MACHINE), function)
 
 
-def _of_machine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the guest is."""
-    options = (
-        click.option(
-            "--spare-ports",
-            type=WholeNumber(0, MOST_SPARE_PORTS),
-            default=SPARE_PORTS,
-            show_default=True,
-            metavar="N",
-            help="Root ports that stay free, to attach devices later.",
-        ),
-        click.option(
-            "--graphics",
-            type=click.Choice(["vnc", "none"]),
-            default="vnc",
-            show_default=True,
-            help="A screen on 127.0.0.1.",
-        ),
-        click.option(
-            "--virt-type", type=click.Choice(["kvm", "qemu"]), default="kvm", show_default=True
-        ),
-        click.option(
-            "--firmware",
-            type=click.Choice(["efi", "bios"]),
-            default="efi",
-            show_default=True,
-            help="OVMF, which libvirt finds and keeps variables for, or SeaBIOS.",
-        ),
-        click.option(
-            "--secure-boot",
-            is_flag=True,
-            help="Start signed systems only, with Microsoft's keys enrolled; Windows gets a TPM.",
-        ),
-        click.option("--tpm", is_flag=True, help="An emulated TPM 2.0 (swtpm)."),
-        click.option(
-            "--hide-kvm",
-            is_flag=True,
-            help="Not show KVM: NVIDIA's drivers before 465 stop with Code 43 where they see it.",
-        ),
-        click.option(
-            "--os",
-            "system",
-            type=click.Choice(["linux", "windows"]),
-            default="linux",
-            show_default=True,
-            help="Windows gets its clock, Hyper-V's interfaces, and a disk and network it knows.",
-        ),
-        click.option(
-            "--vcpus",
-            type=WholeNumber(1, MOST_VCPUS),
-            required=True,
-            metavar="N",
-            help="More than 255 need --viommu intel.",
-        ),
-        click.option("--memory", required=True, metavar="SIZE", help="16G or 16384M."),
-    )
-    return _decorated(function, options)
+def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a device that is given to a guest."""
+    return _with(_HOSTDEV, function)
 
 
-def _of_media(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What it starts from, and its networks."""
-    options = (
-        click.option(
-            "--boot",
-            multiple=True,
-            metavar="disk|cdrom|network|NAME",
-            help="What the firmware tries, in this order.  [default: disk, cdrom]",
-        ),
-        click.option("--kernel-arguments", metavar="TEXT", help="For --kernel."),
-        click.option("--initrd", metavar="FILE", help="For --kernel."),
-        click.option("--kernel", metavar="FILE", help="Of the host's, started past boot loaders."),
-        click.option(
-            "--network",
-            "networks",
-            multiple=True,
-            metavar="NAME|bridge=BR[,model=M]",
-            help="A network of libvirt's or a bridge; virtio or e1000e.  [default: none]",
-        ),
-        click.option(
-            "--cdrom",
-            "cdroms",
-            multiple=True,
-            metavar="FILE",
-            help="An image to install from; again for others, such as drivers.",
-        ),
-        click.option(
-            "--disk",
-            "disks",
-            multiple=True,
-            metavar="FILE[,format=F][,bus=B]",
-            help="An image or device; bus is virtio or sata.",
-        ),
-    )
-    return _decorated(function, options)
-
-
-def _of_devices(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The devices of the host that it gets, and how."""
-    options = (
-        click.option("--iommufd", is_flag=True, help="Devices through /dev/iommu (libvirt 12.1)."),
-        click.option(
-            "--no-hotplug",
-            is_flag=True,
-            help="Ports of the devices without hot-plug: Windows does not offer to eject them.",
-        ),
-        click.option(
-            "--device",
-            "devices",
-            multiple=True,
-            metavar="ADDRESS|UUID[,…]",
-            shell_complete=complete_address,
-            help="A device of the host; managed, unassigned, display, ramfb, vga, only, rom=FILE, "
-            "model=DRIVER, subsystem=VENDOR:DEVICE may follow.",
-        ),
-    )
-    return _decorated(function, options)
-
-
-def _of_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How it lies on the host."""
-    options = (
-        click.option("--locked", is_flag=True, help="Lock all of its memory, without a limit."),
-        click.option("--hard-limit", metavar="SIZE", help="All that QEMU may use and lock."),
-        click.option(
-            "--address-bits",
-            type=WholeNumber(*ADDRESS_BITS),
-            metavar="N",
-            help="Physical addresses of N bits at most, for systems that fail with the host's.",
-        ),
-        click.option(
-            "--fixed-aperture",
-            is_flag=True,
-            help="Write the size of the window for large BARs; OVMF before 2022.11 needs it.",
-        ),
-        click.option(
-            "--viommu",
-            type=click.Choice(["intel", "virtio", "amd"]),
-            help="A virtual IOMMU: for guests that have guests.",
-        ),
-        click.option("--hugepages", type=click.Choice(list(PAGES)), help="Of the host's pools."),
-        click.option("--no-pinning", is_flag=True, help="Its CPUs run anywhere."),
-        click.option(
-            "--numa",
-            type=click.Choice(["strict", "preferred", "off"]),
-            default="strict",
-            show_default=True,
-            help="Memory on the nodes of its devices: only there, or there first.",
-        ),
-    )
-    return _decorated(function, options)
+def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+    """The option that tells the version of libvirt."""
+    return click.option(
+        "--libvirt-version",
+        metavar="VERSION",
+        help="Write for this libvirt, e.g. 10.0; by default for the one that is installed.",
+    )(function)
 
 
 @click.command("domain")
@@ -254,3 +289,51 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
             "plan": plan,
         }
         print_document("DomainPlan", body, session.format)
+
+
+@click.command("hostdev")
+@click.argument(
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
+)
+@click.option(
+    "--guest-bus",
+    type=WholeNumber(1, LAST_BUS),
+    default=FIRST_BUS,
+    show_default=True,
+    help="Index of the guest's root port for the first device of several functions.",
+)
+@of_device
+@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
+@version_option
+@session_options()
+@click.pass_obj
+def hostdev(
+    session: Session,
+    *,
+    devices: tuple[str, ...],
+    guest_bus: int,
+    only: bool,
+    libvirt_version: str | None,
+    **options: Unpack[DeviceOptions],
+) -> None:
+    """Print <hostdev> elements for PCI devices and vGPUs, to put into a domain's <devices>.
+
+    The functions of a slot become one multifunction guest device. What the libvirt of this machine
+    (or --libvirt-version) cannot read is refused, with the release that can.
+
+    \b
+    Examples:
+      vfiomgr libvirt hostdev 0000:04:00.0
+      vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
+      vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --only
+      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # of the group of another one
+      vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
+      vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
+    """
+    hostdevs = planned_hostdevs(session, devices, guest_bus, libvirt_version, only, options)
+    elements = [render.hostdev(planned) for planned in hostdevs]
+    if session.format == "table":
+        print_text("".join(elements))
+    else:
+        print_document("HostdevList", {"items": elements}, session.format)

@@ -1,4 +1,4 @@
-"""What an edit of a domain's XML did, or would do."""
+"""`vfiomgr libvirt edit`: put devices into the XML of a domain, or take them out."""
 
 from __future__ import annotations
 
@@ -24,23 +24,16 @@ from vfiomgr.libvirt.attach.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
-from vfiomgr.libvirt.build.address_spaces import space_diagnostics
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
 from vfiomgr.libvirt.build.named import hand_over
-from vfiomgr.libvirt.commands.connection import (
-    DEFAULT_URI,
-    connect_option,
-    connected,
-    version_option,
-)
-from vfiomgr.libvirt.commands.hostdev import of_device
-from vfiomgr.libvirt.hostdevs import refuse_to_hurt, tell_what_waits
-from vfiomgr.libvirt.installed import libvirt_version as version_of_libvirt
-from vfiomgr.libvirt.installed import qemu_version
+from vfiomgr.libvirt.build.pci_topology import space_diagnostics
+from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connect_option, connected
+from vfiomgr.libvirt.commands.domain import of_device, version_option
+from vfiomgr.libvirt.generate import libvirt_version as version_of_libvirt
+from vfiomgr.libvirt.generate import qemu_version, refuse_to_hurt, tell_what_waits
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
-from vfiomgr.libvirt.xml.files import read_xml
-from vfiomgr.libvirt.xml.read import domain_of
+from vfiomgr.libvirt.xml.read import domain_of, read_xml
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, is_uuid, units_of
@@ -49,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.build.named import DeviceOptions
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice, GuestHostdev
 

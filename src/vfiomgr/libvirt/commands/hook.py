@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt hook …`: devices are bound when their guest starts, and given back after it."""
+"""`vfiomgr libvirt hook …`: bind devices when their guest starts, and release them after it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,43 @@ from vfiomgr import api
 from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
+from vfiomgr.documents.xml_text import parse
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE
-from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
-from vfiomgr.libvirt.model.domain import NAMESPACE
+from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
+from vfiomgr.libvirt.model import NAMESPACE
+from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.program import own_program
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.model.domain import KnownDomain
+    from vfiomgr.libvirt.model import Domain, KnownDomain
+
+
+def read_guest(xml: bytes, name: str) -> Domain | None:
+    """The domain; None of one that never asked for vfiomgr, which is not even read.
+
+    Raises:
+        InvalidDocument: it is no domain's XML.
+
+    """
+    if NAMESPACE.encode() not in xml:
+        return None
+    root = parse(xml, name)
+    return domain_of(root) if is_bound_by_hook(root) else None
+
+
+def asks_for_hook(element: str | None) -> bool:
+    """Whether the element of vfiomgr's namespace, of a domain's metadata, says yes.
+
+    Raises:
+        InvalidDocument: it is no XML.
+
+    """
+    if element is None:
+        return False
+    return says_yes(parse(element.encode(), "the metadata of vfiomgr"))
+
 
 _DOMAINS = click.argument(
     "domains", nargs=-1, required=True, metavar="DOMAIN...", shell_complete=complete_domain
@@ -119,8 +146,6 @@ def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
 
 
 def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:
-    from vfiomgr.libvirt.hook.guest import asks_for_hook  # noqa: PLC0415 - not for help
-
     state = "enabled" if element else "disabled"
     with connected(uri, read_only=session.dry_run) as connection:
         names = [connection.state(domain).name for domain in domains]
@@ -181,8 +206,6 @@ def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...])
     acts = {PREPARE: (api.prepare_guest, "bound"), RELEASE: (api.release_guest, "given back")}
     if operation not in acts:
         return
-    from vfiomgr.libvirt.hook.guest import read_guest  # noqa: PLC0415 - not for help
-
     guest = read_guest(sys.stdin.buffer.read(), domain)
     if guest is None:
         return

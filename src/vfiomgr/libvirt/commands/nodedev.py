@@ -1,4 +1,8 @@
-"""`vfiomgr libvirt nodedev …`: mediated devices that libvirt owns."""
+"""`vfiomgr libvirt nodedev …`: mediated devices that libvirt owns.
+
+libvirt keeps a definition of any type, and fails when it starts; so parent and capacity are checked
+here.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,63 @@ import click
 
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.definitions.plan import find_type, types_of
 from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice, UsageError
+from vfiomgr.libvirt.client.connection import find_mdev, parent_name
 from vfiomgr.libvirt.commands.connection import connect_option, connected
+from vfiomgr.libvirt.xml.render import node_mdev
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.client.mdevs import NodeMdev
+    from vfiomgr.libvirt.client.connection import Connection, NodeMdev
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+class MdevRequest(Value):
+    """A type, by its identifier, and the function that makes it."""
+
+    parent: PciAddress
+    type: str
+
+
+def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequest:
+    """What is meant by a type's name on a parent.
+
+    Raises:
+        UnknownDevice: there is no such function or type.
+        Refusal: the function makes no mediated devices.
+
+    """
+    device = host.device(parent)
+    found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
+    if found is None:
+        message = f"{device} makes no vGPUs"
+        raise Refusal(message, "vfiomgr vgpu types shows the parents of this host")
+    if found.family != "mdev":
+        message = f"{device} makes vGPUs that are virtual functions, which libvirt does not define"
+        raise Refusal(message, f"vfiomgr vgpu define {parent} --type {wanted}")
+    return MdevRequest(parent, find_type(types_of(host, found), wanted, str(parent)).id)
+
+
+def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
+    """Make sure that a mediated device can be made now.
+
+    Raises:
+        UnknownDevice: its parent is not there.
+        Refusal: the parent's driver would make no more of that type.
+
+    """
+    found = next((known for known in host.vgpu_parents if known.name == parent), None)
+    if found is None:
+        message = f"there is no parent {parent} of vGPUs now"
+        raise UnknownDevice(message, "is its driver loaded? vfiomgr vgpu types shows the parents")
+    if found.offers(type_id) == 0:
+        message = f"{parent} makes no more vGPUs of the type {type_id}"
+        raise Refusal(message, f"vfiomgr vgpu types --parent {parent} tells why, and what has room")
+
 
 _HEADINGS = ("UUID", "PARENT", "TYPE", "ACTIVE", "DEFINED", "AUTOSTART")
 
@@ -115,10 +168,6 @@ def define(
       vfiomgr libvirt nodedev define f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 65:00.0 \\
         --type A100-4C --dry-run
     """
-    from vfiomgr.libvirt.client.mdevs import find_mdev, parent_name  # noqa: PLC0415
-    from vfiomgr.libvirt.nodedev import wished_mdev  # noqa: PLC0415
-    from vfiomgr.libvirt.xml.render import node_mdev  # noqa: PLC0415
-
     name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
     host = session.scan(with_gpu_modes=True)
     wish = wished_mdev(host, host.parse_address(parent), wanted)
@@ -152,7 +201,6 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
     Examples:
       vfiomgr libvirt nodedev start f715f63c-0d00-4007-9c5a-b07b0c6c05de
     """
-    from vfiomgr.libvirt.nodedev import refuse_without_room  # noqa: PLC0415
 
     def look(_connection: Connection, mdev: NodeMdev) -> None:
         refuse_without_room(session.scan(with_gpu_modes=True), mdev.parent, mdev.type)
@@ -224,8 +272,6 @@ def _change(
     look: Callable[[Connection, NodeMdev], None] | None = None,
 ) -> None:
     """Bring one that libvirt knows to a state, unless it is so; `look` refuses what would hurt."""
-    from vfiomgr.libvirt.client.mdevs import find_mdev  # noqa: PLC0415 - not for help
-
     if not session.dry_run:
         _require_live(session)
     with connected(uri) as connection:

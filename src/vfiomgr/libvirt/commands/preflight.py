@@ -16,17 +16,17 @@ from vfiomgr.errors import HostError, UsageError
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
 from vfiomgr.libvirt.checks import check_domains
 from vfiomgr.libvirt.checks import hypervisor as hypervisor_at
-from vfiomgr.libvirt.client.deadline import DEADLINE
+from vfiomgr.libvirt.client.binding import DEADLINE, split_uri
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option
-from vfiomgr.libvirt.model.domain import Domain
-from vfiomgr.libvirt.xml.files import read_xml
+from vfiomgr.libvirt.model import Domain
+from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.usage import forbid_together
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
+    from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
 _BLOCKED = 1
 _HERE = frozenset({"", "localhost"})
@@ -111,8 +111,6 @@ def _refuse_remote(session: Session, uri: str) -> None:
         UsageError: the host is this machine, and the URI names another.
 
     """
-    from vfiomgr.libvirt.client.uri import split_uri  # noqa: PLC0415 - not for help
-
     if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
         message = f"{uri} starts domains on another host than this one"
         hint = "run vfiomgr there, or pass --snapshot with what vfiomgr snapshot prints there"
@@ -165,8 +163,6 @@ def _next_start(domain: KnownDomain) -> Domain | None:
 
 
 def _read(path: str) -> Domain:
-    from vfiomgr.libvirt.xml.read import read_domain  # noqa: PLC0415 - as above
-
     remedy = "name a file that is there, or a domain of libvirt"
     return read_domain(read_xml(path, remedy), source_of(path))
 

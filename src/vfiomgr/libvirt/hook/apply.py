@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.request import Request
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
 
 
 class GuestHook:

@@ -1,15 +1,17 @@
-"""The script that libvirt runs when guests start and end (https://libvirt.org/hooks.html).
+"""The script that libvirt runs when guests start and end, and the requests to install it.
 
 libvirt runs what is in `qemu.d` in the order of names since 6.5, besides the script `qemu`, and is
-waited for: a script that asked libvirt for anything would wait for itself.
+waited for: a script that asked libvirt for anything would wait for itself
+(https://libvirt.org/hooks.html).
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.documents.parsed import parse_json
+from vfiomgr.engine.request import Request
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.model import require_plain
@@ -107,3 +109,17 @@ def _texts(values: object) -> tuple[str, ...]:
         message = f"{values!r:.40} is not a list of texts"
         raise TypeError(message)
     return tuple(values)
+
+
+class InstallHook(Request, Value):
+    """Have libvirt run vfiomgr when guests start and end; no guest is concerned by that alone."""
+
+    program: str | None = None
+    """Where vfiomgr itself is, for the script."""
+    kind: ClassVar[str] = "install-hook"
+
+
+class UninstallHook(Request, Value):
+    """Take back what installing the hook wrote."""
+
+    kind: ClassVar[str] = "uninstall-hook"

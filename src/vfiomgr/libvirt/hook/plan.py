@@ -9,8 +9,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.hook.model import MODE, render_script
-from vfiomgr.libvirt.hook.requests import InstallHook, UninstallHook
+from vfiomgr.libvirt.hook.model import MODE, InstallHook, UninstallHook, render_script
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import ChangeDriver
 from vfiomgr.paths import SCRIPT
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.request import Request
     from vfiomgr.libvirt.hook.model import GuestRecord
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot
 
 LOCK = "libvirt-hook"

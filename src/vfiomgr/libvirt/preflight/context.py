@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import GuestRecord
 from vfiomgr.libvirt.hook.plan import GuestNeeds, needs_of
-from vfiomgr.libvirt.model.domain import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
+from vfiomgr.libvirt.model import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
@@ -21,7 +21,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.libvirt.model.domain import GuestAddress, PciController
+    from vfiomgr.libvirt.model import GuestAddress, PciController
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.version import Version
     from vfiomgr.vgpu.model import Vgpu

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import OPT_IN
-from vfiomgr.libvirt.model.domain import NAMESPACE
-from vfiomgr.libvirt.model.features import VENDOR_FUNCTION
+from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.build.memlock import RESERVE, needed_lock
+from vfiomgr.libvirt.build.limits import RESERVE, needed_lock
 from vfiomgr.libvirt.preflight.context import shown_size
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 

@@ -1,7 +1,7 @@
 """Rules about addresses: whether the guest's physical space holds its memory and all BARs.
 
 How large windows are, and what of them BARs take, is reckoned where domains are planned
-(libvirt/build/mmio_window.py).
+(libvirt/build/limits.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.build.mmio_window import ovmf_window
-from vfiomgr.libvirt.model.features import MAXPHYSADDR
+from vfiomgr.libvirt.build.limits import ovmf_window
+from vfiomgr.libvirt.model import MAXPHYSADDR
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.pci.mmio_window import (

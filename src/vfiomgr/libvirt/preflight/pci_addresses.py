@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import finding
-from vfiomgr.libvirt.model.domain import EXPANDER, ROOT_PORT
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT
 from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Severity
-    from vfiomgr.libvirt.model.domain import DomainHostdev, GuestAddress, PciController
+    from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _LAST_BUS = 255

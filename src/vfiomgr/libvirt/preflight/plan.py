@@ -15,7 +15,6 @@ from vfiomgr.libvirt.attach.claims import unread_domains
 from vfiomgr.libvirt.preflight import (
     devices,
     drivers,
-    groups,
     memory,
     mmio_window,
     numa,
@@ -23,8 +22,6 @@ from vfiomgr.libvirt.preflight import (
     platform,
     presence,
     versions,
-    vgpus,
-    viommu,
 )
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.model.domain import Domain, Hypervisor
+    from vfiomgr.libvirt.model import Domain, Hypervisor
     from vfiomgr.snapshot.model import HostSnapshot
 
 RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
@@ -53,19 +50,19 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     drivers.variant,
     drivers.managed_and_bound,
     drivers.not_kept,
-    groups.not_viable,
-    groups.shared_with_running,
-    groups.no_reset,
+    devices.not_viable,
+    devices.shared_with_running,
+    devices.no_reset,
     devices.by_running_domain,
     devices.by_defined_domain,
     devices.by_process,
-    vgpus.inactive,
-    vgpus.wrong_model,
-    vgpus.untyped_function,
-    vgpus.not_kept,
-    vgpus.display_without_graphics,
-    vgpus.several_ramfb,
-    vgpus.boot_order,
+    presence.inactive,
+    presence.wrong_model,
+    presence.untyped_function,
+    presence.not_kept,
+    presence.display_without_graphics,
+    presence.several_ramfb,
+    presence.boot_order,
     pci_addresses.same_place,
     pci_addresses.slot_of_port,
     pci_addresses.on_expander,
@@ -77,9 +74,9 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     pci_addresses.companions_left_out,
     pci_addresses.companions_apart,
     pci_addresses.no_spare_port,
-    viommu.group_apart,
-    viommu.caching_mode,
-    viommu.maps_nothing,
+    platform.group_apart,
+    platform.caching_mode,
+    platform.maps_nothing,
     mmio_window.space_too_small,
     mmio_window.bars_too_large,
     mmio_window.emulated_bits,

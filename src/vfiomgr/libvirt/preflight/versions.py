@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.model.features import (
+from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     AMD_IOMMU,
     DOMAIN_IOMMUFD,
@@ -25,8 +25,7 @@ from vfiomgr.libvirt.model.features import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.model.domain import DomainHostdev
-    from vfiomgr.libvirt.model.features import Feature
+    from vfiomgr.libvirt.model import DomainHostdev, Feature
     from vfiomgr.libvirt.preflight.context import PreflightContext
 
 _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}

@@ -5,17 +5,13 @@ Elements and attributes that are not known, or newer, say nothing here and are n
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
-from vfiomgr.libvirt.model.domain import (
-    NAMESPACE,
-    Domain,
-    DomainCpu,
-    DomainIommu,
-    DomainMemory,
-    NumaCell,
-)
+from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.libvirt.model import NAMESPACE, Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
 from vfiomgr.libvirt.xml.read_devices import (
     count_own_mappings,
     count_unplaced,
@@ -30,6 +26,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.documents.xml_text import Element
+
+
+MOST_BYTES = 10 << 20
+"""What virsh reads of a file, too (VSH_MAX_XML_FILE of tools/vsh.h)."""
+_REMEDY = "name a file that is there, or - for a pipe; virsh dumpxml makes one"
+
+
+def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
+    """A file byte by byte, as long as a domain's may be.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it is longer, or never ends.
+
+    """
+    try:
+        if path == STANDARD_INPUT:
+            text = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        message = f"cannot read the domain {path}: {error.strerror}"
+        raise UsageError(message, remedy) from None
+    if len(text) > MOST_BYTES:
+        message = f"{source_of(path)} has more than {MOST_BYTES >> 20} MiB: it is no domain's XML"
+        raise InvalidDocument(message, "virsh reads no longer ones either; is it the right file?")
+    return text
+
 
 _UNLIMITED = 9_007_199_254_740_991 * 1024
 """VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, in KiB: virsh dumpxml never prints it, but may be given it."""

@@ -10,7 +10,7 @@ from tests.unit.libvirt.preflight.situations import host, judge, libvirt, troubl
 if TYPE_CHECKING:
     from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Severity
-    from vfiomgr.libvirt.model.domain import Hypervisor
+    from vfiomgr.libvirt.model import Hypervisor
     from vfiomgr.snapshot.model import HostSnapshot
 
 GOOD_DOMAIN = xml()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.libvirt.model.domain import Hypervisor, KnownDomain
+from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.pci.model import Bar
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.model.domain import Domain
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -23,7 +23,7 @@ from tests.unit.libvirt.preflight.situations import (
 from vfiomgr.definitions.model.kept import DefinitionFacts
 from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.libvirt.model.domain import NAMESPACE
+from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT
 
 MARK = f"<metadata><v:devices xmlns:v='{NAMESPACE}' bind='yes'/></metadata>"

@@ -22,11 +22,9 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.libvirt.attach.claims import claims_of
-from vfiomgr.libvirt.attach.detach import plan_detach
+from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.domain_edit import plan_removals, refuse_contradictions
-from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach
-from vfiomgr.libvirt.attach.ports import Scope
+from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach
 from vfiomgr.libvirt.hook.model import GuestRecord
 from vfiomgr.libvirt.hook.plan import needs_of
 from vfiomgr.pci.model import PciAddress

@@ -1,0 +1,335 @@
+"""What forbids that a device is attached to a domain or detached from it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Diagnostic, blocker
+from vfiomgr.libvirt.attach.claims import (
+    free_ports,
+    is_express,
+    is_given,
+)
+from vfiomgr.libvirt.build.pci_topology import space_diagnostics
+from vfiomgr.libvirt.model import VENDOR_FUNCTION
+from vfiomgr.passthrough.guards import taking
+from vfiomgr.passthrough.readiness_hints import how_to_bind
+from vfiomgr.paths import SCRIPT
+from vfiomgr.pci.iommu import blockers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.libvirt.attach.plan import Attachment, AttachRequest, Detachment
+    from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.vgpu.guest_device import (
+        DomainHostdev,
+    )
+
+
+def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
+    """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
+    name = shlex.quote(domain.name)
+    removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
+    return blocker(
+        "device-is-disk",
+        hostdev.name,
+        f"{hostdev.name} is the NVMe controller of the disk {hostdev.disk_target or ''} of "
+        f"{domain.name}".replace("  ", " "),
+        f"remove the disk first: {removal}",
+    )
+
+
+def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:
+    """What a domain cannot give back as a device of its own, or not while it runs."""
+    for item in items:
+        hostdev = item.hostdev
+        if hostdev.element == "disk":
+            yield disk_diagnostic(domain, hostdev)
+        elif hostdev.element == "interface":
+            yield blocker(
+                "device-is-interface",
+                hostdev.name,
+                f"{hostdev.name} is a network interface of {domain.name}, with an address and more",
+                f"virsh detach-interface {domain.argument} hostdev",
+            )
+        elif item.scope.live and _is_multifunction(domain.running, hostdev):
+            yield blocker(
+                "multifunction-device",
+                hostdev.name,
+                f"{hostdev.name} is a function of a device with several, which libvirt takes from "
+                "no running guest",
+                f"pass --config: {domain.name} is without it once it is started anew",
+            )
+
+
+def _is_multifunction(domain: Domain | None, hostdev: DomainHostdev) -> bool:
+    """Whether qemuDomainDetachDeviceLive refuses it (src/qemu/qemu_hotplug.c)."""
+    guest = hostdev.guest
+    if domain is None or guest is None:
+        return False
+    place = (guest.domain, guest.bus, guest.slot)
+    others = [a for a in domain.taken if (a.domain, a.bus, a.slot) == place]
+    return guest.multifunction or guest.function > 0 or len(others) > 1
+
+
+_NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
+
+
+# ---- what speaks against it
+
+
+def attach_diagnostics(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    domain: KnownDomain,
+    wish: AttachRequest,
+    items: Sequence[Attachment],
+) -> Iterator[Diagnostic]:
+    """Everything that speaks against attaching these devices."""
+    is_hooked = _is_hooked(host, domain)
+    coming = {
+        device.address
+        for item in items
+        for device in item.functions
+        if wish.managed or (is_hooked and not item.scope.live)
+    }
+    for item in items:
+        yield from _part_diagnostics(domain, item)
+        yield from _disk_diagnostics(domain, item)
+        yield from _vgpu_diagnostics(domain, item)
+        for device in item.functions:
+            yield from _readiness(host, hypervisor, device, wish, coming)
+        yield from _held_elsewhere(host, hypervisor, domain, item, wish)
+    live = [item for item in items if item.scope.live]
+    yield from _live_diagnostics(hypervisor, domain, live, wish)
+    for item in live:
+        yield from _strangers(host, hypervisor, item)
+    yield from _space_diagnostics(host, domain, items)
+
+
+def _space_diagnostics(
+    host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
+) -> Iterator[Diagnostic]:
+    """Of a guest that has an IOMMU, as it runs and as it is defined."""
+    found: dict[Diagnostic, None] = {}
+    if domain.running is not None:
+        coming = [item.unit for item in items if item.scope.live]
+        found.update(dict.fromkeys(space_diagnostics(host, domain.running, coming)))
+    if domain.defined is not None:
+        coming = [item.unit for item in items if item.scope.config]
+        found.update(dict.fromkeys(space_diagnostics(host, domain.defined, coming)))
+    yield from found
+
+
+def _part_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
+    """The functions of a device come at once: what is there of it has its place already."""
+    sides = (
+        ("--live", item.scope.live, domain.running),
+        ("--config", item.scope.config, domain.defined),
+    )
+    for option, is_meant, side in sides:
+        there = [name for name in item.names if is_given(side, name)]
+        missing = [name for name in item.names if name not in there]
+        if is_meant and there and missing:
+            yield blocker(
+                "slot-split",
+                domain.name,
+                f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
+                f"slot ({'the running guest' if side is domain.running else 'its definition'})",
+                f"take it out first, to give all as one device: vfiomgr libvirt detach "
+                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --only",
+            )
+
+
+def _disk_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
+    """Functions that the domain has as NVMe disks, which are no devices of the guest."""
+    sides = [side for side in (domain.running, domain.defined) if side is not None]
+    for name in item.names:
+        found = [known for side in sides if (known := side.hostdev(name)) is not None]
+        yield from (disk_diagnostic(domain, one) for one in found[:1] if one.element == "disk")
+
+
+def _vgpu_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
+    if item.scope.live and not item.is_active:
+        yield blocker(
+            "vgpu-inactive",
+            item.unit.vgpu_uuid,
+            f"the vGPU {item.unit.vgpu_uuid} is defined and not active, and {domain.name} runs",
+            f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
+        )
+
+
+def _readiness(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    device: PciDevice,
+    wish: AttachRequest,
+    coming: set[PciAddress],
+) -> Iterator[Diagnostic]:
+    """Whether a guest could open a function: it, and all of its group.
+
+    What is coming is bound before the guest's start: by libvirt, or by vfiomgr's hook.
+    """
+    if host.is_vendor_function(device):
+        yield from _vendor_diagnostics(host, hypervisor, device, wish)
+        return
+    if device.address in coming:
+        if not device.is_on_vfio:
+            yield from taking(host, [device])
+    elif not device.is_on_vfio:
+        yield blocker(
+            "on-host-driver",
+            device,
+            f"{device} is on {device.driver or 'no driver'}, and no guest can open it",
+            how_to_bind(host, [device]),
+        )
+        return
+    staying = [
+        d for d in blockers(host.group_members(device.iommu_group)) if d.address not in coming
+    ]
+    if staying:
+        names = ", ".join(f"{d} on {d.driver}" for d in staying)
+        yield blocker(
+            "group-not-viable",
+            device,
+            f"IOMMU group {device.iommu_group} also holds {names}",
+            f"vfiomgr bind {device.address} --with-group, if the guest may have all of it",
+        )
+
+
+def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
+    """Whether libvirt's hook binds what the domain has, before its next start."""
+    defined = domain.defined
+    return defined is not None and defined.is_bound_by_hook and host.file(SCRIPT) is not None
+
+
+def _vendor_diagnostics(
+    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachRequest
+) -> Iterator[Diagnostic]:
+    """Of a virtual function that stays on its vendor's driver, as a vGPU."""
+    if not host.is_ready_for_guests(device):
+        yield blocker(
+            "vgpu-missing",
+            device,
+            f"{device} is no vGPU yet",
+            f"vfiomgr vgpu create --parent {device.address} --type …",
+        )
+    if wish.managed:
+        yield blocker(
+            "managed-vendor-function",
+            device,
+            f"{device} is a vGPU of its driver {device.driver}, which libvirt must not unbind",
+            "leave out --managed",
+        )
+    if not VENDOR_FUNCTION.is_in(hypervisor.libvirt):
+        yield blocker(
+            "vendor-function-old-libvirt",
+            device,
+            f"{device} needs libvirt {VENDOR_FUNCTION.since} or later, which knows "
+            f"{VENDOR_FUNCTION.what}: this is {hypervisor.libvirt}",
+            f"install libvirt {VENDOR_FUNCTION.since} or later on this host",
+        )
+
+
+def _held_elsewhere(
+    host: HostSnapshot,
+    hypervisor: Hypervisor,
+    domain: KnownDomain,
+    item: Attachment,
+    wish: AttachRequest,
+) -> Iterator[Diagnostic]:
+    """Other domains of this libvirt that have the device, or another one of its group."""
+    groups = {device.iommu_group for device in item.functions} - {None}
+    mates = {str(d.address) for group in groups for d in host.group_members(group)}
+    for other in hypervisor.domains:
+        if other.uuid == domain.uuid:
+            continue
+        used = _names(other.running)
+        for name in item.names:
+            if name in used and item.scope.live:
+                yield blocker(
+                    "held-by-domain",
+                    name,
+                    f"{name} is with the domain {other.name}, which runs",
+                    f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
+                )
+            elif name in used | _names(other.defined) and not wish.allow_claimed:
+                state = "runs" if name in used else "is off"
+                yield blocker(
+                    "claimed-by-domain",
+                    name,
+                    f"{name} is claimed by the domain {other.name}, which {state}",
+                    f"vfiomgr libvirt detach {other.argument} {name} --config, or pass --allow "
+                    "claimed if the two never run at the same time",
+                )
+        for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
+            yield blocker(
+                "group-held-by-domain",
+                name,
+                f"{name}, of the same IOMMU group, is with the domain {other.name}, which runs",
+                f"one guest owns a group: stop {other.name}, or give both to one domain",
+            )
+
+
+def _names(domain: Domain | None) -> set[str]:
+    return set() if domain is None else {hostdev.name for hostdev in domain.hostdevs} - {""}
+
+
+def _live_diagnostics(
+    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachRequest
+) -> Iterator[Diagnostic]:
+    """What a running guest cannot take."""
+    running = domain.running
+    if running is None or not items:
+        return
+    if hypervisor.offers_vfio is False:
+        yield blocker(
+            "libvirt-without-vfio",
+            "",
+            "libvirt finds no VFIO on its host",
+            "vfiomgr check names what is missing",
+        )
+    for item in items:
+        if len(item.functions) > 1:
+            names = ", ".join(item.names)
+            only = "" if wish.only else f", or {item.names[0]} alone with --only"
+            yield blocker(
+                "multifunction-device",
+                names,
+                f"{names} are one device, and libvirt gives a running guest one function at a time",
+                f"pass --config, and start {domain.name} anew{only}",
+            )
+    free = [port for port in free_ports(running) if port.has_hotplug]
+    if is_express(running) and len(free) < len(items):
+        yield blocker(
+            "no-free-port",
+            domain.name,
+            f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, and "
+            f"{len(items)} needed while it runs",
+            f"pass --config, and start {domain.name} anew: libvirt adds a port by itself; for more "
+            f"add {_NEW_PORT} to its <devices>, one for each device",
+        )
+
+
+def _strangers(
+    host: HostSnapshot, hypervisor: Hypervisor, item: Attachment
+) -> Iterator[Diagnostic]:
+    """Processes that hold the device and are no domain of this libvirt."""
+    domains = {known.name for known in hypervisor.domains}
+    vgpu = item.unit.vgpu
+    holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
+    users: dict[DeviceUser, None] = {}
+    for holder in holders:
+        users.update(dict.fromkeys(host.users_of(host.guest_nodes(holder))))
+    strange = dict.fromkeys(str(user) for user in users if user.guest not in domains)
+    if strange:
+        yield blocker(
+            "held-by-process",
+            item.names[0],
+            f"{' and '.join(item.names)} is open in {', '.join(strange)}",
+            "end that first",
+        )

@@ -1,1 +1,0 @@
-"""Domains as values."""
