@@ -7,11 +7,15 @@ releases of features are those of https://libvirt.org/news.html.
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.value import Value
 from vfiomgr.version import Version
 from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "EXPANDER",
@@ -191,6 +195,15 @@ class KnownDomain(Value):
         """Its name as a shell takes it, for commands that are told."""
         return shlex.quote(self.name)
 
+    def devices(self) -> Iterator[tuple[str, DomainHostdev | None, DomainHostdev | None]]:
+        """Each device that it has or claims, by name: as it runs, and as it is defined."""
+        running, defined = (
+            {} if version is None else {h.name: h for h in version.hostdevs if h.name}
+            for version in (self.running, self.defined)
+        )
+        for name in {**running, **defined}:
+            yield name, running.get(name), defined.get(name)
+
 
 class Hypervisor(Value):
     """What a connection to libvirt told of its host."""
@@ -227,7 +240,8 @@ class Feature(Value):
             message = (
                 f"{why} needs {self.what}, which libvirt has since {self.since}: this is {libvirt}"
             )
-            raise Refusal(message, f"install libvirt {self.since} or later, or leave it out")
+            remedy = f"install libvirt {self.since} or later, or leave it out"
+            raise refusal([blocker("libvirt-too-old", self.what, message, remedy)])
 
 
 UNASSIGNED_ADDRESS = Feature("<address type='unassigned'>", Version(6, 0))

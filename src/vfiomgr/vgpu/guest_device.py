@@ -34,6 +34,11 @@ class GuestAddress(Value, order=True):
     multifunction: bool = False
     domain: int = 0
 
+    @property
+    def device(self) -> tuple[int, int, int]:
+        """Domain, bus and slot, which all functions of one device have in common."""
+        return (self.domain, self.bus, self.slot)
+
 
 class DomainHostdev(Value):
     """A device of the host in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""

@@ -17,8 +17,8 @@ from vfiomgr import api
 from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.libvirt.commands.hook import read_guest
-from vfiomgr.libvirt.hook.apply import read_records
 from vfiomgr.libvirt.hook.model import (
+    GUESTS,
     GuestRecord,
     InstallHook,
     UninstallHook,
@@ -55,6 +55,12 @@ def prepare(kernel: FakeKernel, domain: Domain) -> tuple[str, ...]:
 
 def release(kernel: FakeKernel, domain: Domain) -> tuple[str, ...]:
     return api.release_guest(domain, tree=kernel)
+
+
+def read_records(kernel: FakeKernel) -> tuple[GuestRecord, ...]:
+    names = sorted(name for name in kernel.children(GUESTS) if name.endswith(".json"))
+    texts = {name.removesuffix(".json"): kernel.read_text(GUESTS / name) for name in names}
+    return tuple(parse_record(uuid, text) for uuid, text in texts.items() if text is not None)
 
 
 def drivers(kernel: FakeKernel, *names: str) -> list[str | None]:

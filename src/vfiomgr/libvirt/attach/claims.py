@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import (
@@ -82,13 +82,10 @@ def _order(hostdev: DomainHostdev, claim: DeviceOwner) -> tuple[bool, object, st
 def _of_domain(
     host: HostSnapshot, domain: KnownDomain
 ) -> Iterator[tuple[DomainHostdev, DeviceOwner]]:
-    running, defined = (
-        {} if version is None else {h.name: h for h in version.hostdevs if h.name}
-        for version in (domain.running, domain.defined)
-    )
-    for name in {**running, **defined}:
-        hostdev = running.get(name) or defined[name]
-        yield hostdev, _claim(host, domain, hostdev, (name in running, name in defined))
+    for _, running, defined in domain.devices():
+        if hostdev := running or defined:
+            where = (running is not None, defined is not None)
+            yield hostdev, _claim(host, domain, hostdev, where)
 
 
 def _claim(
@@ -206,9 +203,11 @@ def refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
     """
     if is_express(domain):
         message = f"{domain.name} has no bus left for {', '.join(names)}: all 255 are in use"
-        raise Refusal(message, "take a controller or a device out")
-    message = f"{domain.name} has no slot left on its PCI bus for {', '.join(names)}"
-    raise Refusal(message, "take a device out, or give the domain the machine q35")
+        remedy = "take a controller or a device out"
+    else:
+        message = f"{domain.name} has no slot left on its PCI bus for {', '.join(names)}"
+        remedy = "take a device out, or give the domain the machine q35"
+    raise refusal([blocker("no-guest-slot", domain.name, message, remedy)])
 
 
 def is_given(domain: Domain | None, name: str) -> bool:

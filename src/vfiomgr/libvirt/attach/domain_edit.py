@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from vfiomgr.diagnostic import blocker, refuse_if_any
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
 from vfiomgr.libvirt.attach.claims import free_places, refuse_full
 from vfiomgr.libvirt.attach.guards import disk_diagnostic
 from vfiomgr.libvirt.model import Domain, DomainHostdev, GuestAddress
@@ -176,7 +175,7 @@ def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> 
     missing = ", ".join(name for name in names if name not in there)
     message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
     remedy = f"pass --remove {there[0]} too, to add them as one device, or --only"
-    raise Refusal(message, remedy)
+    raise refusal([blocker("slot-split", domain.name, message, remedy)])
 
 
 def _companions(
@@ -198,12 +197,7 @@ def _companions(
 
 
 def _is_in_slot(device: DomainHostdev, guest: GuestAddress) -> bool:
-    place = device.guest
-    return place is not None and (place.domain, place.bus, place.slot) == (
-        guest.domain,
-        guest.bus,
-        guest.slot,
-    )
+    return device.guest is not None and device.guest.device == guest.device
 
 
 def _orphans(domain: Domain, gone: Sequence[DomainHostdev]) -> Iterator[str]:

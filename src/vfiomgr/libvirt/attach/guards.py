@@ -71,15 +71,11 @@ def _is_multifunction(domain: Domain | None, hostdev: DomainHostdev) -> bool:
     guest = hostdev.guest
     if domain is None or guest is None:
         return False
-    place = (guest.domain, guest.bus, guest.slot)
-    others = [a for a in domain.taken if (a.domain, a.bus, a.slot) == place]
+    others = [address for address in domain.taken if address.device == guest.device]
     return guest.multifunction or guest.function > 0 or len(others) > 1
 
 
 _NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
-
-
-# ---- what speaks against it
 
 
 def attach_diagnostics(

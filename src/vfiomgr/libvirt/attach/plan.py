@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.attach.claims import (
     Scope,
     free_places,
@@ -39,6 +39,170 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestHostdev
+
+
+def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
+    """What a change is about: what was asked for, or else all that there is of the domain.
+
+    Raises:
+        Refusal: it was asked for what the domain does not have, or it cannot be read.
+
+    """
+    refuse_if_any(_scope_diagnostics(domain, live=live, config=config), frozenset())
+    if live or config:
+        return Scope(live=live, config=config)
+    return Scope(live=domain.is_active, config=domain.is_persistent)
+
+
+class AttachRequest(Value):
+    """What a user asks for."""
+
+    devices: tuple[str, ...]
+    """Addresses and UUIDs, as they are typed."""
+    scope: Scope
+    managed: bool = False
+    """Let libvirt bind and unbind."""
+    only: bool = False
+    """Leave the other functions of the slot out."""
+    allow_claimed: bool = False
+    """Also what the definition of another domain has."""
+
+
+class Attachment(Value):
+    """What becomes one device of the guest."""
+
+    scope: Scope
+    unit: GuestDevice
+    is_active: bool = True
+    """Of a vGPU: whether it is there, and not defined alone."""
+    bus: int | None = None
+    """The guest's bus of several functions."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Addresses, or the UUID."""
+        return tuple(str(device.address) for device in self.functions) or (self.unit.vgpu_uuid,)
+
+    @property
+    def functions(self) -> tuple[PciDevice, ...]:
+        """Of a vGPU none."""
+        return self.unit.functions
+
+    def hostdevs(self) -> Iterator[GuestHostdev]:
+        """One for each function."""
+        place = None if self.bus is None else GuestAddress(self.bus, 0, 0)
+        return hostdevs_of(self.unit, place)
+
+
+class AttachPlan(Value):
+    """What is to be given to a domain, and what there is to say of it."""
+
+    items: tuple[Attachment, ...]
+    already: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _scope_diagnostics(domain: KnownDomain, *, live: bool, config: bool) -> Iterator[Diagnostic]:
+    name = domain.name
+    if domain.is_unread:
+        yield blocker("domain-unread", name, unread_text(domain), how_to_read(domain))
+    elif live and not domain.is_active:
+        text = f"the domain {name} is not running"
+        remedy = f"leave out --live, or: virsh start {domain.argument}"
+        yield blocker("domain-not-running", name, text, remedy)
+    elif config and not domain.is_persistent:
+        text = f"the domain {name} is transient: it has no definition"
+        remedy = "pass --live alone, or keep it first with: virsh define FILE"
+        yield blocker("domain-transient", name, text, remedy)
+
+
+def plan_attach(
+    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachRequest
+) -> AttachPlan:
+    """What libvirt is to be asked for, one guest device after the other.
+
+    Raises:
+        Refusal: with everything that speaks against it.
+        UnknownDevice: the host has no such device.
+
+    """
+    wanted = tuple(_units(host, wish))
+    left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
+    items = _placed(domain, [unit for unit in left if unit.scope])
+    refuse_if_any(attach_diagnostics(host, hypervisor, domain, wish, items), frozenset())
+    return AttachPlan(
+        items=tuple(items),
+        already=tuple(
+            f"{domain.name} has {' and '.join(unit.names)} already"
+            for unit in left
+            if not unit.scope
+        ),
+        notes=(*_attach_notes(host, domain, items), *unread_domains(hypervisor)),
+    )
+
+
+def _units(host: HostSnapshot, wish: AttachRequest) -> Iterator[Attachment]:
+    """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
+    hand_over = HostdevOptions(is_managed=wish.managed)
+    wishes = [DeviceRequest(name, hand_over, is_alone=wish.only) for name in wish.devices]
+    defined = tuple(
+        Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
+        for known in host.vgpu_definitions
+        if host.vgpu(known.uuid) is None
+    )
+    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), wishes):
+        yield Attachment(wish.scope, unit, is_active=unit.vgpu not in defined)
+
+
+def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
+    """Where the domain does not have all of the unit yet."""
+    return Scope(
+        live=unit.scope.live and not _has(domain.running, unit),
+        config=unit.scope.config and not _has(domain.defined, unit),
+    )
+
+
+def _has(domain: Domain | None, unit: Attachment) -> bool:
+    return all(is_given(domain, name) for name in unit.names)
+
+
+def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
+    """Several functions on a bus of their own; libvirt adds the port where it is a new one."""
+    defined = domain.defined
+    if defined is None or not is_express(defined):
+        return list(units)
+    places = free_places(defined)
+    return [replace(unit, bus=_bus(defined, unit, places)) for unit in units]
+
+
+def _bus(
+    domain: Domain, unit: Attachment, places: Iterator[tuple[GuestAddress, bool]]
+) -> int | None:
+    """The next one, of several functions; one alone libvirt puts somewhere."""
+    if len(unit.functions) <= 1:
+        return None
+    place, _ = next(places, (None, False))
+    if place is None:
+        refuse_full(domain, unit.names)
+    return place.bus
+
+
+def _attach_notes(
+    host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]
+) -> Iterator[str]:
+    starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
+    for item in items:
+        uuid = item.unit.vgpu_uuid
+        if not item.is_active and uuid not in starting:
+            yield (
+                f"the vGPU {uuid} is not active: start it before {domain.name}, with "
+                f"vfiomgr vgpu start {uuid}"
+            )
+        if domain.is_active and not item.scope.live and not _has(domain.running, item):
+            yield f"{' and '.join(item.names)}: {domain.name} has it once it is started anew"
+
+
+# ---- detach
 
 
 class Detachment(Value):
@@ -110,8 +274,7 @@ def _companions(domain: KnownDomain, address: PciAddress) -> set[PciAddress]:
 
 
 def _place(hostdev: DomainHostdev) -> tuple[int, int, int] | None:
-    guest = hostdev.guest
-    return None if guest is None else (guest.domain, guest.bus, guest.slot)
+    return None if hostdev.guest is None else hostdev.guest.device
 
 
 def _versions(domain: KnownDomain) -> list[Domain]:
@@ -132,161 +295,3 @@ def _detach_notes(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[
         running = domain.running.hostdev(item.hostdev.name) if domain.running else None
         if running is not None and not item.scope.live:
             yield f"{item.hostdev.name}: the running guest has it until it is started anew"
-
-
-class AttachRequest(Value):
-    """What a user asks for."""
-
-    devices: tuple[str, ...]
-    """Addresses and UUIDs, as they are typed."""
-    scope: Scope
-    managed: bool = False
-    """Let libvirt bind and unbind."""
-    only: bool = False
-    """Leave the other functions of the slot out."""
-    allow_claimed: bool = False
-    """Also what the definition of another domain has."""
-
-
-class Attachment(Value):
-    """What becomes one device of the guest."""
-
-    scope: Scope
-    unit: GuestDevice
-    is_active: bool = True
-    """Of a vGPU: whether it is there, and not defined alone."""
-    bus: int | None = None
-    """The guest's bus of several functions."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Addresses, or the UUID."""
-        return tuple(str(device.address) for device in self.functions) or (self.unit.vgpu_uuid,)
-
-    @property
-    def functions(self) -> tuple[PciDevice, ...]:
-        """Of a vGPU none."""
-        return self.unit.functions
-
-    def hostdevs(self) -> Iterator[GuestHostdev]:
-        """One for each function."""
-        place = None if self.bus is None else GuestAddress(self.bus, 0, 0)
-        return hostdevs_of(self.unit, place)
-
-
-class AttachPlan(Value):
-    """What is to be given to a domain, and what there is to say of it."""
-
-    items: tuple[Attachment, ...]
-    already: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
-    """What a change is about: what was asked for, or else all that there is of the domain.
-
-    Raises:
-        Refusal: it was asked for what the domain does not have, or it cannot be read.
-
-    """
-    if domain.is_unread:
-        raise Refusal(unread_text(domain), how_to_read(domain))
-    if live and not domain.is_active:
-        message = f"the domain {domain.name} is not running"
-        raise Refusal(message, f"leave out --live, or: virsh start {domain.argument}")
-    if config and not domain.is_persistent:
-        message = f"the domain {domain.name} is transient: it has no definition"
-        raise Refusal(message, "pass --live alone, or keep it first with: virsh define FILE")
-    if live or config:
-        return Scope(live=live, config=config)
-    return Scope(live=domain.is_active, config=domain.is_persistent)
-
-
-def plan_attach(
-    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachRequest
-) -> AttachPlan:
-    """What libvirt is to be asked for, one guest device after the other.
-
-    Raises:
-        Refusal: with everything that speaks against it.
-        UnknownDevice: the host has no such device.
-
-    """
-    wanted = tuple(_units(host, wish))
-    left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
-    items = _placed(domain, [unit for unit in left if unit.scope])
-    refuse_if_any(attach_diagnostics(host, hypervisor, domain, wish, items), frozenset())
-    return AttachPlan(
-        items=tuple(items),
-        already=tuple(
-            f"{domain.name} has {' and '.join(unit.names)} already"
-            for unit in left
-            if not unit.scope
-        ),
-        notes=(*_notes(host, domain, items), *unread_domains(hypervisor)),
-    )
-
-
-# ---- what is meant
-
-
-def _units(host: HostSnapshot, wish: AttachRequest) -> Iterator[Attachment]:
-    """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
-    hand_over = HostdevOptions(is_managed=wish.managed)
-    wishes = [DeviceRequest(name, hand_over, is_alone=wish.only) for name in wish.devices]
-    defined = tuple(
-        Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
-        for known in host.vgpu_definitions
-        if host.vgpu(known.uuid) is None
-    )
-    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), wishes):
-        yield Attachment(wish.scope, unit, is_active=unit.vgpu not in defined)
-
-
-def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
-    """Where the domain does not have all of the unit yet."""
-    return Scope(
-        live=unit.scope.live and not _has(domain.running, unit),
-        config=unit.scope.config and not _has(domain.defined, unit),
-    )
-
-
-def _has(domain: Domain | None, unit: Attachment) -> bool:
-    return all(is_given(domain, name) for name in unit.names)
-
-
-def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
-    """Several functions on a bus of their own; libvirt adds the port where it is a new one."""
-    defined = domain.defined
-    if defined is None or not is_express(defined):
-        return list(units)
-    places = free_places(defined)
-    return [replace(unit, bus=_bus(defined, unit, places)) for unit in units]
-
-
-def _bus(
-    domain: Domain, unit: Attachment, places: Iterator[tuple[GuestAddress, bool]]
-) -> int | None:
-    """The next one, of several functions; one alone libvirt puts somewhere."""
-    if len(unit.functions) <= 1:
-        return None
-    place, _ = next(places, (None, False))
-    if place is None:
-        refuse_full(domain, unit.names)
-    return place.bus
-
-
-# ---- what is told
-
-
-def _notes(host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]) -> Iterator[str]:
-    starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
-    for item in items:
-        uuid = item.unit.vgpu_uuid
-        if not item.is_active and uuid not in starting:
-            yield (
-                f"the vGPU {uuid} is not active: start it before {domain.name}, with "
-                f"vfiomgr vgpu start {uuid}"
-            )
-        if domain.is_active and not item.scope.live and not _has(domain.running, item):
-            yield f"{' and '.join(item.names)}: {domain.name} has it once it is started anew"

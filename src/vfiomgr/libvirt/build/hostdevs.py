@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
@@ -19,7 +20,7 @@ from vfiomgr.libvirt.model import (
     VENDOR_FUNCTION,
     lacks_iommufd,
 )
-from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_OTHER_BRIDGE, PciDevice
+from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import (
     NO_ROM,
@@ -160,7 +161,7 @@ def _check_options(unit: GuestDevice) -> None:
     if unit.is_vendor_function and hand_over.is_managed:
         first = unit.functions[0]
         message = f"{first} is a vGPU of its driver {first.driver}, which libvirt must not unbind"
-        raise Refusal(message, "leave out --managed")
+        raise refusal([blocker("managed-vendor-function", first, message, "leave out --managed")])
     if unit.functions and hand_over.ramfb and hand_over.boot_order is not None:
         message = f"{unit.name} has ramfb, which the guest's firmware cannot boot from"
         raise UsageError(message, "leave out ramfb or the boot order")
@@ -250,7 +251,8 @@ def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
     if lacks_iommufd(qemu):
         needed = QEMU_IOMMUFD
         message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
-        raise Refusal(message, f"install QEMU {needed} or later, or leave out --iommufd")
+        remedy = f"install QEMU {needed} or later, or leave out --iommufd"
+        raise refusal([blocker("iommufd-missing", unit.name, message, remedy)])
 
 
 def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:
@@ -302,7 +304,7 @@ class NvlinkShare(Value):
 
 def fabric_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkShare | None:
     """What of the fabric is among some functions; None on a host without NVSwitches."""
-    switches = tuple(filter(_is_switch, host.devices))
+    switches = tuple(device for device in host.devices if device.is_nvswitch)
     gpus = tuple(filter(_is_gpu, host.devices))
     if not switches:
         return None
@@ -356,16 +358,7 @@ def _refuse_division(share: NvlinkShare) -> NoReturn:
         f"outside: {shown} (CUDA would fail with error 802)"
     )
     remedy = "name them too, or leave all NVSwitches to the host's Fabric Manager"
-    raise Refusal(message, remedy)
-
-
-def _is_switch(device: PciDevice) -> bool:
-    """Whether a function is an NVSwitch."""
-    return (
-        device.vendor_id == _NVIDIA
-        and device.class_code.startswith(CLASS_OTHER_BRIDGE)
-        and not device.is_bridge
-    )
+    raise refusal([blocker("fabric-divided", "", message, remedy)])
 
 
 def _is_gpu(device: PciDevice) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model import LOCKS_PER_DEVICE, MAXPHYSADDR, MAXPHYSADDR_LIMIT
 from vfiomgr.pci.mmio_window import (
@@ -69,7 +69,8 @@ def plan_lock(wish: DomainRequest, devices: int, libvirt: Version) -> Lock:
     limit = wish.hard_limit_bytes
     if limit is not None and limit < needed:
         message = f"with a hard limit of {size(limit)} QEMU could not lock what VFIO needs: {told}"
-        raise Refusal(message, f"ask for --hard-limit {-(-needed // GIB)}G, or leave it to libvirt")
+        remedy = f"ask for --hard-limit {-(-needed // GIB)}G, or leave it to libvirt"
+        raise refusal([blocker("hard-limit-too-low", wish.name, message, remedy)])
     if limit is not None or wish.is_locked:
         return Lock(needed, limit, (Reason("memtune", f"VFIO needs {told}"),))
     if wish.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
@@ -165,7 +166,8 @@ def _width(
         return "passthrough" if passes else None
     if wish.kind == "qemu":
         message = f"without KVM a guest's addresses have {TCG_BITS} bits, whatever is asked for"
-        raise Refusal(message, "leave out --address-bits, or use KVM")
+        remedy = "leave out --address-bits, or use KVM"
+        raise refusal([blocker("address-bits-without-kvm", wish.name, message, remedy)])
     if MAXPHYSADDR_LIMIT.is_in(libvirt):
         return "passthrough"
     MAXPHYSADDR.require(libvirt, f"a width of {asked} bits for the guest's addresses")
@@ -204,8 +206,8 @@ def _check_space(host: HostSnapshot, wish: DomainRequest, bits: int | None) -> N
             f"{size(wish.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} end "
             f"at {size(end)}: the guest's addresses have {bits} bits ({size(1 << bits)})"
         )
-        remedy = "give it less --memory"
-        raise Refusal(message, f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy)
+        remedy = "give it less --memory" + ", or use KVM" * (wish.kind == "qemu")
+        raise refusal([blocker("address-space-too-small", wish.name, message, remedy)])
 
 
 def _fitting(
@@ -225,8 +227,8 @@ def _fitting(
             f"guest's addresses have {bits} bits ({size(1 << (bits or 0))})"
         )
         remedy = "give it fewer of these devices, or less --memory"
-        hint = f"{remedy}, or use KVM" if wish.kind == "qemu" else remedy
-        raise Refusal(message, hint) from None
+        remedy += ", or use KVM" * (wish.kind == "qemu")
+        raise refusal([blocker("aperture-too-small", wish.name, message, remedy)]) from None
 
 
 def _why_window(units: Sequence[GuestDevice], window: int) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model import NumaCell
 from vfiomgr.pci.numa import NumaNode
@@ -307,9 +306,11 @@ def check_vcpus(wish: DomainRequest, qemu: Version | None) -> None:
             f"{wish.vcpus} CPUs: more than {MOST_WITHOUT_EIM} need a virtual IOMMU with extended "
             "interrupt mode"
         )
-        raise Refusal(message, f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}")
+        remedy = f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}"
+        raise refusal([blocker("too-many-cpus", wish.name, message, remedy)])
     if qemu is not None and wish.vcpus > most_vcpus(qemu):
         most = most_vcpus(qemu)
         message = f"{wish.vcpus} CPUs: q35 has {most} at most with QEMU {qemu}"
         later = next(since for since, count in reversed(_LIMITS) if count > most)
-        raise Refusal(message, f"pass --vcpus {most}, or install QEMU {later} or later")
+        remedy = f"pass --vcpus {most}, or install QEMU {later} or later"
+        raise refusal([blocker("too-many-cpus", wish.name, message, remedy)])

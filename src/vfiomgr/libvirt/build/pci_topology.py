@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
 from vfiomgr.value import Value
@@ -157,7 +156,8 @@ def lay_buses(
     numbers = _bus_numbers(expanded, seats)
     if min(numbers, default=_BUSES) < len(laying.controllers):
         message = f"{len(seats)} devices and {others + spare} more root ports are too many buses"
-        raise Refusal(message, "a guest has 256: ask for fewer --spare-ports or devices")
+        remedy = "a guest has 256: ask for fewer --spare-ports or devices"
+        raise refusal([blocker("too-many-buses", "", message, remedy)])
     for place, number in zip(expanded, numbers, strict=True):
         laying.add_expander(place, number, [seat for seat in seats if _place(seat) == place])
     return Buses(tuple(laying.controllers), laying.places, tuple(laying.reasons))
@@ -227,7 +227,8 @@ class _Laying:
                 f"{seat.names} share an IOMMU group: behind a virtual IOMMU they can only be on "
                 f"one bridge, which has {len(_SLOTS_OF_BRIDGE)} slots"
             )
-            raise Refusal(message, "leave some out, or leave out --viommu")
+            remedy = "leave some out, or leave out --viommu"
+            raise refusal([blocker("viommu-bridge-full", seat.names, message, remedy)])
         port = self.add_port(f"for the bridge of {seat.names}", guest)
         where = PciController(0, len(self.controllers), TO_PCI, GuestAddress(port, 0, 0))
         group = f"IOMMU group {seat.first.iommu_group}"
@@ -244,7 +245,8 @@ class _Laying:
                 f"{len(seats)} devices are below {complex_name}, NUMA node {node}, and an expander "
                 f"of a guest has {_PORTS_OF_EXPANDER} ports"
             )
-            raise Refusal(message, "give some to another guest, or pass --numa off")
+            remedy = "give some to another guest, or pass --numa off"
+            raise refusal([blocker("expander-full", complex_name, message, remedy)])
         cell = self._cells.index(node) if node is not None and node in self._cells else None
         where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
         why = f"{where}, as {seats[0].first.name} has it (numa_node in sysfs)"

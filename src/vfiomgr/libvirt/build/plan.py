@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.errors import UsageError
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build.hostdevs import check, fabric_notes, hostdevs_of
 from vfiomgr.libvirt.build.limits import guest_bits, plan_aperture, plan_lock
@@ -101,7 +102,7 @@ def _check_architecture(host: HostSnapshot) -> None:
             "have virt-install write the domain, and put the devices into it with vfiomgr libvirt "
             "edit FILE --add ADDRESS; vfiomgr libvirt hostdev prints them alone"
         )
-        raise Refusal(message, remedy)
+        raise refusal([blocker("domain-architecture", "", message, remedy)])
 
 
 def _check_wish(wish: DomainRequest) -> None:
@@ -259,7 +260,8 @@ def _check_mapping(wish: DomainRequest) -> None:
             "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "
             "nothing of what is mapped (dma-remap, since 10.2), and libvirt has no word for that"
         )
-        raise Refusal(message, "pass --viommu intel, which hosts of AMD have too, or virtio")
+        remedy = "pass --viommu intel, which hosts of AMD have too, or virtio"
+        raise refusal([blocker("viommu-without-mapping", wish.name, message, remedy)])
 
 
 def _cpus(wish: DomainRequest, nodes: Nodes, aperture: MmioWindow) -> GuestCpus:

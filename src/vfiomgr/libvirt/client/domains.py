@@ -1,4 +1,4 @@
-"""What libvirt's domain capabilities tell of devices (formatdomaincaps.html)."""
+"""Calls about domains and what the host offers them (formatdomain.html, formatcaps.html)."""
 
 from __future__ import annotations
 

@@ -349,16 +349,21 @@ def edit(
     check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
     place = place_of(target, output, uri, is_change=not session.dry_run)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
-    if host is not None:
-        refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
+    if host is None:
+        _write(session, place, done, only=only)
+        return
+    refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
+    _write(session, place, done, only=only)
+    tell_what_waits(session, lambda: host, hostdevs, host)
+
+
+def _write(session: Session, place: FilePlace | DomainPlace, done: Edited, *, only: bool) -> None:
     if session.dry_run:
         print_difference(session, done)
-    else:
-        place.write(done.before.text, done.after)
-        undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
-        print_edited(session, done, is_piped=place.is_pipe, undo=undo)
-    if host is not None:
-        tell_what_waits(session, lambda: host, hostdevs, host)
+        return
+    place.write(done.before.text, done.after)
+    undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
+    print_edited(session, done, is_piped=place.is_pipe, undo=undo)
 
 
 def _host(session: Session, *, required: bool) -> HostSnapshot | None:

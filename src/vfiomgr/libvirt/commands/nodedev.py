@@ -14,7 +14,8 @@ import click
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.definitions.plan import find_type, types_of
-from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice, UsageError
+from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
 from vfiomgr.libvirt.commands.connection import connect_option, connected
 from vfiomgr.libvirt.xml.render import node_mdev
@@ -47,10 +48,12 @@ def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequ
     found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
     if found is None:
         message = f"{device} makes no vGPUs"
-        raise Refusal(message, "vfiomgr vgpu types shows the parents of this host")
+        remedy = "vfiomgr vgpu types shows the parents of this host"
+        raise refusal([blocker("mdev-unsupported", device, message, remedy)])
     if found.family != "mdev":
         message = f"{device} makes vGPUs that are virtual functions, which libvirt does not define"
-        raise Refusal(message, f"vfiomgr vgpu define {parent} --type {wanted}")
+        remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
+        raise refusal([blocker("mdev-unsupported", device, message, remedy)])
     return MdevRequest(parent, find_type(types_of(host, found), wanted, str(parent)).id)
 
 
@@ -68,7 +71,8 @@ def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
         raise UnknownDevice(message, "is its driver loaded? vfiomgr vgpu types shows the parents")
     if found.offers(type_id) == 0:
         message = f"{parent} makes no more vGPUs of the type {type_id}"
-        raise Refusal(message, f"vfiomgr vgpu types --parent {parent} tells why, and what has room")
+        remedy = f"vfiomgr vgpu types --parent {parent} tells why, and what has room"
+        raise refusal([blocker("vgpu-no-room", parent, message, remedy)])
 
 
 _HEADINGS = ("UUID", "PARENT", "TYPE", "ACTIVE", "DEFINED", "AUTOSTART")
@@ -302,7 +306,8 @@ def _require_live(session: Session) -> None:
 def _refuse_another(known: NodeMdev, parent: str, type_id: str) -> None:
     if (known.parent, known.type) != (parent, type_id):
         message = f"{known.uuid} is defined as {known.type} on {known.parent} already"
-        raise Refusal(message, f"vfiomgr libvirt nodedev undefine {known.uuid}, or another UUID")
+        remedy = f"vfiomgr libvirt nodedev undefine {known.uuid}, or another UUID"
+        raise refusal([blocker("mdev-defined-otherwise", known.uuid, message, remedy)])
 
 
 def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
@@ -311,7 +316,7 @@ def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
         if domain.running is not None and domain.running.hostdev(mdev.uuid) is not None:
             message = f"{mdev.uuid} is with the domain {domain.name}, which runs"
             remedy = f"vfiomgr libvirt detach {domain.argument} {mdev.uuid} --live"
-            raise Refusal(message, remedy)
+            raise refusal([blocker("held-by-domain", mdev.uuid, message, remedy)])
 
 
 def _print_call(session: Session, verb: str, uuid: str, element: str) -> None:

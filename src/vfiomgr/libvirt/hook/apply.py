@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.request import Request
     from vfiomgr.engine.transaction import ApplyContext
-    from vfiomgr.host.tree import HostTree
     from vfiomgr.libvirt.model import Domain
 
 
@@ -95,13 +94,6 @@ class GuestHook:
             return
         self._tree.make_directory(GUESTS)
         self._tree.replace(record.path, record.render().encode(), durable=False)
-
-
-def read_records(tree: HostTree) -> tuple[GuestRecord, ...]:
-    """What the hook took for guests that run."""
-    names = sorted(name for name in tree.children(GUESTS) if name.endswith(".json"))
-    texts = ((name.removesuffix(".json"), tree.read_text(GUESTS / name)) for name in names)
-    return tuple(parse_record(uuid, text) for uuid, text in texts if text is not None)
 
 
 def _names(record: GuestRecord) -> tuple[str, ...]:

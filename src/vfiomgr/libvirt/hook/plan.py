@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import MODE, InstallHook, UninstallHook, render_script
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import ChangeDriver
@@ -129,7 +128,8 @@ def plan_install(host: HostSnapshot, intent: InstallHook) -> Plan:
     """
     if intent.program is None:
         message = "vfiomgr is no installed command here, so that no script can run it"
-        raise Refusal(message, "install vfiomgr as its README says, and run that command")
+        remedy = "install vfiomgr as its README says, and run that command"
+        raise refusal([blocker("hook-without-program", "", message, remedy)])
     wanted = render_script(intent.program)
     there = host.file(SCRIPT)
     if there == wanted:

@@ -62,19 +62,12 @@ class Claims:
     def __init__(self, hypervisor: Hypervisor | None) -> None:
         self._by_device: dict[str, list[DeviceOwner]] = defaultdict(list)
         for domain in hypervisor.domains if hypervisor else ():
-            running, defined = _by_name(domain.running), _by_name(domain.defined)
-            for name in {**running, **defined}:
-                claim = DeviceOwner(domain, running.get(name), defined.get(name))
-                self._by_device[name].append(claim)
+            for name, running, defined in domain.devices():
+                self._by_device[name].append(DeviceOwner(domain, running, defined))
 
     def of(self, device: str) -> tuple[DeviceOwner, ...]:
         """Of a device, by its address or UUID."""
         return tuple(self._by_device.get(device, ()))
-
-
-def _by_name(domain: Domain | None) -> dict[str, DomainHostdev]:
-    hostdevs = domain.hostdevs if domain else ()
-    return {hostdev.name: hostdev for hostdev in hostdevs if hostdev.name}
 
 
 class PreflightContext(Value, dict=True):
@@ -214,6 +207,10 @@ class PreflightContext(Value, dict=True):
     def cite_managed(self, hostdev: DomainHostdev) -> str:
         """The element with who is to bind the device."""
         return self.cite(hostdev, MANAGED if hostdev.managed else UNMANAGED)
+
+    def cite_libvirt(self) -> str:
+        """Which libvirt will start it, as evidence."""
+        return f"{self.hypervisor.uri if self.hypervisor else ''}: libvirt {self.libvirt}"
 
     def removal(self, hostdev: DomainHostdev) -> str:
         """The command that takes a device out of the domain."""

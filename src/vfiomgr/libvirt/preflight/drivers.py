@@ -179,7 +179,7 @@ def vendor_function(situation: PreflightContext) -> Iterator[Diagnostic]:
             "vendor-function-old-libvirt",
             "blocker",
             f"libvirt {version} cannot give {taken.device} to a guest from its own driver",
-            (situation.cite(taken.hostdev), driver_of(taken.device), _version(situation)),
+            (situation.cite(taken.hostdev), driver_of(taken.device), situation.cite_libvirt()),
             "it knows vfio-pci alone, and says that the device must be detached from the host",
             f"install libvirt {VENDOR_FUNCTION.since} or later",
             subject=taken.device,
@@ -200,19 +200,17 @@ def variant(situation: PreflightContext) -> Iterator[Diagnostic]:
             "warning" if taken.hostdev.managed else "blocker",
             f"{taken.device} is on {taken.device.driver}, and libvirt {version} knows vfio-pci "
             "alone",
-            (situation.cite_managed(taken.hostdev), driver_of(taken.device), _version(situation)),
+            (
+                situation.cite_managed(taken.hostdev),
+                driver_of(taken.device),
+                situation.cite_libvirt(),
+            ),
             "with managed='no' libvirt takes the variant for a host driver and does not start; "
             "with managed='yes' it puts the device on vfio-pci, without what the variant is for",
             f"vfiomgr unbind {address}, then vfiomgr bind {address} --driver {_PLAIN}; or install "
             f"libvirt {VENDOR_FUNCTION.since} or later",
             subject=taken.device,
         )
-
-
-def _version(situation: PreflightContext) -> str:
-    return (
-        f"{situation.hypervisor.uri if situation.hypervisor else ''}: libvirt {situation.libvirt}"
-    )
 
 
 def managed_and_bound(situation: PreflightContext) -> Iterator[Diagnostic]:

@@ -44,7 +44,7 @@ def dropped(situation: PreflightContext) -> Iterator[Diagnostic]:
             "element-dropped",
             "warning",
             f"libvirt {version} does not know {feature.what}, and leaves it out",
-            (f"{situation.at(line)}: {what}", _version(situation)),
+            (f"{situation.at(line)}: {what}", situation.cite_libvirt()),
             "without validation it drops what it does not know, and the domain starts without it",
             f"install libvirt {feature.since} or later, or take it out of line {line}",
         )
@@ -86,7 +86,7 @@ def unknown_iommu(situation: PreflightContext) -> Iterator[Diagnostic]:
         "iommu-model-unknown",
         "blocker",
         f"libvirt {version} does not know {feature.what}",
-        (f"{situation.at(line)}: {feature.what}", _version(situation)),
+        (f"{situation.at(line)}: {feature.what}", situation.cite_libvirt()),
         "it rejects the domain",
         f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line {line}",
     )
@@ -159,8 +159,3 @@ def driver_model(situation: PreflightContext) -> Iterator[Diagnostic]:
             "then takes the one that fits",
             subject=hostdev.name,
         )
-
-
-def _version(situation: PreflightContext) -> str:
-    uri = situation.hypervisor.uri if situation.hypervisor else ""
-    return f"{uri}: libvirt {situation.libvirt}"
