@@ -17,22 +17,6 @@ from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "EXPANDER",
-    "ROOT_PORT",
-    "TO_PCI",
-    "Domain",
-    "DomainCpu",
-    "DomainHostdev",
-    "DomainIommu",
-    "DomainMemory",
-    "GuestAddress",
-    "Hypervisor",
-    "KnownDomain",
-    "NumaCell",
-    "PciController",
-]
-
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
 _X86 = (None, "x86_64", "i686")

@@ -101,13 +101,7 @@ def exchange(
 ) -> list[str]:
     done: list[str] = []
     exchanges = [DeviceChange(name_of(device), device, scope) for device in devices]
-    act(
-        cast("Connection", connection),
-        "win",
-        exchanges,
-        5,
-        lambda one: done.append(one.element),
-    )
+    act(cast("Connection", connection), "win", exchanges, 5, lambda one: done.append(one.element))
     return done
 
 

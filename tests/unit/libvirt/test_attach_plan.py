@@ -9,14 +9,7 @@ from msgspec.structs import replace
 
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
-from tests.unit.libvirt.domains import (
-    EMPTY,
-    hostdev,
-    hypervisor,
-    known,
-    with_hostdevs,
-    with_ports,
-)
+from tests.unit.libvirt.domains import EMPTY, hostdev, hypervisor, known, with_hostdevs, with_ports
 from vfiomgr.definitions.model.kept import DefinitionFacts
 from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
 from vfiomgr.documents.text_file import TextFile

@@ -147,10 +147,7 @@ DROPPED = b"""\
     [
         ({"undefineFlags": 0}, "nothing is defined"),
         ({"undefineFlags": Code.INVALID_ARG, "undefine": 0}, "nothing is defined"),
-        (
-            {"undefineFlags": Code.OPERATION_INVALID},
-            "new stays defined without them",
-        ),
+        ({"undefineFlags": Code.OPERATION_INVALID}, "new stays defined without them"),
     ],
 )
 def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,9 +17,11 @@ from vfiomgr.libvirt.attach.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
-from vfiomgr.libvirt.model import Domain, GuestAddress
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.vgpu.guest_device import HostdevOptions
+from vfiomgr.vgpu.guest_device import GuestAddress, HostdevOptions
+
+if TYPE_CHECKING:
+    from vfiomgr.libvirt.model import Domain
 
 GPU = ("0000:c1:00.0", "0000:c1:00.1")
 OTHER = ("0000:c2:00.0", "0000:c2:00.1")

@@ -225,8 +225,7 @@ def test_files_of_libvirt_itself_are_left_to_it(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "command",
-    [("define", "{}"), ("edit", "{}", "--remove", "02:00.0"), ("preflight", "{}")],
+    "command", [("define", "{}"), ("edit", "{}", "--remove", "02:00.0"), ("preflight", "{}")]
 )
 @pytest.mark.parametrize("pipe", [False, True])
 def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(

@@ -40,11 +40,7 @@ SHARING = {
     *("crowded-lines", "cdata", "spaced-end-tag"),
 }
 """Where an element, or the end of `<devices>`, stands in a line with something else."""
-NAMES = {
-    "slot": ["0000:c1:00.0", "0000:c1:00.1"],
-    "vf": ["0000:c2:00.4"],
-    "vgpu": [UUID],
-}
+NAMES = {"slot": ["0000:c1:00.0", "0000:c1:00.1"], "vf": ["0000:c2:00.4"], "vgpu": [UUID]}
 
 
 def document(text: bytes) -> Document:

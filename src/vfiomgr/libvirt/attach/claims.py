@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import (
-    GuestAddress,
-)
+from vfiomgr.vgpu.guest_device import GuestAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

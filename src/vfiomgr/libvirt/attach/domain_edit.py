@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NoReturn
 from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
 from vfiomgr.libvirt.attach.claims import free_places, refuse_full
 from vfiomgr.libvirt.attach.guards import disk_diagnostic
-from vfiomgr.libvirt.model import Domain, DomainHostdev, GuestAddress
 from vfiomgr.value import Value
+from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import HostdevOptions
 
@@ -166,12 +167,7 @@ def plan_removals(
 
 
 def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> NoReturn:
-    """Functions of one device cannot come one after the other: their place is given at once.
-
-    Raises:
-        Refusal: always.
-
-    """
+    """Functions of one device cannot come one after the other: their place is given at once."""
     missing = ", ".join(name for name in names if name not in there)
     message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
     remedy = f"pass --remove {there[0]} too, to add them as one device, or --only"

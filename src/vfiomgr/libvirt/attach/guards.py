@@ -6,11 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.libvirt.attach.claims import (
-    free_ports,
-    is_express,
-    is_given,
-)
+from vfiomgr.libvirt.attach.claims import free_ports, is_express, is_given
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import taking
@@ -25,9 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
-    from vfiomgr.vgpu.guest_device import (
-        DomainHostdev,
-    )
+    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 
 def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:

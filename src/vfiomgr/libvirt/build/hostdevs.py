@@ -346,12 +346,7 @@ def fabric_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[s
 
 
 def _refuse_division(share: NvlinkShare) -> NoReturn:
-    """Say what would stay outside.
-
-    Raises:
-        Refusal: always.
-
-    """
+    """Say what would stay outside."""
     shown = ", ".join(str(device.address) for device in share.outside)
     message = (
         "a guest that has an NVSwitch drives the whole fabric, and these of it would stay "

@@ -154,12 +154,7 @@ def guest_bits(host: HostSnapshot, wish: DomainRequest) -> int | None:
 def _width(
     host: HostSnapshot, wish: DomainRequest, libvirt: Version, *, has_devices: bool
 ) -> Literal["passthrough", "emulate"] | None:
-    """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3.
-
-    Raises:
-        Refusal: neither can be written, or nothing has that width.
-
-    """
+    """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3."""
     asked = wish.address_bits
     if asked is None:
         passes = wish.kind == "kvm" and has_devices and MAXPHYSADDR.is_in(libvirt)
@@ -194,12 +189,7 @@ def _end_of_memory(host: HostSnapshot, wish: DomainRequest, window: int) -> int:
 
 
 def _check_space(host: HostSnapshot, wish: DomainRequest, bits: int | None) -> None:
-    """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init).
-
-    Raises:
-        Refusal: the memory reaches too far.
-
-    """
+    """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init)."""
     end = _end_of_memory(host, wish, DEFAULT_WINDOW) + DEFAULT_WINDOW
     if bits is not None and end > 1 << bits:
         message = (
@@ -213,12 +203,7 @@ def _check_space(host: HostSnapshot, wish: DomainRequest, bits: int | None) -> N
 def _fitting(
     host: HostSnapshot, wish: DomainRequest, window: int, bits: int | None, told: str
 ) -> int:
-    """The window to write.
-
-    Raises:
-        Refusal: the addresses above the memory are too few.
-
-    """
+    """The window to write."""
     try:
         return fitting_window(window, bits, lambda each: _end_of_memory(host, wish, each))
     except NoRoom as none:

@@ -253,12 +253,7 @@ def wish_of(name: str, said: DomainOptions) -> DomainRequest:
 
 
 def _require_known(said: DomainOptions) -> None:
-    """Make sure that words and numbers are those that the options have.
-
-    Raises:
-        UsageError: one is not.
-
-    """
+    """Make sure that words and numbers are those that the options have."""
     require_whole("--vcpus", said["vcpus"], 1, MOST_VCPUS)
     require_whole("--spare-ports", said.get("spare_ports"), 0, MOST_SPARE_PORTS)
     require_whole("--address-bits", said.get("address_bits"), *ADDRESS_BITS)
@@ -272,12 +267,7 @@ def _require_known(said: DomainOptions) -> None:
 
 
 def _bytes(option: str, text: str) -> int:
-    """A size of a guest's, with its unit: 16 may be meant as GiB, and would be MiB.
-
-    Raises:
-        UsageError: it has no unit, or is no size.
-
-    """
+    """A size of a guest's, with its unit: 16 may be meant as GiB, and would be MiB."""
     if text.strip().isdecimal():
         message = f"{option} {text} has no unit"
         raise UsageError(message, f"write {text}G or {int(text) * 1024}M")

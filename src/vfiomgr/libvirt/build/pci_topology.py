@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.libvirt.build.model import Reason
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, PciController
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import GuestDevice
+from vfiomgr.vgpu.guest_device import GuestAddress, GuestDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -251,8 +251,7 @@ class _Laying:
         where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
         why = f"{where}, as {seats[0].first.name} has it (numa_node in sysfs)"
         index = self._add(
-            why,
-            PciController(0, len(self.controllers), EXPANDER, bus_nr=bus_nr, numa_node=cell),
+            why, PciController(0, len(self.controllers), EXPANDER, bus_nr=bus_nr, numa_node=cell)
         )
         for slot, seat in enumerate(seats):
             self.add_seat(seat, GuestAddress(index, slot, 0))

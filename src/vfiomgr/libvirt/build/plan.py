@@ -87,12 +87,7 @@ def plan_guest(
 
 
 def _check_architecture(host: HostSnapshot) -> None:
-    """The machine, its firmware, its windows and its IOMMUs are those of a PC.
-
-    Raises:
-        Refusal: the host is none.
-
-    """
+    """The machine, its firmware, its windows and its IOMMUs are those of a PC."""
     if host.architecture not in (None, _ARCHITECTURE):
         message = (
             f"this host is {host.architecture}, and whole domains are written for {_ARCHITECTURE} "
@@ -148,12 +143,7 @@ def _usual_boot(wish: DomainRequest) -> tuple[str, ...]:
 
 
 def _boot_address(host: HostSnapshot, name: str) -> str:
-    """The device that a word of --boot names.
-
-    Raises:
-        UsageError: it names none.
-
-    """
+    """The device that a word of --boot names."""
     try:
         return str(host.parse_address(name))
     except UsageError:
@@ -165,12 +155,7 @@ def _boot_address(host: HostSnapshot, name: str) -> str:
 def _boot_parts(
     host: HostSnapshot, wish: DomainRequest, name: str, units: dict[str, GuestDevice]
 ) -> list[str]:
-    """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device.
-
-    Raises:
-        UsageError: the guest has no such thing.
-
-    """
+    """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device."""
     found: dict[str, list[str]] = {
         "disk": [f"disk {number}" for number in range(len(wish.disks))],
         "cdrom": [f"cdrom {number}" for number in range(len(wish.cdroms))],
@@ -202,12 +187,7 @@ def _iommufd(
 def _iommu(
     host: HostSnapshot, wish: DomainRequest, libvirt: Version
 ) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
-    """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map.
-
-    Raises:
-        Refusal: libvirt has not this one.
-
-    """
+    """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map."""
     if wish.viommu is None:
         return None, ()
     if feature := _IOMMU_FEATURES.get(wish.viommu):
@@ -249,12 +229,7 @@ def _memory(wish: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
 
 
 def _check_mapping(wish: DomainRequest) -> None:
-    """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2).
-
-    Raises:
-        Refusal: the guest gets devices of the host.
-
-    """
+    """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2)."""
     if wish.viommu == "amd" and any(not d.hand_over.is_unassigned for d in wish.devices):
         message = (
             "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "

@@ -36,11 +36,7 @@ connect_option = click.option(
 
 
 def connected(
-    uri: str,
-    *,
-    read_only: bool = False,
-    with_events: bool = False,
-    deadline: float | None = None,
+    uri: str, *, read_only: bool = False, with_events: bool = False, deadline: float | None = None
 ) -> AbstractContextManager[Connection]:
     """A connection for a command, whose --deadline is for each answer, too.
 

@@ -282,12 +282,7 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
     if session.format == "table":
         print_text(text)
     else:
-        body = {
-            "name": plan.wish.name,
-            "libvirt_version": str(libvirt),
-            "xml": text,
-            "plan": plan,
-        }
+        body = {"name": plan.wish.name, "libvirt_version": str(libvirt), "xml": text, "plan": plan}
         print_document("DomainPlan", body, session.format)
 
 

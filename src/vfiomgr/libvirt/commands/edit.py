@@ -257,12 +257,7 @@ def place_of(
 
 
 def _refuse_own_file(path: str) -> None:
-    """Leave the files alone that libvirtd keeps in memory, and writes when it likes.
-
-    Raises:
-        UsageError: it is one.
-
-    """
+    """Leave the files alone that libvirtd keeps in memory, and writes when it likes."""
     directory, name = os.path.split(os.path.realpath(path))
     if directory.endswith(_OWN_DIRECTORY):
         guest = name.removesuffix(".xml")

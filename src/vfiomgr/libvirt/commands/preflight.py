@@ -105,12 +105,7 @@ def _is_this_machine(session: Session) -> bool:
 
 
 def _refuse_remote(session: Session, uri: str) -> None:
-    """A libvirt elsewhere starts its domains on devices that this machine does not show.
-
-    Raises:
-        UsageError: the host is this machine, and the URI names another.
-
-    """
+    """A libvirt elsewhere starts its domains on devices that this machine does not show."""
     if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
         message = f"{uri} starts domains on another host than this one"
         hint = "run vfiomgr there, or pass --snapshot with what vfiomgr snapshot prints there"
@@ -118,12 +113,7 @@ def _refuse_remote(session: Session, uri: str) -> None:
 
 
 def _asked(session: Session, uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
-    """What libvirt tells, or why it does not.
-
-    Raises:
-        HostError: it does not answer, and it must.
-
-    """
+    """What libvirt tells, or why it does not."""
     try:
         return hypervisor_at(uri, deadline=session.deadline or DEADLINE), ""
     except HostError as error:

@@ -17,17 +17,18 @@ from vfiomgr.pci.model import CLASS_DISPLAY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.model import DomainHostdev, KnownDomain
+    from vfiomgr.libvirt.model import KnownDomain
     from vfiomgr.libvirt.preflight.context import AssignedFunction, DeviceOwner, PreflightContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.vgpu.guest_device import DomainHostdev
     from vfiomgr.vgpu.model import Vgpu
 
 
-def by_running_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
+def by_running_domain(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "PCI device … is in use by driver QEMU, domain …"."""
-    for hostdev in situation.hostdevs:
-        for claim in situation.claims_of_others(hostdev.name):
+    for hostdev in context.hostdevs:
+        for claim in context.claims_of_others(hostdev.name):
             if not claim.is_held:
                 continue
             other = claim.domain.name
@@ -35,7 +36,7 @@ def by_running_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
                 "held-by-domain",
                 "blocker",
                 f"the running domain {other} has {hostdev.name}",
-                (situation.cite(hostdev), f"domain {other} is running, with {hostdev.name}"),
+                (context.cite(hostdev), f"domain {other} is running, with {hostdev.name}"),
                 "a device serves one guest at a time",
                 f"virsh shutdown {claim.domain.argument}, or "
                 f"vfiomgr libvirt detach {claim.domain.argument} {hostdev.name}",
@@ -43,10 +44,10 @@ def by_running_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def by_defined_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
+def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt itself looks at running domains alone."""
-    for hostdev in situation.hostdevs:
-        claims = situation.claims_of_others(hostdev.name)
+    for hostdev in context.hostdevs:
+        claims = context.claims_of_others(hostdev.name)
         others = [c.domain for c in claims if c.defined is not None and not c.is_held]
         if not others:
             continue
@@ -56,7 +57,7 @@ def by_defined_domain(situation: PreflightContext) -> Iterator[Diagnostic]:
             "warning",
             f"{_counted(others)} {hostdev.name} too",
             (
-                situation.cite(hostdev),
+                context.cite(hostdev),
                 *(_defined(other, hostdev.name) for other in others[:_SHOWN]),
                 *_beyond(others),
             ),
@@ -87,15 +88,15 @@ def _beyond(others: Sequence[KnownDomain]) -> tuple[str, ...]:
     return (f"and {more} more: vfiomgr libvirt list",) if more > 0 else ()
 
 
-def by_process(situation: PreflightContext) -> Iterator[Diagnostic]:
+def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
     """VFIO: a group or a cdev has one owner (vfio_group_open, EBUSY)."""
-    known = {d.name for d in _domains(situation) if d.is_active and d is not situation.itself}
-    for hostdev, holder in _holders(situation):
-        nodes = situation.host.guest_nodes(holder)
+    known = {d.name for d in _domains(context) if d.is_active and d is not context.itself}
+    for hostdev, holder in _holders(context):
+        nodes = context.host.guest_nodes(holder)
         users = [
             user
-            for user in situation.host.users_of(nodes)
-            if user.guest not in known and not _is_itself(situation, user)
+            for user in context.host.users_of(nodes)
+            if user.guest not in known and not _is_itself(context, user)
         ]
         if users:
             yield finding(
@@ -103,7 +104,7 @@ def by_process(situation: PreflightContext) -> Iterator[Diagnostic]:
                 "blocker",
                 f"{holder} is held by {', '.join(dict.fromkeys(map(str, users)))}",
                 (
-                    situation.cite(hostdev),
+                    context.cite(hostdev),
                     *dict.fromkeys(f"/proc/{user.pid}/fd: {user.node}" for user in users),
                 ),
                 "libvirt knows nothing of it, and QEMU finds the device busy",
@@ -112,22 +113,22 @@ def by_process(situation: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def _domains(situation: PreflightContext) -> tuple[KnownDomain, ...]:
-    return situation.hypervisor.domains if situation.hypervisor else ()
+def _domains(context: PreflightContext) -> tuple[KnownDomain, ...]:
+    return context.hypervisor.domains if context.hypervisor else ()
 
 
-def _holders(situation: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:
-    for taken in situation.functions:
+def _holders(context: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:
+    for taken in context.functions:
         yield taken.hostdev, taken.device
-    yield from situation.vgpus
+    yield from context.vgpus
 
 
-def _is_itself(situation: PreflightContext, user: DeviceUser) -> bool:
+def _is_itself(context: PreflightContext, user: DeviceUser) -> bool:
     """Whether it is this domain's own QEMU, by all that is known."""
-    if user.guest != situation.domain.name:
+    if user.guest != context.domain.name:
         return False
-    itself = situation.itself
-    return situation.hypervisor is None or (itself is not None and itself.is_active)
+    itself = context.itself
+    return context.hypervisor is None or (itself is not None and itself.is_active)
 
 
 _NVIDIA = "10de"
@@ -135,21 +136,21 @@ _BEFORE_465 = re.compile(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
 
-def boot_order(situation: PreflightContext) -> Iterator[Diagnostic]:
+def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "per-device boot elements cannot be used together with os/boot elements" (67)."""
-    if not situation.domain.has_os_boot:
+    if not context.domain.has_os_boot:
         return
-    for hostdev in situation.domain.hostdevs:
+    for hostdev in context.domain.hostdevs:
         if hostdev.boot_order is None:
             continue
-        line = situation.domain.line("os/boot")
+        line = context.domain.line("os/boot")
         yield finding(
             "boot-order-twice",
             "blocker",
             f"{hostdev.name} has a boot order, and <os> has one too",
             (
-                situation.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),
-                f"{situation.at(line)}: <boot dev>",
+                context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),
+                f"{context.at(line)}: <boot dev>",
             ),
             "libvirt rejects the domain: the two contradict each other",
             f"take <boot dev> out of line {line}, and give the disk a <boot order> too",
@@ -157,9 +158,9 @@ def boot_order(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def rom_file(situation: PreflightContext) -> Iterator[Diagnostic]:
+def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU reads it as it starts: "failed to find romfile"."""
-    for hostdev in situation.domain.hostdevs:
+    for hostdev in context.domain.hostdevs:
         path = hostdev.rom_file
         if path is None:
             continue
@@ -168,18 +169,18 @@ def rom_file(situation: PreflightContext) -> Iterator[Diagnostic]:
                 "rom-relative",
                 "warning",
                 f"the ROM of {hostdev.name} is named by the relative path {path}",
-                (situation.cite(hostdev, f"<rom file='{path}'>"),),
+                (context.cite(hostdev, f"<rom file='{path}'>"),),
                 "QEMU looks for it among its own files, and ends where it is not there; libvirt's "
                 "schema rejects it",
                 f"write the path from / in line {hostdev.line}",
                 subject=hostdev.name,
             )
-        elif situation.files is not None and not situation.files.get(path, True):
+        elif context.files is not None and not context.files.get(path, True):
             yield finding(
                 "rom-missing",
                 "blocker",
                 f"the ROM of {hostdev.name} is not there: {path}",
-                (situation.cite(hostdev, f"<rom file='{path}'>"), f"{path} is no file"),
+                (context.cite(hostdev, f"<rom file='{path}'>"), f"{path} is no file"),
                 'QEMU ends with "failed to find romfile"',
                 f"put the ROM there, or take <rom file> out of line {hostdev.line}: most cards "
                 "need none",
@@ -187,9 +188,9 @@ def rom_file(situation: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def fabric(situation: PreflightContext) -> Iterator[Diagnostic]:
+def fabric(context: PreflightContext) -> Iterator[Diagnostic]:
     """GPUs behind NVSwitches: all with all switches, or a partition of the fabric manager."""
-    share = fabric_share(situation.host, {taken.device.address for taken in seen(situation)})
+    share = fabric_share(context.host, {taken.device.address for taken in seen(context)})
     if share is None or not (share.own_gpus or share.own_switches):
         return
     own, gpus = len(share.own_gpus), len(share.gpus)
@@ -224,11 +225,11 @@ def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
     return f"{sysfs(switch)}: NVSwitch{', of the domain' * is_own}"
 
 
-def code_43(situation: PreflightContext) -> Iterator[Diagnostic]:
+def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
     """Drivers before 465 stop in a guest that shows itself as one of KVM."""
-    if situation.domain.kind != "kvm" or situation.domain.cpu.hides_kvm:
+    if context.domain.kind != "kvm" or context.domain.cpu.hides_kvm:
         return
-    for taken in situation.functions:
+    for taken in context.functions:
         device = taken.device
         is_graphics = device.class_code.startswith(CLASS_DISPLAY)
         if device.vendor_id != _NVIDIA or not is_graphics or "GeForce" not in device.name:
@@ -239,7 +240,7 @@ def code_43(situation: PreflightContext) -> Iterator[Diagnostic]:
             "code-43",
             "info",
             f"the driver of {device} may stop with Code 43 in a guest",
-            (situation.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
+            (context.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
             "all drivers for a GeForce of this age look for KVM; since 465 none does",
             "write <kvm><hidden state='on'/></kvm> into <features>, as vfiomgr libvirt domain "
             "--hide-kvm does",
@@ -247,15 +248,15 @@ def code_43(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def not_viable(situation: PreflightContext) -> Iterator[Diagnostic]:
+def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "group N is not viable"; libvirt does not look (vfio_group_set_container)."""
-    for number in sorted(situation.groups):
-        members = situation.host.group_members(number)
-        staying = [d for d in blockers(members) if d.address not in situation.addresses]
+    for number in sorted(context.groups):
+        members = context.host.group_members(number)
+        staying = [d for d in blockers(members) if d.address not in context.addresses]
         if not staying:
             continue
-        own = [taken for taken in situation.functions if taken.device.iommu_group == number]
-        if any(taken.device.address in situation.hook_needs.functions for taken in own):
+        own = [taken for taken in context.functions if taken.device.iommu_group == number]
+        if any(taken.device.address in context.hook_needs.functions for taken in own):
             continue  # what it cannot bind, the rules of the hook tell
         names = ", ".join(str(taken.device) for taken in own)
         yield finding(
@@ -263,11 +264,11 @@ def not_viable(situation: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             f"IOMMU group {number} of {names} also holds what host drivers have",
             (
-                *(situation.cite(taken.hostdev) for taken in own),
+                *(context.cite(taken.hostdev) for taken in own),
                 *(f"{IOMMU_GROUPS}/{number}/devices/{d.address}: on {d.driver}" for d in staying),
             ),
             'a group goes to one guest as a whole: QEMU ends with "group is not viable"',
-            _clearance(situation.host, own, staying),
+            _clearance(context.host, own, staying),
         )
 
 
@@ -292,19 +293,19 @@ def _clearance(
     )
 
 
-def shared_with_running(situation: PreflightContext) -> Iterator[Diagnostic]:
+def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt looks at the whole group (virHostdevIsPCINodeDeviceUsed)."""
-    for number in sorted(situation.groups):
-        for device, claim in _held_members(situation, number):
+    for number in sorted(context.groups):
+        for device, claim in _held_members(context, number):
             other = claim.domain
-            own = [t for t in situation.functions if t.device.iommu_group == number]
+            own = [t for t in context.functions if t.device.iommu_group == number]
             yield finding(
                 "group-held-by-domain",
                 "blocker",
                 f"IOMMU group {number} belongs to the running domain {other.name}, "
                 f"which has {device}",
                 (
-                    *(situation.cite(taken.hostdev) for taken in own),
+                    *(context.cite(taken.hostdev) for taken in own),
                     f"{IOMMU_GROUPS}/{number}/devices/{device.address}",
                     f"domain {other.name} is running, with {device.address}",
                 ),
@@ -315,27 +316,27 @@ def shared_with_running(situation: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _held_members(
-    situation: PreflightContext, number: int
+    context: PreflightContext, number: int
 ) -> Iterator[tuple[PciDevice, DeviceOwner]]:
     """Members of a group that other domains have, and this one does not ask for."""
-    for device in situation.host.group_members(number):
-        if device.address not in situation.addresses:
-            for claim in situation.claims_of_others(str(device.address)):
+    for device in context.host.group_members(number):
+        if device.address not in context.addresses:
+            for claim in context.claims_of_others(str(device.address)):
                 if claim.is_held:
                     yield device, claim
 
 
-def no_reset(situation: PreflightContext) -> Iterator[Diagnostic]:
+def no_reset(context: PreflightContext) -> Iterator[Diagnostic]:
     """VFIO resets all below a port at once where the guest owns all (VFIO_DEVICE_PCI_HOT_RESET)."""
-    if not any(device.reset_method for device in situation.host.devices):
+    if not any(device.reset_method for device in context.host.devices):
         return  # a kernel before 5.15, or a recording without the attribute
-    for taken in situation.functions:
+    for taken in context.functions:
         device = taken.device
         if device.reset_method or device.physical_function or device.is_bridge:
             continue
         if not device.is_responsive:
             continue
-        others = [d for d in _on_its_bus(situation, device) if not _is_owned(situation, d)]
+        others = [d for d in _on_its_bus(context, device) if not _is_owned(context, d)]
         if not others:
             continue
         yield finding(
@@ -352,11 +353,11 @@ def no_reset(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _on_its_bus(situation: PreflightContext, device: PciDevice) -> list[PciDevice]:
+def _on_its_bus(context: PreflightContext, device: PciDevice) -> list[PciDevice]:
     """The other functions below the same port, which its reset takes along."""
     return [
         other
-        for other in situation.host.devices
+        for other in context.host.devices
         if other is not device
         and other.address.bus == device.address.bus
         and other.bridge_path == device.bridge_path
@@ -364,5 +365,5 @@ def _on_its_bus(situation: PreflightContext, device: PciDevice) -> list[PciDevic
     ]
 
 
-def _is_owned(situation: PreflightContext, device: PciDevice) -> bool:
-    return device.address in situation.addresses or device.iommu_group in situation.groups
+def _is_owned(context: PreflightContext, device: PciDevice) -> bool:
+    return device.address in context.addresses or device.iommu_group in context.groups

@@ -50,11 +50,7 @@ _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
         "at the start libvirt takes the interface, and the host is cut off from its network",
     ),
     "in-use": ("managed-in-use", "blocker", _WAITS),
-    "vgpu-function": (
-        "managed-vgpu-function",
-        "blocker",
-        _NO_VGPU,
-    ),
+    "vgpu-function": ("managed-vgpu-function", "blocker", _NO_VGPU),
     None: ("managed-in-use", "blocker", "libvirt cannot take it from its driver so"),
 }
 _LOOKS = (
@@ -66,18 +62,18 @@ _LOOKS = (
 )
 
 
-def on_host_driver(situation: PreflightContext) -> Iterator[Diagnostic]:
+def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Unmanaged PCI device … must be manually detached from the host"."""
     slots: dict[object, list[AssignedFunction]] = defaultdict(list)
-    for taken in situation.waiting:
+    for taken in context.waiting:
         device = taken.device
-        is_hooked = device.address in situation.hook_needs.functions
+        is_hooked = device.address in context.hook_needs.functions
         if not taken.hostdev.managed and device.stuck is None and not is_hooked:
             slots[device.address if device.physical_function else device.address.slot].append(taken)
     for functions in slots.values():
         names = ", ".join(str(taken.device) for taken in functions)
         first = functions[0].device
-        refused = diagnostics_to_bind(situation.host, [first])
+        refused = diagnostics_to_bind(context.host, [first])
         verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
         yield finding(
             "on-host-driver",
@@ -87,23 +83,23 @@ def on_host_driver(situation: PreflightContext) -> Iterator[Diagnostic]:
                 *(
                     line
                     for taken in functions
-                    for line in (situation.cite_managed(taken.hostdev), driver_of(taken.device))
+                    for line in (context.cite_managed(taken.hostdev), driver_of(taken.device))
                 ),
                 *(f"vfiomgr bind {first.address} refuses: {found.summary}" for found in refused),
             ),
             "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
             "before the start",
-            how_to_bind(situation.host, [first]),
+            how_to_bind(context.host, [first]),
             subject=names,
         )
 
 
-def managed_in_use(situation: PreflightContext) -> Iterator[Diagnostic]:
+def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
     """What libvirt does not look at before it unbinds (virPCIDeviceDetach)."""
-    for taken in situation.waiting:
+    for taken in context.waiting:
         if not taken.hostdev.managed or taken.device.stuck is not None:
             continue
-        diagnostics = [o for look in _LOOKS for o in look(situation.host, taken.device)]
+        diagnostics = [o for look in _LOOKS for o in look(context.host, taken.device)]
         for diagnostic in _by_kind(diagnostics):
             rule, severity, why = _HOW_BAD[diagnostic.override]
             why = _CUTS_OFF if diagnostic.rule == guards.IN_NETWORK else why
@@ -111,7 +107,7 @@ def managed_in_use(situation: PreflightContext) -> Iterator[Diagnostic]:
                 rule,
                 severity,
                 diagnostic.summary,
-                (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+                (context.cite_managed(taken.hostdev), driver_of(taken.device)),
                 why,
                 _release(taken, diagnostic),
             )
@@ -150,16 +146,16 @@ def _release(taken: AssignedFunction, diagnostic: Diagnostic) -> str:
     return diagnostic.hint
 
 
-def managed_vendor_function(situation: PreflightContext) -> Iterator[Diagnostic]:
+def managed_vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
     """A vGPU in the vendor's own interface is one only while its vendor's driver has it."""
-    for taken in situation.functions:
-        if taken.hostdev.managed and situation.is_vendor_function(taken):
+    for taken in context.functions:
+        if taken.hostdev.managed and context.is_vendor_function(taken):
             yield finding(
                 "managed-vendor-function",
                 "blocker",
                 f"{taken.device} is a vGPU of its driver {taken.device.driver}, and managed='yes' "
                 "has libvirt unbind it",
-                (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+                (context.cite_managed(taken.hostdev), driver_of(taken.device)),
                 "it goes to guests from its own driver; unbound, it is lost until all virtual "
                 "functions are made anew",
                 f"write managed='no' in line {taken.hostdev.line}",
@@ -167,31 +163,31 @@ def managed_vendor_function(situation: PreflightContext) -> Iterator[Diagnostic]
             )
 
 
-def vendor_function(situation: PreflightContext) -> Iterator[Diagnostic]:
+def vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
     """Since 9.7 libvirt looks for `vfio-dev/` instead of a driver's name."""
-    version = situation.libvirt
+    version = context.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
         return
-    for taken in situation.functions:
-        if not situation.is_vendor_function(taken):
+    for taken in context.functions:
+        if not context.is_vendor_function(taken):
             continue
         yield finding(
             "vendor-function-old-libvirt",
             "blocker",
             f"libvirt {version} cannot give {taken.device} to a guest from its own driver",
-            (situation.cite(taken.hostdev), driver_of(taken.device), situation.cite_libvirt()),
+            (context.cite(taken.hostdev), driver_of(taken.device), context.cite_libvirt()),
             "it knows vfio-pci alone, and says that the device must be detached from the host",
             f"install libvirt {VENDOR_FUNCTION.since} or later",
             subject=taken.device,
         )
 
 
-def variant(situation: PreflightContext) -> Iterator[Diagnostic]:
+def variant(context: PreflightContext) -> Iterator[Diagnostic]:
     """Before 9.7 libvirt compares the driver's name with vfio-pci."""
-    version = situation.libvirt
+    version = context.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
         return
-    for taken in situation.functions:
+    for taken in context.functions:
         if not taken.is_bound or taken.device.driver == _PLAIN:
             continue
         address = taken.device.address
@@ -200,11 +196,7 @@ def variant(situation: PreflightContext) -> Iterator[Diagnostic]:
             "warning" if taken.hostdev.managed else "blocker",
             f"{taken.device} is on {taken.device.driver}, and libvirt {version} knows vfio-pci "
             "alone",
-            (
-                situation.cite_managed(taken.hostdev),
-                driver_of(taken.device),
-                situation.cite_libvirt(),
-            ),
+            (context.cite_managed(taken.hostdev), driver_of(taken.device), context.cite_libvirt()),
             "with managed='no' libvirt takes the variant for a host driver and does not start; "
             "with managed='yes' it puts the device on vfio-pci, without what the variant is for",
             f"vfiomgr unbind {address}, then vfiomgr bind {address} --driver {_PLAIN}; or install "
@@ -213,20 +205,20 @@ def variant(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def managed_and_bound(situation: PreflightContext) -> Iterator[Diagnostic]:
+def managed_and_bound(context: PreflightContext) -> Iterator[Diagnostic]:
     """Whoever binds, owns: libvirt leaves such a device as it found it, today."""
-    for taken in situation.functions:
+    for taken in context.functions:
         if not (taken.hostdev.managed and taken.is_bound):
             continue
-        if situation.host.origin(taken.device) is None and (
-            situation.host.binding(taken.device.address) is None
+        if context.host.origin(taken.device) is None and (
+            context.host.binding(taken.device.address) is None
         ):
             continue
         yield finding(
             "managed-and-bound",
             "info",
             f"vfiomgr bound {taken.device}, and managed='yes' says that libvirt does",
-            (situation.cite_managed(taken.hostdev), driver_of(taken.device)),
+            (context.cite_managed(taken.hostdev), driver_of(taken.device)),
             "libvirt leaves a device that it finds bound; after an unbind it would take it from "
             "its host driver itself, without a look at who uses it",
             f"write managed='no' in line {taken.hostdev.line}: who binds, owns",
@@ -234,58 +226,58 @@ def managed_and_bound(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def not_kept(situation: PreflightContext) -> Iterator[Diagnostic]:
+def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
     """What vfiomgr bound without --persist is on its host driver after a reboot."""
-    for taken in situation.functions:
+    for taken in context.functions:
         device = taken.device
-        if taken.hostdev.managed or not taken.is_bound or situation.host.origin(device) is None:
+        if taken.hostdev.managed or not taken.is_bound or context.host.origin(device) is None:
             continue
-        if situation.host.binding(device.address) is not None or device.physical_function:
+        if context.host.binding(device.address) is not None or device.physical_function:
             continue
-        if situation.domain.is_bound_by_hook:
+        if context.domain.is_bound_by_hook:
             continue
         yield finding(
             "binding-not-kept",
             "info",
             f"{device} is bound until the next reboot",
-            (situation.cite_managed(taken.hostdev), f"{sysfs(device)}: no rule of vfiomgr persist"),
+            (context.cite_managed(taken.hostdev), f"{sysfs(device)}: no rule of vfiomgr persist"),
             "with managed='no' nobody binds it after a reboot, and the domain does not start then",
             f"vfiomgr bind {device.address} --persist",
             subject=device,
         )
 
 
-def not_installed(situation: PreflightContext) -> Iterator[Diagnostic]:
+def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
     """A domain that asks for the hook, and no script that libvirt would run."""
-    needs = situation.hook_needs
+    needs = context.hook_needs
     names = (*map(str, needs.functions), *needs.vgpus)
-    if not names or situation.host.file(SCRIPT) is not None:
+    if not names or context.host.file(SCRIPT) is not None:
         return
     yield finding(
         "hook-not-installed",
         "blocker",
         f"the hook is to make {', '.join(names)} ready, and it is not installed",
-        (_mark(situation), f"{SCRIPT} is not there"),
+        (_mark(context), f"{SCRIPT} is not there"),
         "libvirt runs no script before the start, so nobody binds the devices",
         "vfiomgr libvirt hook install, and restart libvirtd or virtqemud once",
     )
 
 
-def refused(situation: PreflightContext) -> Iterator[Diagnostic]:
+def refused(context: PreflightContext) -> Iterator[Diagnostic]:
     """The hook has the guards of `vfiomgr bind`: where one objects, the guest does not start."""
-    functions = situation.hook_needs.functions
-    stuck = {taken.device.address for taken in situation.functions if taken.device.stuck}
+    functions = context.hook_needs.functions
+    stuck = {taken.device.address for taken in context.functions if taken.device.stuck}
     if not functions or stuck.intersection(functions):
         return  # of a function that is stuck another rule tells
     try:
-        plan_bind(situation.host, Bind(functions))
+        plan_bind(context.host, Bind(functions))
     except Refusal as refusal:
-        drivers = (t.device for t in situation.functions if t.device.address in functions)
+        drivers = (t.device for t in context.functions if t.device.address in functions)
         yield finding(
             "hook-refused",
             "blocker",
             refusal.message,
-            (_mark(situation), *map(driver_of, drivers)),
+            (_mark(context), *map(driver_of, drivers)),
             "the hook binds with the guards of vfiomgr bind, and a guest whose hook fails does not "
             "start",
             f"{refusal.hint} (what is allowed is allowed to vfiomgr bind "
@@ -293,6 +285,6 @@ def refused(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _mark(situation: PreflightContext) -> str:
-    line = situation.domain.line("metadata")
-    return f"{situation.at(line)}: <metadata> with {OPT_IN} of {NAMESPACE}"
+def _mark(context: PreflightContext) -> str:
+    line = context.domain.line("metadata")
+    return f"{context.at(line)}: <metadata> with {OPT_IN} of {NAMESPACE}"

@@ -52,39 +52,35 @@ _SOFTWARE = "qemu"
 """The type of domains without KVM, to whose CPU nothing of the host's is passed."""
 
 
-def space_too_small(situation: PreflightContext) -> Iterator[Diagnostic]:
+def space_too_small(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "Address space limit … phys-bits too low" (pc_memory_init in hw/i386/pc.c)."""
-    bits, source = _guest_bits(situation)
-    qemu = situation.hypervisor.qemu if situation.hypervisor else None
+    bits, source = _guest_bits(context)
+    qemu = context.hypervisor.qemu if context.hypervisor else None
     if bits is None or (qemu is not None and qemu < _CHECKED_SINCE):
         return
-    end = _highest_address(situation)
+    end = _highest_address(context)
     if end <= 1 << bits:
         return
     yield finding(
         "address-space-too-small",
         "blocker",
         f"memory and 64-bit hole end at {shown_size(end)}, and the guest has {bits} address bits",
-        (
-            situation.cite_memory(),
-            source,
-            f"a 64-bit hole of {shown_size(_hole(situation))}",
-        ),
+        (context.cite_memory(), source, f"a 64-bit hole of {shown_size(_hole(context))}"),
         f'QEMU ends with "phys-bits too low": {bits} bits reach {shown_size(1 << bits)}',
-        _wider(situation, end) or "take less memory, or a smaller <pcihole64>",
+        _wider(context, end) or "take less memory, or a smaller <pcihole64>",
     )
 
 
-def _guest_bits(situation: PreflightContext) -> tuple[int | None, str]:
+def _guest_bits(context: PreflightContext) -> tuple[int | None, str]:
     """How wide the guest's physical addresses are, and what says so; None where nothing does."""
-    domain, host = situation.domain, situation.host
+    domain, host = context.domain, context.host
     if not domain.is_x86:
         return None, ""
-    line = situation.at(domain.line("cpu/maxphysaddr"))
+    line = context.at(domain.line("cpu/maxphysaddr"))
     if domain.cpu.physical_bits is not None:
         bits = domain.cpu.physical_bits
         return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
-    if not has_host_bits(situation):
+    if not has_host_bits(context):
         if domain.kind == _SOFTWARE:
             return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
         return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
@@ -95,9 +91,9 @@ def _guest_bits(situation: PreflightContext) -> tuple[int | None, str]:
     return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
 
 
-def has_host_bits(situation: PreflightContext) -> bool:
+def has_host_bits(context: PreflightContext) -> bool:
     """Whether the guest's addresses are as wide as the host's."""
-    domain, hypervisor = situation.domain, situation.hypervisor
+    domain, hypervisor = context.domain, context.hypervisor
     if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
         return False
     if domain.cpu.passes_physical_bits:
@@ -108,37 +104,37 @@ def has_host_bits(situation: PreflightContext) -> bool:
     return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
 
 
-def _highest_address(situation: PreflightContext) -> int:
+def _highest_address(context: PreflightContext) -> int:
     """Where the 64-bit hole ends."""
-    hole = _hole(situation)
-    return _end_of_memory(situation, hole) + hole
+    hole = _hole(context)
+    return _end_of_memory(context, hole) + hole
 
 
-def _end_of_memory(situation: PreflightContext, hole: int) -> int:
-    is_amd = situation.host.cpu_vendor == _AMD and situation.domain.kind == "kvm"
-    memory = situation.domain.memory.total_bytes
-    return memory_end(memory, hole, is_q35=_is_q35(situation), is_amd=is_amd)
+def _end_of_memory(context: PreflightContext, hole: int) -> int:
+    is_amd = context.host.cpu_vendor == _AMD and context.domain.kind == "kvm"
+    memory = context.domain.memory.total_bytes
+    return memory_end(memory, hole, is_q35=_is_q35(context), is_amd=is_amd)
 
 
-def _is_q35(situation: PreflightContext) -> bool:
-    return "q35" in (situation.domain.machine or "")
+def _is_q35(context: PreflightContext) -> bool:
+    return "q35" in (context.domain.machine or "")
 
 
-def _hole(situation: PreflightContext) -> int:
-    root = situation.controllers.get(0)
+def _hole(context: PreflightContext) -> int:
+    root = context.controllers.get(0)
     if root is not None and root.hole64_kib is not None:
         return root.hole64_kib * 1024
-    return _HOLE[_is_q35(situation)]
+    return _HOLE[_is_q35(context)]
 
 
-def bars_too_large(situation: PreflightContext) -> Iterator[Diagnostic]:
+def bars_too_large(context: PreflightContext) -> Iterator[Diagnostic]:
     """A BAR that finds no place reads as 0, and the guest's driver gives up."""
-    bits, source = _guest_bits(situation)
-    sizes = [(taken, large_bytes([taken.device])) for taken in seen(situation)]
-    needed = bar_window(_slots(situation), _emulated(situation))
-    if bits is None or not needed or _highest_address(situation) > 1 << bits:
+    bits, source = _guest_bits(context)
+    sizes = [(taken, large_bytes([taken.device])) for taken in seen(context)]
+    needed = bar_window(_slots(context), _emulated(context))
+    if bits is None or not needed or _highest_address(context) > 1 << bits:
         return
-    window, shown = _window(situation, bits)
+    window, shown = _window(context, bits)
     if needed <= window:
         return
     yield finding(
@@ -157,40 +153,40 @@ def bars_too_large(situation: PreflightContext) -> Iterator[Diagnostic]:
         ),
         "the firmware finds no place for the last BARs: the guest starts, and its driver finds a "
         "device without memory (BAR0 is 0M)",
-        _wider_window(situation, needed, bits),
+        _wider_window(context, needed, bits),
     )
 
 
-def _slots(situation: PreflightContext) -> Iterable[list[PciDevice]]:
+def _slots(context: PreflightContext) -> Iterable[list[PciDevice]]:
     """The functions of each slot of the guest; one without a place gets a port of its own."""
     found: dict[object, list[PciDevice]] = defaultdict(list)
-    for taken in seen(situation):
+    for taken in seen(context):
         guest = taken.hostdev.guest
         key = (guest.bus, guest.slot) if guest else taken.device.address
         found[key].append(taken.device)
     return found.values()
 
 
-def _emulated(situation: PreflightContext) -> int:
+def _emulated(context: PreflightContext) -> int:
     """How many other devices are behind ports, or will be."""
-    own = situation.domain.hostdevs
+    own = context.domain.hostdevs
     places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
-    others = (a for a in situation.domain.taken if place(a) not in places)
-    placed = sum(situation.is_single_slot(address.bus) for address in others)
+    others = (a for a in context.domain.taken if place(a) not in places)
+    placed = sum(context.is_single_slot(address.bus) for address in others)
     waiting = sum(h.guest is None for h in own if h.is_seen and h.kind != "other")
-    return placed + max(0, situation.domain.unplaced - waiting)
+    return placed + max(0, context.domain.unplaced - waiting)
 
 
-def _window(situation: PreflightContext, bits: int) -> tuple[int, str]:
+def _window(context: PreflightContext, bits: int) -> tuple[int, str]:
     """How much of the space the firmware uses for BARs, and what says so."""
-    domain, host = situation.domain, situation.host
+    domain, host = context.domain, context.host
     if domain.firmware == "efi":
         vendor = host.cpu_vendor if domain.kind != _SOFTWARE else _AMD
         own = ovmf_window(bits, vendor)
         shown = f"OVMF takes {shown_size(own)} by itself with {bits} bits (since 2022.11)"
         written = max(_written(domain.qemu_arguments), default=(0, ""))
         return max((own, shown), written)
-    above = max((1 << bits) - _highest_address(situation) + _hole(situation), 0)
+    above = max((1 << bits) - _highest_address(context) + _hole(context), 0)
     return above, "SeaBIOS takes what is above the memory"
 
 
@@ -200,19 +196,19 @@ def _written(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:
         yield int(found[1]) * MIB, f"<qemu:commandline>: {found[0]}"
 
 
-def _wider_window(situation: PreflightContext, needed: int, bits: int) -> str:
+def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
     """What makes the window large enough; addresses as wide as the host's come first."""
-    if situation.domain.firmware != "efi":
-        return _wider(situation, needed * 2) or "give the domain fewer of these devices"
-    width, vendor = situation.host.cpu_address_bits, situation.host.cpu_vendor
+    if context.domain.firmware != "efi":
+        return _wider(context, needed * 2) or "give the domain fewer of these devices"
+    width, vendor = context.host.cpu_address_bits, context.host.cpu_vendor
     if width is not None and needed <= ovmf_window(width, vendor):
-        wider = _wider(situation, needed)
+        wider = _wider(context, needed)
         if wider:
             return wider
     try:
-        fitting = fitting_window(needed, bits, lambda _: _end_of_memory(situation, DEFAULT_WINDOW))
+        fitting = fitting_window(needed, bits, lambda _: _end_of_memory(context, DEFAULT_WINDOW))
     except NoRoom:
-        return _wider(situation, needed * 2) or "give the domain fewer of these devices"
+        return _wider(context, needed * 2) or "give the domain fewer of these devices"
     window = (
         "<qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
         f"value='name=opt/ovmf/X-PciMmio64Mb,string={fitting // MIB}'/>"
@@ -220,15 +216,15 @@ def _wider_window(situation: PreflightContext, needed: int, bits: int) -> str:
     return f"write {window} (and xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0')"
 
 
-def _wider(situation: PreflightContext, needed: int) -> str:
+def _wider(context: PreflightContext, needed: int) -> str:
     """Addresses as wide as the host's, where those suffice."""
-    width = situation.host.cpu_address_bits
-    if has_host_bits(situation) or situation.domain.kind == _SOFTWARE:
+    width = context.host.cpu_address_bits
+    if has_host_bits(context) or context.domain.kind == _SOFTWARE:
         return ""
     if width is not None and needed > 1 << width:
         return ""
     known = f" (the host has {width})" if width is not None else ""
-    version = situation.libvirt
+    version = context.libvirt
     since = (
         f", which libvirt reads since {MAXPHYSADDR.since}"
         if version is None or not MAXPHYSADDR.is_in(version)
@@ -237,18 +233,18 @@ def _wider(situation: PreflightContext, needed: int) -> str:
     return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
 
 
-def emulated_bits(situation: PreflightContext) -> Iterator[Diagnostic]:
+def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
-    bits, width = situation.domain.cpu.physical_bits, situation.host.cpu_address_bits
+    bits, width = context.domain.cpu.physical_bits, context.host.cpu_address_bits
     if bits is None or width is None or bits <= width:
         return
-    line = situation.domain.line("cpu/maxphysaddr")
+    line = context.domain.line("cpu/maxphysaddr")
     yield finding(
         "address-bits-beyond-host",
         "blocker",
         f"the guest is to have {bits} address bits, and the host's CPU has {width}",
         (
-            f"{situation.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
+            f"{context.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
             f"/proc/cpuinfo: {width} bits physical",
         ),
         "libvirt does not start it: an address that the CPU does not have ends in a fault",

@@ -9,36 +9,37 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.model import EXPANDER, DomainHostdev, PciController
+from vfiomgr.libvirt.model import EXPANDER, PciController
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.units import format_cpulist
 from vfiomgr.value import Value
+from vfiomgr.vgpu.guest_device import DomainHostdev
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.model import GuestAddress
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.vgpu.guest_device import GuestAddress
 
 
-def missing_node(situation: PreflightContext) -> Iterator[Diagnostic]:
+def missing_node(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "NUMA node N is unavailable"."""
-    topology = situation.host.topology
+    topology = context.host.topology
     if topology is None or not topology.nodes:
         return
     known = {node.number for node in topology.nodes}
-    absent = sorted(situation.domain.memory.host_nodes - known)
+    absent = sorted(context.domain.memory.host_nodes - known)
     if absent:
-        line = situation.domain.line("numatune/memory")
+        line = context.domain.line("numatune/memory")
         yield finding(
             "numa-node-missing",
             "blocker",
             f"the domain's memory is bound to NUMA node {format_cpulist(absent)}, which this host "
             "does not have",
             (
-                f"{situation.at(line)}: <numatune>",
+                f"{context.at(line)}: <numatune>",
                 f"/sys/devices/system/node: node{format_cpulist(known)}",
             ),
             "libvirt does not start it",
@@ -46,19 +47,19 @@ def missing_node(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def far_memory(situation: PreflightContext) -> Iterator[Diagnostic]:
+def far_memory(context: PreflightContext) -> Iterator[Diagnostic]:
     """A device that reaches all of its guest's memory across the link between sockets."""
-    bound = situation.domain.memory.host_nodes
-    far = [d for d in _near_some_node(situation) if bound and d.numa_node not in bound]
+    bound = context.domain.memory.host_nodes
+    far = [d for d in _near_some_node(context) if bound and d.numa_node not in bound]
     if far:
-        line = situation.domain.line("numatune/memory")
+        line = context.domain.line("numatune/memory")
         yield finding(
             "far-memory",
             "warning",
             f"the domain's memory is bound to NUMA node {format_cpulist(bound)}, and its devices "
             "are elsewhere",
             (
-                f"{situation.at(line)}: <numatune>",
+                f"{context.at(line)}: <numatune>",
                 *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
             ),
             "all that these devices read and write crosses the link between the sockets",
@@ -66,26 +67,26 @@ def far_memory(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def far_cpus(situation: PreflightContext) -> Iterator[Diagnostic]:
+def far_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
     """Virtual CPUs of which none is near a device."""
-    topology = situation.host.topology
-    pinned = frozenset[int]().union(*(cpus for _, cpus in situation.domain.cpu.pins))
+    topology = context.host.topology
+    pinned = frozenset[int]().union(*(cpus for _, cpus in context.domain.cpu.pins))
     if topology is None or not pinned:
         return
     far = []
-    for device in _near_some_node(situation):
+    for device in _near_some_node(context):
         node = topology.node(device.numa_node)
         if node is not None and node.cpus and pinned.isdisjoint(node.cpus):
             far.append(device)
     if far:
         near = {cpu for n in topology.nodes for cpu in n.cpus if n.number in _numbers(far)}
-        line = situation.domain.line("cputune")
+        line = context.domain.line("cputune")
         yield finding(
             "far-cpus",
             "warning",
             f"the domain is pinned to CPUs {format_cpulist(pinned)}, and none is near its devices",
             (
-                f"{situation.at(line)}: <cputune>",
+                f"{context.at(line)}: <cputune>",
                 *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
                 f"/sys/devices/system/node/node{_nodes_of(far)}/cpulist: {format_cpulist(near)}",
             ),
@@ -94,12 +95,12 @@ def far_cpus(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def unbound(situation: PreflightContext) -> Iterator[Diagnostic]:
+def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
     """A host of several nodes, and a domain that says nothing of them."""
-    topology = situation.host.topology
+    topology = context.host.topology
     nodes = [n for n in (topology.nodes if topology else ()) if n.memory_bytes]
-    near = _near_some_node(situation)
-    is_bound = situation.domain.memory.host_nodes or situation.domain.cpu.pins
+    near = _near_some_node(context)
+    is_bound = context.domain.memory.host_nodes or context.domain.cpu.pins
     if len(nodes) < 2 or not near or is_bound:  # noqa: PLR2004 - several nodes
         return
     yield finding(
@@ -124,14 +125,14 @@ class _Near(Value):
     """That which tells the guest a node; None where the guest finds -1."""
 
 
-def without_cell(situation: PreflightContext) -> Iterator[Diagnostic]:
+def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
     """The guest reads numa_node -1 of what no expander with a node is above (_PXM in ACPI)."""
     lost: dict[int, list[_Near]] = defaultdict(list)
-    for near in _near_cells(situation):
+    for near in _near_cells(context):
         if near.expander is None:
             lost[near.node].append(near)
     for node, devices in lost.items():
-        cell = _cell_on(situation, node)
+        cell = _cell_on(context, node)
         told = "C" if cell is None else str(cell)
         meant = f" (C: the cell whose <memnode> is of node {node})" if cell is None else ""
         yield finding(
@@ -141,28 +142,28 @@ def without_cell(situation: PreflightContext) -> Iterator[Diagnostic]:
             f"{', '.join(near.hostdev.name for near in devices)} "
             f"{'are' if devices[1:] else 'is'} near",
             (
-                *(situation.cite(near.hostdev) for near in devices),
+                *(context.cite(near.hostdev) for near in devices),
                 *(near.where for near in devices),
-                f"{situation.at(situation.domain.line('cpu'))}: cells in <numa> of <cpu>",
+                f"{context.at(context.domain.line('cpu'))}: cells in <numa> of <cpu>",
             ),
             "in the guest numa_node is -1: CUDA and NCCL place buffers and threads anywhere, half "
             "of them across the link between the sockets",
             f"put {'them' if devices[1:] else 'it'} on root ports of an expander: <controller "
-            f"type='pci' model='{EXPANDER}'><target busNr='{_free_number(situation, devices)}'>"
+            f"type='pci' model='{EXPANDER}'><target busNr='{_free_number(context, devices)}'>"
             f"<node>{told}</node></target></controller>{meant}; vfiomgr libvirt domain writes "
             "such a domain",
         )
 
 
-def elsewhere(situation: PreflightContext) -> Iterator[Diagnostic]:
+def elsewhere(context: PreflightContext) -> Iterator[Diagnostic]:
     """An expander that has a guest take its devices for near to what is far on the host."""
-    cells = dict(situation.domain.memory.cell_nodes)
+    cells = dict(context.domain.memory.cell_nodes)
     wrong: dict[tuple[PciController, int], list[_Near]] = defaultdict(list)
-    for near in _near_cells(situation):
+    for near in _near_cells(context):
         if near.expander is not None and _is_far(near.node, cells.get(_cell(near.expander))):
             wrong[near.expander, near.node].append(near)
     for (expander, node), devices in wrong.items():
-        told, cell = _cell(expander), _cell_on(situation, node)
+        told, cell = _cell(expander), _cell_on(context, node)
         names = ", ".join(near.hostdev.name for near in devices)
         yield finding(
             "device-of-other-cell",
@@ -170,8 +171,8 @@ def elsewhere(situation: PreflightContext) -> Iterator[Diagnostic]:
             f"the guest is told that {names} is near its cell {told}, whose memory is on NUMA node "
             f"{format_cpulist(cells[told])} of the host, and it is on node {node}",
             (
-                *(situation.cite(near.hostdev) for near in devices),
-                f"{situation.at(expander.line)}: expander with <node>{told}</node>",
+                *(context.cite(near.hostdev) for near in devices),
+                f"{context.at(expander.line)}: expander with <node>{told}</node>",
                 *(near.where for near in devices),
             ),
             "what the guest puts near the device is far from it",
@@ -182,41 +183,39 @@ def elsewhere(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _near_cells(situation: PreflightContext) -> Iterator[_Near]:
+def _near_cells(context: PreflightContext) -> Iterator[_Near]:
     """The devices of a guest of several cells that may lie on several nodes of the host.
 
     `<acpi nodeset>` gives a device cells of its own.
     """
-    topology = situation.host.topology
-    cells = [cell for cell in situation.domain.cpu.cells if cell.memory_bytes or cell.cpus]
+    topology = context.host.topology
+    cells = [cell for cell in context.domain.cpu.cells if cell.memory_bytes or cell.cpus]
     is_split = topology is not None and len(topology.nodes) > 1 and len(cells) > 1
-    if not is_split or len(situation.domain.memory.host_nodes) == 1:
+    if not is_split or len(context.domain.memory.host_nodes) == 1:
         return
-    for hostdev, node, where in _nodes_of_hostdevs(situation):
+    for hostdev, node, where in _nodes_of_hostdevs(context):
         if node is not None and node >= 0 and hostdev.acpi_nodes is None:
-            yield _Near(hostdev, node, where, _expander_above(situation, hostdev.guest))
+            yield _Near(hostdev, node, where, _expander_above(context, hostdev.guest))
 
 
 def _nodes_of_hostdevs(
-    situation: PreflightContext,
+    context: PreflightContext,
 ) -> Iterator[tuple[DomainHostdev, int | None, str]]:
-    for taken in seen(situation):
+    for taken in seen(context):
         node = taken.device.numa_node
         yield taken.hostdev, node, f"{sysfs(taken.device)}/numa_node: {node}"
-    for hostdev, vgpu in situation.vgpus:
-        parent = situation.host.device_named(vgpu.parent)
+    for hostdev, vgpu in context.vgpus:
+        parent = context.host.device_named(vgpu.parent)
         if parent is not None:
             yield hostdev, parent.numa_node, f"{sysfs(parent)}/numa_node: {parent.numa_node}"
 
 
-def _expander_above(
-    situation: PreflightContext, guest: GuestAddress | None
-) -> PciController | None:
+def _expander_above(context: PreflightContext, guest: GuestAddress | None) -> PciController | None:
     """The expander with a node that a place is behind; libvirt puts nothing there by itself."""
     seen: set[int] = set()
     while guest is not None and guest.bus not in seen:
         seen.add(guest.bus)
-        controller = situation.controllers.get(guest.bus)
+        controller = context.controllers.get(guest.bus)
         if controller is None:
             return None
         if controller.model == EXPANDER:
@@ -235,21 +234,21 @@ def _is_far(node: int, bound: frozenset[int] | None) -> bool:
     return bound is not None and node not in bound
 
 
-def _cell_on(situation: PreflightContext, node: int) -> int | None:
+def _cell_on(context: PreflightContext, node: int) -> int | None:
     """The cell of the guest whose memory comes from a node of the host."""
-    cells = situation.domain.memory.cell_nodes
+    cells = context.domain.memory.cell_nodes
     return next((cell for cell, nodes in cells if node in nodes), None)
 
 
-def _free_number(situation: PreflightContext, devices: list[_Near]) -> int:
+def _free_number(context: PreflightContext, devices: list[_Near]) -> int:
     """Below all expanders, with a number for each port."""
-    taken = (c.bus_nr for c in situation.domain.controllers if c.model == EXPANDER)
+    taken = (c.bus_nr for c in context.domain.controllers if c.model == EXPANDER)
     return min((number for number in taken if number is not None), default=256) - 1 - len(devices)
 
 
-def _near_some_node(situation: PreflightContext) -> list[PciDevice]:
+def _near_some_node(context: PreflightContext) -> list[PciDevice]:
     """Its functions that the firmware gave a node; -1 says nothing."""
-    devices = (taken.device for taken in seen(situation))
+    devices = (taken.device for taken in seen(context))
     return [d for d in devices if d.numa_node is not None and d.numa_node >= 0]
 
 

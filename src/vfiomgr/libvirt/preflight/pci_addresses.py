@@ -16,24 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Severity
-    from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
+    from vfiomgr.libvirt.model import PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
+    from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 _LAST_BUS = 255
 
 
-def without_function_zero(situation: PreflightContext) -> Iterator[Diagnostic]:
+def without_function_zero(context: PreflightContext) -> Iterator[Diagnostic]:
     """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
-    for hostdev, guest in _placed(situation):
+    for hostdev, guest in _placed(context):
         if not guest.function:
             continue
-        if (guest.bus, guest.slot, 0) in situation.occupied:
+        if (guest.bus, guest.slot, 0) in context.occupied:
             continue
         yield finding(
             "function-without-zero",
             "warning",
             f"the guest never sees {hostdev.name}: its slot has no function 0",
-            (situation.cite(hostdev, _written(guest)),),
+            (context.cite(hostdev, _written(guest)),),
             "a guest looks for other functions only where function 0 answers; libvirt and QEMU "
             "accept it all the same",
             f"write function='0x0' in the address of line {hostdev.line}, or add the device whose "
@@ -43,70 +44,70 @@ def without_function_zero(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def multifunction(situation: PreflightContext) -> Iterator[Diagnostic]:
+def multifunction(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
-    for hostdev, guest in _placed(situation):
+    for hostdev, guest in _placed(context):
         if guest.function or guest.multifunction:
             continue
-        if not any((guest.bus, guest.slot, n) in situation.occupied for n in range(1, 8)):
+        if not any((guest.bus, guest.slot, n) in context.occupied for n in range(1, 8)):
             continue
         yield finding(
             "multifunction-missing",
             "info",
             f"{hostdev.name} is function 0 of several, and does not say multifunction='on'",
-            (situation.cite(hostdev, _written(guest)),),
+            (context.cite(hostdev, _written(guest)),),
             "libvirt adds it; with multifunction='off' QEMU does not start",
             f"write multifunction='on' in the address of line {hostdev.line}",
             subject=hostdev.name,
         )
 
 
-def same_place(situation: PreflightContext) -> Iterator[Diagnostic]:
+def same_place(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Attempted double use of PCI Address"."""
     told: set[tuple[int, int, int]] = set()
-    for hostdev, guest in _placed(situation):
-        if place(guest) in told or situation.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
+    for hostdev, guest in _placed(context):
+        if place(guest) in told or context.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
             continue
         told.add(place(guest))
         here = place(guest)
-        others = [h for h in situation.domain.hostdevs if h.guest and place(h.guest) == here]
+        others = [h for h in context.domain.hostdevs if h.guest and place(h.guest) == here]
         yield finding(
             "same-place",
             "blocker",
-            f"{situation.times_taken[place(guest)]} devices are to be at {_written(guest)}",
-            tuple(situation.cite(h, _written(h.guest)) for h in others),
+            f"{context.times_taken[place(guest)]} devices are to be at {_written(guest)}",
+            tuple(context.cite(h, _written(h.guest)) for h in others),
             "a place in the guest has one function",
             f"write another address in line {hostdev.line}, or leave <address type='pci'> out: "
             "libvirt then chooses",
         )
 
 
-def slot_of_port(situation: PreflightContext) -> Iterator[Diagnostic]:
+def slot_of_port(context: PreflightContext) -> Iterator[Diagnostic]:
     """A PCI Express port has one device below it (27)."""
-    for hostdev, guest in _placed(situation):
-        if not guest.slot or not situation.is_single_slot(guest.bus):
+    for hostdev, guest in _placed(context):
+        if not guest.slot or not context.is_single_slot(guest.bus):
             continue
         yield finding(
             "slot-not-zero",
             "blocker",
             f"{hostdev.name} is to be in slot {guest.slot} below a port, which has slot 0 alone",
-            (situation.cite(hostdev, _written(guest)), _controller(situation, guest.bus)),
+            (context.cite(hostdev, _written(guest)), _controller(context, guest.bus)),
             "libvirt rejects the domain",
             f"write slot='0x00' in line {hostdev.line}; a second device needs a port of its own",
             subject=hostdev.name,
         )
 
 
-def on_expander(situation: PreflightContext) -> Iterator[Diagnostic]:
+def on_expander(context: PreflightContext) -> Iterator[Diagnostic]:
     """An expander takes ports alone (27)."""
-    for hostdev, guest in _placed(situation):
-        if situation.model_at(guest.bus) != EXPANDER:
+    for hostdev, guest in _placed(context):
+        if context.model_at(guest.bus) != EXPANDER:
             continue
         yield finding(
             "device-on-expander",
             "blocker",
             f"{hostdev.name} is to sit on a {EXPANDER} itself",
-            (situation.cite(hostdev, _written(guest)), _controller(situation, guest.bus)),
+            (context.cite(hostdev, _written(guest)), _controller(context, guest.bus)),
             "libvirt rejects the domain: such a bus takes root ports alone",
             f"add <controller type='pci' model='{ROOT_PORT}'> with <address type='pci' "
             f"bus='{guest.bus:#04x}' slot='0x00'/>, and write its index as bus in line "
@@ -115,10 +116,10 @@ def on_expander(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def expander_node(situation: PreflightContext) -> Iterator[Diagnostic]:
+def expander_node(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: the node must be one of <cpu><numa> (27)."""
-    cells = {cell.number for cell in situation.domain.cpu.cells}
-    for expander in _expanders(situation):
+    cells = {cell.number for cell in context.domain.cpu.cells}
+    for expander in _expanders(context):
         node = expander.numa_node
         if node is None or node in cells:
             continue
@@ -127,19 +128,19 @@ def expander_node(situation: PreflightContext) -> Iterator[Diagnostic]:
             "expander-node",
             "blocker",
             f"an expander is to be of NUMA node {node}, which the guest does not have",
-            (f"{situation.at(expander.line)}: <node>{node}</node>; cells of the guest: {known}",),
+            (f"{context.at(expander.line)}: <node>{node}</node>; cells of the guest: {known}",),
             "libvirt rejects the domain",
             f"write a <cell id='{node}'> into <numa> of <cpu>, or another <node> in line "
             f"{expander.line}",
         )
 
 
-def expander_buses(situation: PreflightContext) -> Iterator[Diagnostic]:
+def expander_buses(context: PreflightContext) -> Iterator[Diagnostic]:
     """Bus numbers of an expander go up from busNr: its own, and one for each port and more."""
-    numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
+    numbered = [(e.bus_nr, e) for e in _expanders(context) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
     for (number, expander), (following, other) in pairwise(numbered):
-        needed = 1 + _below(situation, expander.index)
+        needed = 1 + _below(context, expander.index)
         if number + needed <= following:
             continue
         severity: Severity = "blocker" if number == following else "warning"
@@ -149,8 +150,8 @@ def expander_buses(situation: PreflightContext) -> Iterator[Diagnostic]:
             f"the expander with busNr {number} needs {needed} bus numbers, and the next one has "
             f"busNr {following}",
             (
-                f"{situation.at(expander.line)}: busNr='{number}'",
-                f"{situation.at(other.line)}: busNr='{following}'",
+                f"{context.at(expander.line)}: busNr='{number}'",
+                f"{context.at(other.line)}: busNr='{following}'",
             ),
             "QEMU does not start with one number twice"
             if number == following
@@ -160,17 +161,17 @@ def expander_buses(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def expander_limits(situation: PreflightContext) -> Iterator[Diagnostic]:
+def expander_limits(context: PreflightContext) -> Iterator[Diagnostic]:
     """Bus numbers of the first expander, above those of pcie.0, and of the last, up to 255."""
-    numbered = [(e.bus_nr, e) for e in _expanders(situation) if e.bus_nr is not None]
+    numbered = [(e.bus_nr, e) for e in _expanders(context) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
     if not numbered:
         return
     (first, lowest), (last, highest) = numbered[0], numbered[-1]
-    own, behind = _own_buses(situation), 1 + _below(situation, highest.index)
+    own, behind = _own_buses(context), 1 + _below(context, highest.index)
     if first < own:
         text = f"the guest's own root has {own} buses, and the first expander has busNr {first}"
-        yield _without_number(situation, lowest, text, f"busNr='{own}' or more")
+        yield _without_number(context, lowest, text, f"busNr='{own}' or more")
     if last + behind > _LAST_BUS + 1:
         text = (
             f"the expander with busNr {last} needs {behind} bus numbers, and {_LAST_BUS} is the "
@@ -178,54 +179,54 @@ def expander_limits(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
         fewer = f"busNr='{_LAST_BUS + 1 - behind}' or less"
         enough = f"{fewer}, and lower ones for other expanders" if numbered[1:] else fewer
-        yield _without_number(situation, highest, text, enough)
+        yield _without_number(context, highest, text, enough)
 
 
-def _placed(situation: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
+def _placed(context: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
     """The devices that are given a place in the guest."""
-    for hostdev in situation.domain.hostdevs:
+    for hostdev in context.domain.hostdevs:
         if hostdev.guest is not None:
             yield hostdev, hostdev.guest
 
 
 def _without_number(
-    situation: PreflightContext, expander: PciController, text: str, remedy: str
+    context: PreflightContext, expander: PciController, text: str, remedy: str
 ) -> Diagnostic:
     return finding(
         "expander-buses",
         "warning",
         text,
-        (f"{situation.at(expander.line)}: busNr='{expander.bus_nr}'",),
+        (f"{context.at(expander.line)}: busNr='{expander.bus_nr}'",),
         "the guest's firmware has no number for the last ports, and their devices are not seen",
         f"write {remedy} in line {expander.line}",
     )
 
 
-def _own_buses(situation: PreflightContext) -> int:
+def _own_buses(context: PreflightContext) -> int:
     """Of pcie.0: itself, and all controllers that are not behind an expander."""
-    others = [c for c in situation.domain.controllers if c.index and c.model != EXPANDER]
-    behind = sum(_below(situation, expander.index) for expander in _expanders(situation))
+    others = [c for c in context.domain.controllers if c.index and c.model != EXPANDER]
+    behind = sum(_below(context, expander.index) for expander in _expanders(context))
     return 1 + len(others) - behind
 
 
-def _below(situation: PreflightContext, index: int, depth: int = 0) -> int:
+def _below(context: PreflightContext, index: int, depth: int = 0) -> int:
     """How many buses are below a controller: each of its ports makes one, and so on."""
-    if depth > len(situation.controllers):
+    if depth > len(context.controllers):
         return 0  # controllers that go round in a circle
-    below = [c for c in situation.domain.controllers if c.guest and c.guest.bus == index]
-    return sum(1 + _below(situation, c.index, depth + 1) for c in below if c.index != index)
+    below = [c for c in context.domain.controllers if c.guest and c.guest.bus == index]
+    return sum(1 + _below(context, c.index, depth + 1) for c in below if c.index != index)
 
 
-def _expanders(situation: PreflightContext) -> list[PciController]:
-    return [c for c in situation.domain.controllers if c.model == EXPANDER]
+def _expanders(context: PreflightContext) -> list[PciController]:
+    return [c for c in context.domain.controllers if c.model == EXPANDER]
 
 
-def companions_left_out(situation: PreflightContext) -> Iterator[Diagnostic]:
+def companions_left_out(context: PreflightContext) -> Iterator[Diagnostic]:
     """A GPU's sound, USB and UCSI functions, which do nothing for the host by themselves."""
     told: set[tuple[int, int, int]] = set()
-    for taken in situation.functions:
+    for taken in context.functions:
         device = taken.device
-        others = [d for d in situation.host.slot(device) if d.address not in situation.addresses]
+        others = [d for d in context.host.slot(device) if d.address not in context.addresses]
         if device.physical_function or not others or device.address.slot in told:
             continue
         if not device.is_graphics_or_accelerator:
@@ -235,17 +236,17 @@ def companions_left_out(situation: PreflightContext) -> Iterator[Diagnostic]:
             "companion-left-out",
             "info",
             f"the domain takes {device} without the other functions of its slot",
-            (situation.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
+            (context.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
             "a guest's driver may miss them: no sound over HDMI, no USB-C; and the device is reset "
             "as a whole",
-            f"{situation.completion(device)}; it lacks {addresses(others)}",
+            f"{context.completion(device)}; it lacks {addresses(others)}",
             subject=device,
         )
 
 
-def companions_apart(situation: PreflightContext) -> Iterator[Diagnostic]:
+def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
     """Functions of one device that the guest finds as several."""
-    for slot in _slots(situation):
+    for slot in _slots(context):
         places = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in slot if t.hostdev.guest}
         unplaced = sum(t.hostdev.guest is None for t in slot)
         if len(places) + unplaced < 2 or not _has_gpu(slot):  # noqa: PLR2004 - several places
@@ -254,16 +255,16 @@ def companions_apart(situation: PreflightContext) -> Iterator[Diagnostic]:
             "companions-apart",
             "info",
             f"the guest gets the functions of {slot[0].device} as {len(places) + unplaced} devices",
-            tuple(situation.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
+            tuple(context.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
             "on the host they are one, and some drivers look for the others beside function 0",
-            f"{situation.completion(slot[0].device)}",
+            f"{context.completion(slot[0].device)}",
         )
 
 
-def _slots(situation: PreflightContext) -> list[list[AssignedFunction]]:
+def _slots(context: PreflightContext) -> list[list[AssignedFunction]]:
     """The functions of each slot of the host that the domain takes several of."""
     found: dict[tuple[int, int, int], list[AssignedFunction]] = defaultdict(list)
-    for taken in seen(situation):
+    for taken in seen(context):
         if taken.device.physical_function is None:
             found[taken.device.address.slot].append(taken)
     return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]
@@ -273,20 +274,20 @@ def _has_gpu(slot: Sequence[AssignedFunction]) -> bool:
     return any(taken.device.is_graphics_or_accelerator for taken in slot)
 
 
-def no_spare_port(situation: PreflightContext) -> Iterator[Diagnostic]:
+def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
     """A port takes one device; only hot-plug needs one that is free, for libvirt adds the rest."""
-    ports = [c for c in situation.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
-    if not ports or not situation.hostdevs:
+    ports = [c for c in context.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
+    if not ports or not context.hostdevs:
         return
-    used = {address.bus for address in situation.domain.taken}
+    used = {address.bus for address in context.domain.taken}
     free = [port for port in ports if port.index not in used]
-    if len(free) > situation.domain.unplaced:
+    if len(free) > context.domain.unplaced:
         return
     yield finding(
         "no-free-port",
         "info",
         "no root port is free: nothing can be attached while the domain runs",
-        tuple(f"{situation.at(p.line)}: root port {p.index}" for p in ports[-1:]),
+        tuple(f"{context.at(p.line)}: root port {p.index}" for p in ports[-1:]),
         'libvirt adds no port to a running domain ("No more available PCI slots")',
         f"add <controller type='pci' model='{ROOT_PORT}'/> for each device to come",
     )
@@ -298,6 +299,6 @@ def _written(guest: GuestAddress | None) -> str:
     return f"guest address bus {guest.bus:#04x} slot {guest.slot:#04x} function {guest.function:#x}"
 
 
-def _controller(situation: PreflightContext, bus: int) -> str:
-    controller = situation.controllers[bus]
-    return f"{situation.at(controller.line)}: controller {bus} is a {controller.model}"
+def _controller(context: PreflightContext, bus: int) -> str:
+    controller = context.controllers[bus]
+    return f"{context.at(controller.line)}: controller {bus} is a {controller.model}"

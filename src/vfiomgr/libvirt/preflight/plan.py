@@ -123,44 +123,44 @@ def preflight(
     return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in domains)
 
 
-def _judge(situation: PreflightContext) -> Report:
-    kind = situation.domain.kind
+def _judge(context: PreflightContext) -> Report:
+    kind = context.domain.kind
     if kind not in _OF_QEMU:
         return Report((), (f"a domain of type {kind}: its devices do not go through VFIO",))
-    found = [finding for rule in RULES for finding in rule(situation)]
+    found = [finding for rule in RULES for finding in rule(context)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(tuple(dict.fromkeys(found)), tuple(_not_checked(situation)))
+    return Report(tuple(dict.fromkeys(found)), tuple(_not_checked(context)))
 
 
-def _not_checked(situation: PreflightContext) -> Iterator[str]:
+def _not_checked(context: PreflightContext) -> Iterator[str]:
     """What no rule could look at, and what is missing for it."""
-    if situation.hypervisor is None:
+    if context.hypervisor is None:
         yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
     else:
-        yield from unread_domains(situation.hypervisor)
+        yield from unread_domains(context.hypervisor)
     yield OF_LIBVIRT
-    if not situation.hostdevs:
+    if not context.hostdevs:
         return
-    host = situation.host
+    host = context.host
     if host.readiness is None:
         yield "modules, interrupts, limits: the snapshot was made without them"
     if host.users is None:
         yield "which processes hold the devices: nobody looked, or not as root"
     if host.host_uses is None:
         yield "disks and routes of the host: there is no /proc to tell"
-    if not situation.domain.is_x86:
+    if not context.domain.is_x86:
         yield (
             f"addresses, BAR windows and the number of CPUs of a machine of "
-            f"{situation.domain.architecture}: their rules know PCs alone"
+            f"{context.domain.architecture}: their rules know PCs alone"
         )
-    if situation.takes_functions:
-        yield from _unseen_addresses(situation)
-    if situation.files is None and any(hostdev.rom_file for hostdev in situation.hostdevs):
+    if context.takes_functions:
+        yield from _unseen_addresses(context)
+    if context.files is None and any(hostdev.rom_file for hostdev in context.hostdevs):
         yield "whether the ROM is there: the files are those of another machine"
 
 
-def _unseen_addresses(situation: PreflightContext) -> Iterator[str]:
-    if situation.host.topology is None:
+def _unseen_addresses(context: PreflightContext) -> Iterator[str]:
+    if context.host.topology is None:
         yield "NUMA nodes and huge pages: the snapshot was made without them"
-    if situation.host.cpu_address_bits is None and mmio_window.has_host_bits(situation):
+    if context.host.cpu_address_bits is None and mmio_window.has_host_bits(context):
         yield "whether the BARs fit: the host does not tell the width of its addresses"

@@ -28,25 +28,25 @@ _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 _OF_THE_HOST = (platform.interrupt_remapping, modules.vfio_pci, modules.iommu_backend)
 
 
-def host(situation: PreflightContext) -> Iterator[Diagnostic]:
+def host(context: PreflightContext) -> Iterator[Diagnostic]:
     """What `vfiomgr check` finds that keeps every function of the host from guests."""
-    if not situation.takes_functions:
+    if not context.takes_functions:
         return
-    facts = situation.host.readiness
-    found = [*platform.iommu(situation.host)]
-    found += [f for rule in _OF_THE_HOST if facts for f in rule(situation.host, facts)]
+    facts = context.host.readiness
+    found = [*platform.iommu(context.host)]
+    found += [f for rule in _OF_THE_HOST if facts for f in rule(context.host, facts)]
     yield from (finding for finding in found if finding.severity not in ("ok", "info"))
 
 
-def no_vfio(situation: PreflightContext) -> Iterator[Diagnostic]:
+def no_vfio(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "host doesn't support passthrough of host PCI devices" (67)."""
-    hypervisor = situation.hypervisor
-    if hypervisor is None or hypervisor.offers_vfio is not False or not situation.hostdevs:
+    hypervisor = context.hypervisor
+    if hypervisor is None or hypervisor.offers_vfio is not False or not context.hostdevs:
         return
-    if _has_vfio(situation):
+    if _has_vfio(context):
         return  # libvirt keeps its capabilities: they may be of before VFIO was loaded
-    host = situation.host
-    free = (t.device for t in situation.waiting if not diagnostics_to_bind(host, [t.device]))
+    host = context.host
+    free = (t.device for t in context.waiting if not diagnostics_to_bind(host, [t.device]))
     bindable = next(free, None)
     yield finding(
         "libvirt-without-vfio",
@@ -60,25 +60,25 @@ def no_vfio(situation: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
-def _has_vfio(situation: PreflightContext) -> bool:
+def _has_vfio(context: PreflightContext) -> bool:
     """Whether the host itself shows what libvirt looks for at the start."""
-    facts = situation.host.readiness
+    facts = context.host.readiness
     if facts is not None and facts.has_dev:
         return facts.node("/dev/vfio/vfio") is not None
-    return any(device.is_on_vfio for device in situation.host.devices)
+    return any(device.is_on_vfio for device in context.host.devices)
 
 
-def no_kvm(situation: PreflightContext) -> Iterator[Diagnostic]:
+def no_kvm(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "could not get preferred machine … type=kvm"."""
-    hypervisor = situation.hypervisor
-    if hypervisor is None or hypervisor.has_kvm is not False or situation.domain.kind != "kvm":
+    hypervisor = context.hypervisor
+    if hypervisor is None or hypervisor.has_kvm is not False or context.domain.kind != "kvm":
         return
     yield finding(
         "no-kvm",
         "blocker",
         "the domain is of type kvm, and libvirt offers no KVM on this host",
         (
-            f"{situation.at(situation.domain.line('domain'))}: <domain type='kvm'>",
+            f"{context.at(context.domain.line('domain'))}: <domain type='kvm'>",
             f"{hypervisor.uri}: capabilities without a domain of type kvm",
         ),
         "the CPU has no virtualization that the kernel can use: it lacks it, or the firmware keeps "
@@ -88,19 +88,19 @@ def no_kvm(situation: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
-def other_architecture(situation: PreflightContext) -> Iterator[Diagnostic]:
+def other_architecture(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "unsupported configuration: Emulator … does not support virt type 'kvm'"."""
-    own, wanted = situation.host.architecture, situation.domain.architecture
-    if own is None or wanted is None or situation.domain.kind != "kvm":
+    own, wanted = context.host.architecture, context.domain.architecture
+    if own is None or wanted is None or context.domain.kind != "kvm":
         return
     if wanted == own or wanted in _WITH_KVM.get(own, ()):
         return
-    line = situation.domain.line("os/type")
+    line = context.domain.line("os/type")
     yield finding(
         "other-architecture",
         "blocker",
         f"the domain is for {wanted} with KVM, and this host is {own}",
-        (f"{situation.at(line)}: <type arch='{wanted}'>", f"/proc/cpuinfo: a CPU of {own}"),
+        (f"{context.at(line)}: <type arch='{wanted}'>", f"/proc/cpuinfo: a CPU of {own}"),
         "KVM runs guests of the host's own architecture alone",
         f"write arch='{own}' and a machine of it in line {line}, or start it on a host of {wanted}",
     )
@@ -111,18 +111,18 @@ _Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
 """Of QEMU itself: distributions have names and limits of their own."""
 
 
-def too_many(situation: PreflightContext) -> Iterator[Diagnostic]:
+def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit.
 
     Since 10.10 libvirt adds the IOMMU and the mode where neither is written
     (https://libvirt.org/news.html).
     """
-    domain = situation.domain
+    domain = context.domain
     count, line = domain.cpu.count, domain.line("vcpu")
     if not domain.is_x86 or count <= MOST_WITHOUT_EIM:
         return
-    cited = f"{situation.at(line)}: {count} CPUs"
-    machine = f"{situation.at(domain.line('os/type'))}: machine='{domain.machine or ''}'"
+    cited = f"{context.at(line)}: {count} CPUs"
+    machine = f"{context.at(domain.line('os/type'))}: machine='{domain.machine or ''}'"
     most = _limit(domain.machine)
     if most is not None and count > most:
         yield finding(
@@ -143,8 +143,8 @@ def too_many(situation: PreflightContext) -> Iterator[Diagnostic]:
             "libvirt rejects the domain",
             f"write {MOST_WITHOUT_EIM} or fewer in line {line}",
         )
-    elif not _has_eim(situation):
-        iommu = situation.at(domain.line("devices/iommu" if domain.iommu else "devices"))
+    elif not _has_eim(context):
+        iommu = context.at(domain.line("devices/iommu" if domain.iommu else "devices"))
         yield finding(
             "too-many-cpus",
             "blocker",
@@ -158,9 +158,9 @@ def too_many(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _has_eim(situation: PreflightContext) -> bool:
+def _has_eim(context: PreflightContext) -> bool:
     """Whether the guest gets extended interrupt mode: as written, or from libvirt itself."""
-    iommu, version = situation.domain.iommu, situation.libvirt
+    iommu, version = context.domain.iommu, context.libvirt
     if version is not None and ADDS_EIM.is_in(version):
         return iommu is None or (iommu.model == _INTEL and not iommu.is_eim_off)
     return iommu is not None and iommu.has_eim
@@ -182,32 +182,32 @@ _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions have one requester: the bridge."""
 
 
-def group_apart(situation: PreflightContext) -> Iterator[Diagnostic]:
+def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
 
     A function of PCI Express has a space of its own, also in one slot with others; all that is
     behind a bridge to conventional PCI has one (pci_device_iommu_address_space in hw/pci/pci.c).
     Of an IOMMU that is for one bus nothing is said.
     """
-    iommu = situation.domain.iommu
+    iommu = context.domain.iommu
     if iommu is None or iommu.bus is not None:
         return
     groups: dict[int, list[AssignedFunction]] = defaultdict(list)
-    for taken in seen(situation):
+    for taken in seen(context):
         if taken.device.iommu_group is not None:
             groups[taken.device.iommu_group].append(taken)
     for number, members in groups.items():
-        spaces = _count_spaces(situation, members)
+        spaces = _count_spaces(context, members)
         if spaces == 1:
             continue
-        line = situation.domain.line(_ELEMENT)
+        line = context.domain.line(_ELEMENT)
         yield finding(
             "viommu-group-apart",
             "blocker",
             f"the guest has an IOMMU, and gets IOMMU group {number} as {spaces} functions",
             (
-                f"{situation.at(line)}: <iommu>",
-                *(situation.cite(taken.hostdev) for taken in members),
+                f"{context.at(line)}: <iommu>",
+                *(context.cite(taken.hostdev) for taken in members),
                 *(f"{IOMMU_GROUPS}/{number}/devices/{t.device.address}" for t in members),
             ),
             "each function of PCI Express is an address space of its own then, and a group has "
@@ -218,11 +218,11 @@ def group_apart(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _count_spaces(situation: PreflightContext, members: Sequence[AssignedFunction]) -> int:
+def _count_spaces(context: PreflightContext, members: Sequence[AssignedFunction]) -> int:
     """How many address spaces the functions of a group are in; libvirt places some alone."""
     placed = {
         guest.bus
-        if situation.model_at(guest.bus) in _CONVENTIONAL
+        if context.model_at(guest.bus) in _CONVENTIONAL
         else (guest.bus, guest.slot, guest.function)
         for guest in (taken.hostdev.guest for taken in members)
         if guest is not None
@@ -230,23 +230,23 @@ def _count_spaces(situation: PreflightContext, members: Sequence[AssignedFunctio
     return len(placed) + sum(taken.hostdev.guest is None for taken in members)
 
 
-def maps_nothing(situation: PreflightContext) -> Iterator[Diagnostic]:
+def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
-    iommu = situation.domain.iommu
-    taking = [hostdev for hostdev in situation.hostdevs if hostdev.is_seen]
+    iommu = context.domain.iommu
+    taking = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
     if iommu is None or iommu.model != _AMD or not taking:
         return
     aliases = (_USUAL_ALIAS, iommu.alias)
-    if any(_remaps(*pair, aliases) for pair in pairwise(situation.domain.qemu_arguments)):
+    if any(_remaps(*pair, aliases) for pair in pairwise(context.domain.qemu_arguments)):
         return
-    line = situation.domain.line(_ELEMENT)
+    line = context.domain.line(_ELEMENT)
     yield finding(
         "viommu-without-mapping",
         "blocker",
         "the guest's IOMMU tells VFIO nothing of what the guest maps",
         (
-            f"{situation.at(line)}: <iommu model='{_AMD}'>",
-            *(situation.cite(hostdev) for hostdev in taking),
+            f"{context.at(line)}: <iommu model='{_AMD}'>",
+            *(context.cite(hostdev) for hostdev in taking),
         ),
         "QEMU's amd-iommu has that since 10.2, switched off, and libvirt no word for it: QEMU ends "
         'with "requires dma-remap=1", or "requires iommu notifier"',
@@ -297,19 +297,19 @@ def _is_on(value: object) -> bool:
     return value is True or value in _ON
 
 
-def caching_mode(situation: PreflightContext) -> Iterator[Diagnostic]:
+def caching_mode(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
-    iommu = situation.domain.iommu
+    iommu = context.domain.iommu
     if iommu is None or iommu.model != _INTEL_IOMMU or iommu.has_caching_mode:
         return
-    if not any(hostdev.is_seen for hostdev in situation.hostdevs):
+    if not any(hostdev.is_seen for hostdev in context.hostdevs):
         return
-    line = situation.domain.line(_ELEMENT)
+    line = context.domain.line(_ELEMENT)
     yield finding(
         "viommu-caching-mode",
         "blocker",
         "the guest's IOMMU has no caching mode, which devices of the host need",
-        (f"{situation.at(line)}: <iommu model='{_INTEL_IOMMU}'> without caching_mode='on'",),
+        (f"{context.at(line)}: <iommu model='{_INTEL_IOMMU}'> without caching_mode='on'",),
         "without it QEMU does not learn what the guest maps, and ends",
         f"write <driver intremap='on' caching_mode='on'/> into the <iommu> of line {line}",
     )

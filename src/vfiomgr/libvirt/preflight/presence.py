@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
+    from vfiomgr.vgpu.guest_device import DomainHostdev
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -26,30 +26,30 @@ _A_BUS = 256
 """Functions of a bus; virtual ones of a device may go on to the next buses."""
 
 
-def missing(situation: PreflightContext) -> Iterator[Diagnostic]:
+def missing(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt before 9.8 starts QEMU all the same, which then finds no such device."""
-    for hostdev in situation.hostdevs:
-        if hostdev.kind != "pci" or situation.host.device_named(hostdev.name) is not None:
+    for hostdev in context.hostdevs:
+        if hostdev.kind != "pci" or context.host.device_named(hostdev.name) is not None:
             continue
         yield finding(
             "device-missing",
             "blocker",
             f"this host has no PCI device {hostdev.name}",
-            (situation.cite(hostdev), f"{PCI_DEVICES}/{hostdev.name} is not there"),
+            (context.cite(hostdev), f"{PCI_DEVICES}/{hostdev.name} is not there"),
             "QEMU cannot open a device that the host does not have, and does not start without it",
-            f"{_functions_to_make(situation, hostdev)}vfiomgr list --all shows the addresses of "
+            f"{_functions_to_make(context, hostdev)}vfiomgr list --all shows the addresses of "
             "this host, which may change with the cards in it; write the right one, or take it "
-            f"out: {situation.removal(hostdev)}",
+            f"out: {context.removal(hostdev)}",
             subject=hostdev.name,
         )
 
 
-def _functions_to_make(situation: PreflightContext, hostdev: DomainHostdev) -> str:
+def _functions_to_make(context: PreflightContext, hostdev: DomainHostdev) -> str:
     """What makes virtual functions, where the address could be that of one."""
     address = hostdev.address
     able = [
         device
-        for device in situation.host.devices
+        for device in context.host.devices
         if address is not None
         and device.sriov_totalvfs
         and not device.virtual_functions
@@ -65,13 +65,13 @@ def _functions_to_make(situation: PreflightContext, hostdev: DomainHostdev) -> s
     )
 
 
-def twice(situation: PreflightContext) -> Iterator[Diagnostic]:
+def twice(context: PreflightContext) -> Iterator[Diagnostic]:
     """One device, two elements (virHostdevPreparePCIDevices, qemuBuildHostdevMediatedDevStr).
 
     Disks may share an NVMe controller: each is a namespace of its own.
     """
     lines: dict[str, list[DomainHostdev]] = defaultdict(list)
-    for hostdev in situation.domain.hostdevs:
+    for hostdev in context.domain.hostdevs:
         if hostdev.name:
             lines[hostdev.name].append(hostdev)
     for name, elements in lines.items():
@@ -80,7 +80,7 @@ def twice(situation: PreflightContext) -> Iterator[Diagnostic]:
                 "device-twice",
                 "blocker",
                 f"the domain names {name} {len(elements)} times",
-                tuple(situation.cite(hostdev) for hostdev in elements),
+                tuple(context.cite(hostdev) for hostdev in elements),
                 "a guest can open a device once",
                 "take all but one of these elements out",
             )
@@ -99,16 +99,16 @@ class GuardRule(Value):
     is_of_waiting: bool = False
     """Whether it is about functions that somebody has to bind, and about no others."""
 
-    def __call__(self, situation: PreflightContext) -> Iterator[Diagnostic]:
+    def __call__(self, context: PreflightContext) -> Iterator[Diagnostic]:
         """Each function of the domain that the guard objects to."""
-        for taken in situation.waiting if self.is_of_waiting else situation.functions:
-            for diagnostic in self.guard(situation.host, taken.device):
+        for taken in context.waiting if self.is_of_waiting else context.functions:
+            for diagnostic in self.guard(context.host, taken.device):
                 yield finding(
                     self.id,
                     "blocker",
                     diagnostic.summary,
                     (
-                        situation.cite(taken.hostdev),
+                        context.cite(taken.hostdev),
                         f"{sysfs(taken.device)}{self.shown(taken.device)}",
                     ),
                     self.reason,
@@ -159,16 +159,16 @@ GUARD_RULES = (
 )
 
 
-def plain_network_device(situation: PreflightContext) -> Iterator[Diagnostic]:
+def plain_network_device(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt sets a MAC address first (virHostdevSetNetConfig)."""
-    for taken in situation.functions:
+    for taken in context.functions:
         if taken.hostdev.element != "interface" or taken.device.physical_function is not None:
             continue
         yield finding(
             "interface-not-vf",
             "blocker",
             f"{taken.device} is no virtual function, and is written as an <interface>",
-            (situation.cite(taken.hostdev), f"{sysfs(taken.device)} has no physfn"),
+            (context.cite(taken.hostdev), f"{sysfs(taken.device)} has no physfn"),
             "for an <interface type='hostdev'> libvirt first sets a MAC address, which it does for "
             "virtual functions alone",
             f"write it as a <hostdev>: vfiomgr libvirt hostdev {taken.device.address} prints it; "
@@ -177,23 +177,23 @@ def plain_network_device(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def seen(situation: PreflightContext) -> tuple[AssignedFunction, ...]:
+def seen(context: PreflightContext) -> tuple[AssignedFunction, ...]:
     """The functions that the guest sees."""
-    return tuple(taken for taken in situation.functions if taken.hostdev.is_seen)
+    return tuple(taken for taken in context.functions if taken.hostdev.is_seen)
 
 
 _MODEL, _CCW = "vfio-pci", "vfio-ccw"
 
 
-def inactive(situation: PreflightContext) -> Iterator[Diagnostic]:
+def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
     """Mediated devices are gone after a reboot; libvirt attaches one that is not active."""
-    for hostdev in situation.hostdevs:
-        if hostdev.kind != "mdev" or situation.host.vgpu(hostdev.name) is not None:
+    for hostdev in context.hostdevs:
+        if hostdev.kind != "mdev" or context.host.vgpu(hostdev.name) is not None:
             continue
-        if hostdev.name in situation.hook_needs.vgpus:
+        if hostdev.name in context.hook_needs.vgpus:
             continue
-        evidence = (situation.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is not there")
-        definition = _definition(situation, hostdev.name)
+        evidence = (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is not there")
+        definition = _definition(context, hostdev.name)
         why = "QEMU opens a mediated device that is active; libvirt makes none for a domain"
         if definition is not None:
             yield finding(
@@ -219,32 +219,32 @@ def inactive(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _definition(situation: PreflightContext, uuid: str) -> VgpuDefinition | None:
-    return next((d for d in situation.host.vgpu_definitions if d.uuid == uuid), None)
+def _definition(context: PreflightContext, uuid: str) -> VgpuDefinition | None:
+    return next((d for d in context.host.vgpu_definitions if d.uuid == uuid), None)
 
 
-def not_kept(situation: PreflightContext) -> Iterator[Diagnostic]:
+def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
     """An active vGPU that nothing brings back after a reboot."""
-    for hostdev, vgpu in situation.vgpus:
-        definition = _definition(situation, hostdev.name)
-        if situation.host.definitions is None or (definition and definition.autostart):
+    for hostdev, vgpu in context.vgpus:
+        definition = _definition(context, hostdev.name)
+        if context.host.definitions is None or (definition and definition.autostart):
             continue
         how = "defined to start by hand" if definition else "not defined"
         yield finding(
             "vgpu-not-kept",
             "info",
             f"{vgpu} is gone after a reboot: it is {how}",
-            (situation.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is there now"),
+            (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is there now"),
             "the kernel keeps no mediated device, and without it the domain does not start",
             f"vfiomgr vgpu define --uuid {hostdev.name} --auto",
             subject=vgpu,
         )
 
 
-def wrong_model(situation: PreflightContext) -> Iterator[Diagnostic]:
+def wrong_model(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt compares it with the type's device_api (virMediatedDeviceCheckModel)."""
-    for hostdev, vgpu in situation.vgpus:
-        api = _device_api(situation, vgpu)
+    for hostdev, vgpu in context.vgpus:
+        api = _device_api(context, vgpu)
         if api is None or hostdev.model is None or api == hostdev.model:
             continue
         yield finding(
@@ -252,7 +252,7 @@ def wrong_model(situation: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             f"{vgpu} is of {api}, and the domain says model='{hostdev.model}'",
             (
-                situation.cite(hostdev, f"model='{hostdev.model}'"),
+                context.cite(hostdev, f"model='{hostdev.model}'"),
                 f"{MDEV_DEVICES}/{hostdev.name}/mdev_type/device_api: {api}",
             ),
             "libvirt compares the two before it starts QEMU",
@@ -261,26 +261,26 @@ def wrong_model(situation: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-def _device_api(situation: PreflightContext, vgpu: Vgpu) -> str | None:
-    for parent in situation.host.vgpu_parents:
+def _device_api(context: PreflightContext, vgpu: Vgpu) -> str | None:
+    for parent in context.host.vgpu_parents:
         if parent.name == vgpu.parent:
             return next((t.device_api for t in parent.types if t.id == vgpu.type), None)
     return None
 
 
-def untyped_function(situation: PreflightContext) -> Iterator[Diagnostic]:
+def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
     """A virtual function of the vendor's driver is no vGPU until it has a type."""
-    for taken in situation.functions:
-        if str(taken.device.address) in situation.hook_needs.vgpus:
+    for taken in context.functions:
+        if str(taken.device.address) in context.hook_needs.vgpus:
             continue
-        if situation.is_vendor_function(taken) and _is_untyped(situation, taken):
+        if context.is_vendor_function(taken) and _is_untyped(context, taken):
             address = taken.device.address
             yield finding(
                 "function-without-type",
                 "blocker",
                 f"{taken.device} has no vGPU type",
                 (
-                    situation.cite(taken.hostdev),
+                    context.cite(taken.hostdev),
                     f"/sys/bus/pci/devices/{address}/nvidia/current_vgpu_type: 0",
                 ),
                 "its driver offers it to guests once it is a vGPU of some type, which is gone "
@@ -291,23 +291,23 @@ def untyped_function(situation: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def _is_untyped(situation: PreflightContext, taken: AssignedFunction) -> bool:
-    return situation.host.vgpu(str(taken.device.address)) is None
+def _is_untyped(context: PreflightContext, taken: AssignedFunction) -> bool:
+    return context.host.vgpu(str(taken.device.address)) is None
 
 
-def display_without_graphics(situation: PreflightContext) -> Iterator[Diagnostic]:
+def display_without_graphics(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt asks for it when it reads the domain (qemuValidateDomainMdevDefVFIOPCI)."""
-    if situation.domain.has_graphics:
+    if context.domain.has_graphics:
         return
-    for hostdev in situation.hostdevs:
+    for hostdev in context.hostdevs:
         if hostdev.display:
             yield finding(
                 "display-without-graphics",
                 "blocker",
                 f"{hostdev.name} has display='on', and the domain has no graphics",
                 (
-                    situation.cite(hostdev, "display='on'"),
-                    f"{situation.at(situation.domain.line('devices'))}: no <graphics>",
+                    context.cite(hostdev, "display='on'"),
+                    f"{context.at(context.domain.line('devices'))}: no <graphics>",
                 ),
                 "QEMU shows the device's picture through VNC or SPICE",
                 "write <graphics type='vnc'/> into <devices>, or display='off' in line "
@@ -316,34 +316,34 @@ def display_without_graphics(situation: PreflightContext) -> Iterator[Diagnostic
             )
 
 
-def several_ramfb(situation: PreflightContext) -> Iterator[Diagnostic]:
+def several_ramfb(context: PreflightContext) -> Iterator[Diagnostic]:
     """Ramfb is one file of the firmware's configuration: etc/ramfb (hw/display/ramfb.c)."""
-    with_ramfb = [hostdev for hostdev in situation.hostdevs if hostdev.ramfb]
+    with_ramfb = [hostdev for hostdev in context.hostdevs if hostdev.ramfb]
     if len(with_ramfb) > 1:
         names = ", ".join(hostdev.name for hostdev in with_ramfb)
         yield finding(
             "several-ramfb",
             "blocker",
             f"{len(with_ramfb)} devices have ramfb='on': {names}",
-            tuple(situation.cite(hostdev, "ramfb='on'") for hostdev in with_ramfb),
+            tuple(context.cite(hostdev, "ramfb='on'") for hostdev in with_ramfb),
             "a guest has one framebuffer of this kind, which its firmware draws to",
             f"leave ramfb='on' in line {with_ramfb[0].line} alone",
         )
 
 
-def boot_order(situation: PreflightContext) -> Iterator[Diagnostic]:
+def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "booting from assigned devices is not supported by mediated devices" (67).
 
     It takes an order for disks of s390 (vfio-ccw), which are no vGPUs.
     """
-    for hostdev in situation.hostdevs:
+    for hostdev in context.hostdevs:
         is_vgpu = hostdev.kind == "mdev" and hostdev.model != _CCW
         if is_vgpu and hostdev.boot_order is not None:
             yield finding(
                 "vgpu-boot-order",
                 "blocker",
                 f"the vGPU {hostdev.name} has a boot order",
-                (situation.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),),
+                (context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),),
                 "libvirt rejects the domain: no guest boots from a mediated device, with ramfb "
                 "or without",
                 f"take <boot order='{hostdev.boot_order}'/> out of the element in line "

@@ -25,34 +25,35 @@ from vfiomgr.libvirt.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.model import DomainHostdev, Feature
+    from vfiomgr.libvirt.model import Feature
     from vfiomgr.libvirt.preflight.context import PreflightContext
+    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
 _OLD_BACKENDS = frozenset({"kvm", "xen"})
 
 
-def dropped(situation: PreflightContext) -> Iterator[Diagnostic]:
+def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
     """What that libvirt does not know and leaves out, without a word."""
-    version = situation.libvirt
+    version = context.libvirt
     if version is None:
         return
-    for line, feature, what in _newer(situation):
+    for line, feature, what in _newer(context):
         if feature.is_in(version):
             continue
         yield finding(
             "element-dropped",
             "warning",
             f"libvirt {version} does not know {feature.what}, and leaves it out",
-            (f"{situation.at(line)}: {what}", situation.cite_libvirt()),
+            (f"{context.at(line)}: {what}", context.cite_libvirt()),
             "without validation it drops what it does not know, and the domain starts without it",
             f"install libvirt {feature.since} or later, or take it out of line {line}",
         )
 
 
-def _newer(situation: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
+def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
     """What the domain has of which the age is known."""
-    domain = situation.domain
+    domain = context.domain
     for hostdev in domain.hostdevs:
         yield from ((hostdev.line, *found) for found in _newer_of(hostdev))
     cpu, line = domain.cpu, domain.line("cpu/maxphysaddr")
@@ -75,72 +76,69 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
         yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
 
 
-def unknown_iommu(situation: PreflightContext) -> Iterator[Diagnostic]:
+def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
     """A value that it does not know is an error (27)."""
-    iommu, version = situation.domain.iommu, situation.libvirt
+    iommu, version = context.domain.iommu, context.libvirt
     feature = _IOMMUS.get(iommu.model) if iommu else None
     if feature is None or version is None or feature.is_in(version):
         return
-    line = situation.domain.line("devices/iommu")
+    line = context.domain.line("devices/iommu")
     yield finding(
         "iommu-model-unknown",
         "blocker",
         f"libvirt {version} does not know {feature.what}",
-        (f"{situation.at(line)}: {feature.what}", situation.cite_libvirt()),
+        (f"{context.at(line)}: {feature.what}", context.cite_libvirt()),
         "it rejects the domain",
         f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line {line}",
     )
 
 
-def old_backend(situation: PreflightContext) -> Iterator[Diagnostic]:
+def old_backend(context: PreflightContext) -> Iterator[Diagnostic]:
     """Assignment by KVM itself went with Linux 4.12; Xen's is for Xen."""
-    for hostdev in situation.domain.hostdevs:
+    for hostdev in context.domain.hostdevs:
         if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
             yield finding(
                 "old-backend",
                 "blocker",
                 f"{hostdev.name} is to go to the guest by {hostdev.driver}, which QEMU lacks",
-                (situation.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
+                (context.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
                 "QEMU gives devices to guests through VFIO alone",
                 f"write <driver name='vfio'/> in line {hostdev.line}, or leave it out",
                 subject=hostdev.name,
             )
 
 
-def iommufd(situation: PreflightContext) -> Iterator[Diagnostic]:
+def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
     """What iommufd needs beyond libvirt: the kernel's node and a QEMU that opens it."""
-    wanting = [hostdev for hostdev in situation.hostdevs if hostdev.iommufd]
-    if not (wanting or situation.domain.has_iommufd):
+    wanting = [hostdev for hostdev in context.hostdevs if hostdev.iommufd]
+    if not (wanting or context.domain.has_iommufd):
         return
-    lacking = tuple(_lacking_for_iommufd(situation))
+    lacking = tuple(_lacking_for_iommufd(context))
     if lacking:
         yield finding(
             "iommufd-missing",
             "blocker",
             "the domain wants iommufd, which this host lacks",
-            (
-                *(situation.cite(hostdev, "iommufd='yes'") for hostdev in wanting),
-                *lacking,
-            ),
+            (*(context.cite(hostdev, "iommufd='yes'") for hostdev in wanting), *lacking),
             "QEMU opens /dev/iommu and the cdev of each device",
             "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
             f"{QEMU_IOMMUFD} or later; or take iommufd out: VFIO groups do the same",
         )
 
 
-def _lacking_for_iommufd(situation: PreflightContext) -> Iterator[str]:
-    facts = situation.host.readiness
+def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
+    facts = context.host.readiness
     if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
         yield "/dev/iommu is not there"
-    qemu = situation.hypervisor.qemu if situation.hypervisor else None
+    qemu = context.hypervisor.qemu if context.hypervisor else None
     if lacks_iommufd(qemu):
         yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
 
 
-def driver_model(situation: PreflightContext) -> Iterator[Diagnostic]:
+def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
     """`<driver model>` names a module (virPCIDeviceFindBestVFIOVariant does it by itself)."""
-    known = situation.host.vfio_modules
-    for hostdev in situation.hostdevs:
+    known = context.host.vfio_modules
+    for hostdev in context.hostdevs:
         model = hostdev.driver_model
         if model is None or known is None or not hostdev.managed:
             continue
@@ -151,8 +149,8 @@ def driver_model(situation: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             f"{hostdev.name} is to be on {model}, which this kernel does not have",
             (
-                situation.cite(hostdev, f"<driver model='{model}'>"),
-                f"modules of {situation.host.kernel_release}: {', '.join(known) or 'none'}",
+                context.cite(hostdev, f"<driver model='{model}'>"),
+                f"modules of {context.host.kernel_release}: {', '.join(known) or 'none'}",
             ),
             "with managed='yes' libvirt loads that module and binds the device to it",
             f"write a driver that is there in line {hostdev.line}, or leave model out: libvirt "

@@ -18,7 +18,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.libvirt.model import DomainHostdev
+    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 _BLANKS = re.compile(rb"[ \t]*")
 _REST = re.compile(rb"(?:[ \t]|<!--[^\r\n]*?-->|<\?[^\r\n]*?\?>)*")
@@ -87,10 +87,7 @@ def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[st
     of_hostdevs = _seat(document, devices, last)
     if ports and of_hostdevs.position == of_ports.position:
         of_hostdevs = of_ports  # on lines of their own, or not, as what is before them
-    splices = [
-        *_inserted(document, of_ports, ports),
-        *_inserted(document, of_hostdevs, hostdevs),
-    ]
+    splices = [*_inserted(document, of_ports, ports), *_inserted(document, of_hostdevs, hostdevs)]
     if not document.text[devices.content.start : devices.content.stop].strip():
         splices += _spaced(document, devices, +1)
     return _spliced(document.text, splices)

@@ -324,8 +324,7 @@ CASES = [
         "aperture-too-small",
         "warning",
         Side(
-            xml(firmware=" firmware='efi'"),
-            host(replace(GPU, bars=bar(128)), cpu_address_bits=39),
+            xml(firmware=" firmware='efi'"), host(replace(GPU, bars=bar(128)), cpu_address_bits=39)
         ),
         "name=opt/ovmf/X-PciMmio64Mb,string=131072",
         "OVMF takes 64 GiB by itself with 39 bits",

@@ -444,10 +444,7 @@ CASES = [
                     interrupt_chips=("PCI-MSI",),
                     modules=(
                         KernelModule(
-                            "vfio_iommu_type1",
-                            "loaded",
-                            (),
-                            {"allow_unsafe_interrupts": "Y"},
+                            "vfio_iommu_type1", "loaded", (), {"allow_unsafe_interrupts": "Y"}
                         ),
                     ),
                 )

@@ -52,11 +52,7 @@ NIC = function(
 )
 VENDOR_PF = function("0000:41:00.0", driver="nvidia", virtual_functions=(), iommu_group=65)
 VENDOR_VF = function(
-    VF,
-    driver="nvidia",
-    physical_function=VENDOR_PF.address,
-    vfio_device="vfio7",
-    iommu_group=66,
+    VF, driver="nvidia", physical_function=VENDOR_PF.address, vfio_device="vfio7", iommu_group=66
 )
 NODES = HostTopology(
     nodes=tuple(

@@ -109,18 +109,8 @@ def test_devices_of_other_hypervisors_are_not_judged() -> None:
             None,
             "write multifunction='on' in the address of line 13",
         ),
-        (
-            "companion-left-out",
-            xml(GPU_ELEMENT),
-            None,
-            f"{WHOLE}; it lacks 0000:01:00.1",
-        ),
-        (
-            "companions-apart",
-            xml(APART),
-            None,
-            WHOLE,
-        ),
+        ("companion-left-out", xml(GPU_ELEMENT), None, f"{WHOLE}; it lacks 0000:01:00.1"),
+        ("companions-apart", xml(APART), None, WHOLE),
         (
             "no-free-port",
             xml(
@@ -174,8 +164,7 @@ def test_a_guest_of_the_same_name_that_libvirt_does_not_know_is_another() -> Non
 def test_a_running_domain_is_told_once_not_by_its_process_too() -> None:
     other = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "other")
     report = judge(
-        snapshot=host(users=(other,)),
-        hypervisor=libvirt(known(xml(name="other"), running=True)),
+        snapshot=host(users=(other,)), hypervisor=libvirt(known(xml(name="other"), running=True))
     )
     assert set(troubles(report)) == {"held-by-domain"}
 
