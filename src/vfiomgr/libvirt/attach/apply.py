@@ -47,7 +47,7 @@ class DeviceChange(Value):
 def attach_all(
     connection: Connection,
     domain: str,
-    exchanges: Sequence[DeviceChange],
+    changes: Sequence[DeviceChange],
     deadline: float,
     on_done: Callable[[DeviceChange], None],
 ) -> None:
@@ -65,13 +65,13 @@ def attach_all(
     def take_back(one: DeviceChange) -> None:
         connection.detach(domain, one.element, _LIVE, Removal(one.device, deadline))
 
-    _carry_out(connection, domain, exchanges, _Operation(give, take_back, gives=True), on_done)
+    _carry_out(connection, domain, changes, _Operation(give, take_back, gives=True), on_done)
 
 
 def detach_all(
     connection: Connection,
     domain: str,
-    exchanges: Sequence[DeviceChange],
+    changes: Sequence[DeviceChange],
     deadline: float,
     on_done: Callable[[DeviceChange], None],
 ) -> None:
@@ -83,7 +83,7 @@ def detach_all(
         RollbackIncomplete: nor did it give another one back.
 
     """
-    elements = _running_elements(connection, domain, exchanges)
+    elements = _running_elements(connection, domain, changes)
 
     def take(one: DeviceChange) -> None:
         connection.detach(domain, one.element, one.scope, Removal(one.device, deadline))
@@ -91,7 +91,7 @@ def detach_all(
     def give_back(one: DeviceChange) -> None:
         connection.attach(domain, elements[one.device], _LIVE)
 
-    _carry_out(connection, domain, exchanges, _Operation(take, give_back, gives=False), on_done)
+    _carry_out(connection, domain, changes, _Operation(take, give_back, gives=False), on_done)
 
 
 class _Operation(Value):
@@ -106,29 +106,31 @@ class _Operation(Value):
 def _carry_out(
     connection: Connection,
     domain: str,
-    exchanges: Sequence[DeviceChange],
-    deed: _Operation,
+    changes: Sequence[DeviceChange],
+    operation: _Operation,
     on_done: Callable[[DeviceChange], None],
 ) -> None:
     """Do it with all of them, or take back what was done; not what a guest only keeps."""
-    before = _definition(connection, domain, exchanges)
+    before = _definition(connection, domain, changes)
     done: list[DeviceChange] = []
     try:
-        for exchange in exchanges:
-            deed.act(exchange)
-            done.append(exchange)
-            on_done(exchange)
+        for change in changes:
+            operation.act(change)
+            done.append(change)
+            on_done(change)
     except GuestKeepsDevice:
         raise
     except (VfiomgrError, KeyboardInterrupt) as error:
-        current = exchanges[len(done) : len(done) + 1]
+        current = changes[len(done) : len(done) + 1]
         if isinstance(error, KeyboardInterrupt):
-            asked = [one for one in current if not _is_settled(connection, domain, one, deed, done)]
+            asked = [
+                one for one in current if not _is_settled(connection, domain, one, operation, done)
+            ]
         elif not done:
             raise _unknown(error, domain, current[0]) from None
         else:
             asked = []
-        undo = [partial(deed.undo, one) for one in reversed(done) if one.scope.live]
+        undo = [partial(operation.undo, one) for one in reversed(done) if one.scope.live]
         outcome = _rolled_back(connection, domain, before, undo, error)
         raise _still_asked(outcome, domain, asked) from error
 
@@ -137,7 +139,7 @@ def _is_settled(
     connection: Connection,
     domain: str,
     one: DeviceChange,
-    deed: _Operation,
+    operation: _Operation,
     done: list[DeviceChange],
 ) -> bool:
     """Wait out the call that an interrupt has left, and add to what is done where it did its work.
@@ -159,9 +161,9 @@ def _is_settled(
         shown = f"vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
         hint = f"{hint}; then {shown}" if isinstance(error, VfiomgrError) else shown
         raise RollbackIncomplete(left, hint) from error
-    if has_it == deed.gives:
+    if has_it == operation.gives:
         done.append(one)
-    return deed.gives or not has_it
+    return operation.gives or not has_it
 
 
 def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[DeviceChange]) -> VfiomgrError:
@@ -178,19 +180,19 @@ def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[DeviceChang
 
 
 def _definition(
-    connection: Connection, domain: str, exchanges: Sequence[DeviceChange]
+    connection: Connection, domain: str, changes: Sequence[DeviceChange]
 ) -> bytes | None:
     """What is defined now, where that is going to change."""
-    if not any(exchange.scope.config for exchange in exchanges):
+    if not any(change.scope.config for change in changes):
         return None
     return connection.domain_xml(domain, secure=True)
 
 
 def _running_elements(
-    connection: Connection, domain: str, exchanges: Sequence[DeviceChange]
+    connection: Connection, domain: str, changes: Sequence[DeviceChange]
 ) -> dict[str, str]:
     """The elements of a running guest's devices by their names, whole."""
-    if not any(exchange.scope.live for exchange in exchanges):
+    if not any(change.scope.live for change in changes):
         return {}
     text = connection.domain_xml(domain, inactive=False)
     root = parse(text, domain)
@@ -222,11 +224,11 @@ def _rolled_back(
     return RolledBack(f"{told}; {domain} is as it was before", hint)
 
 
-def _unknown(error: BaseException, domain: str, exchange: DeviceChange) -> BaseException:
+def _unknown(error: BaseException, domain: str, change: DeviceChange) -> BaseException:
     """A call that was given up libvirt may carry out all the same."""
     if not isinstance(error, LibvirtSilent):
         return error
-    left = f"whether {domain} has {exchange.device} is not known"
+    left = f"whether {domain} has {change.device} is not known"
     hint = f"{error.hint}; then vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
     return RollbackIncomplete(f"{error.message}: {left}", hint)
 

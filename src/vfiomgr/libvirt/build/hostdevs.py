@@ -302,7 +302,7 @@ class NvlinkShare(Value):
         return not self.own_switches and len(self.own_gpus) > 1
 
 
-def fabric_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkShare | None:
+def nvlink_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkShare | None:
     """What of the fabric is among some functions; None on a host without NVSwitches."""
     switches = tuple(device for device in host.devices if device.is_nvswitch)
     gpus = tuple(filter(_is_gpu, host.devices))
@@ -316,7 +316,7 @@ def fabric_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkSha
     )
 
 
-def fabric_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
+def nvlink_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
     """What is to be done before the start, so that CUDA finds a fabric (else error 802).
 
     NVIDIA's Fabric Manager knows three ways: all GPUs and all switches in one guest; GPUs in
@@ -326,7 +326,7 @@ def fabric_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[s
         Refusal: some of the switches without the others, or without all of their GPUs.
 
     """
-    share = fabric_share(host, {f.address for unit in units for f in unit.functions})
+    share = nvlink_share(host, {f.address for unit in units for f in unit.functions})
     if share is None:
         return
     if share.is_divided:

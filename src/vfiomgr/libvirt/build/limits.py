@@ -1,7 +1,7 @@
 """What a domain needs for its devices: memory that QEMU locks, and room for large BARs.
 
 The limit of locked memory is that of qemuDomainGetMemLockLimitBytes of libvirt. The 64-bit window
-is computed here for new domains (`plan_aperture`) and for existing ones (libvirt/preflight).
+is computed here for new domains (`plan_mmio_window`) and for existing ones (libvirt/preflight).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MmioWindow(Value):
     notes: tuple[str, ...]
 
 
-def plan_aperture(
+def plan_mmio_window(
     host: HostSnapshot,
     wish: DomainRequest,
     units: Sequence[GuestDevice],

@@ -36,7 +36,7 @@ class RootPortSlot(Value):
 
     @property
     def first(self) -> GuestDevice:
-        """The unit that tells where the seat is near."""
+        """The unit whose NUMA node counts."""
         return self.units[0]
 
     @property
@@ -45,24 +45,24 @@ class RootPortSlot(Value):
         return ", ".join(unit.names for unit in self.units)
 
 
-def seats_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPortSlot, ...]:
-    """A seat for each unit; one for all that share a group, where the guest has an IOMMU."""
+def slots_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPortSlot, ...]:
+    """A slot for each unit; one for all that share a group, where the guest has an IOMMU."""
     if not has_viommu:
         return tuple(RootPortSlot((unit,)) for unit in units)
     shared = set(_several(function for unit in units for function in unit.functions))
-    seats: list[tuple[list[GuestDevice], set[int]]] = []
+    slots: list[tuple[list[GuestDevice], set[int]]] = []
     for unit in units:
         own = {f.iommu_group for f in unit.functions if f.iommu_group is not None} & shared
-        with_it = [seat for seat in seats if own & seat[1]]
+        with_it = [slot for slot in slots if own & slot[1]]
         if not with_it:
-            seats.append(([unit], own))
+            slots.append(([unit], own))
             continue
         first, *others = with_it
-        for seat in others:
-            seats.remove(seat)
-        first[0].extend([*(u for seat in others for u in seat[0]), unit])
-        first[1].update(own, *(seat[1] for seat in others))
-    return tuple(RootPortSlot(tuple(inside), bool(groups)) for inside, groups in seats)
+        for slot in others:
+            slots.remove(slot)
+        first[0].extend([*(u for slot in others for u in slot[0]), unit])
+        first[1].update(own, *(slot[1] for slot in others))
+    return tuple(RootPortSlot(tuple(inside), bool(groups)) for inside, groups in slots)
 
 
 def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
@@ -74,15 +74,15 @@ def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
     return {number: members for number, members in groups.items() if len(members) > 1}
 
 
-def space_notes(seats: Iterable[RootPortSlot]) -> Iterator[str]:
+def space_notes(slots: Iterable[RootPortSlot]) -> Iterator[str]:
     """What functions behind a bridge lack."""
-    for seat in seats:
-        if seat.is_shared:
+    for slot in slots:
+        if slot.is_shared:
             yield (
-                f"{seat.names} share an IOMMU group, which is one address space, and behind a "
+                f"{slot.names} share an IOMMU group, which is one address space, and behind a "
                 "virtual IOMMU only a bridge to conventional PCI makes one of them: the guest sees "
                 "them without PCI Express (no resizable BARs, no ATS, no link state). One of them "
-                f"alone keeps it: --device {seat.first.function_names[0]},only"
+                f"alone keeps it: --device {slot.first.function_names[0]},only"
             )
 
 
@@ -132,9 +132,9 @@ class Buses(Value):
 
 
 def lay_buses(
-    seats: Sequence[RootPortSlot], others: int, spare: int, cells: Sequence[int], *, is_local: bool
+    slots: Sequence[RootPortSlot], others: int, spare: int, cells: Sequence[int], *, is_local: bool
 ) -> Buses:
-    """A root port for each seat; behind expanders where they come from several places.
+    """A root port for each slot; behind expanders where they come from several places.
 
     `others` is how many emulated devices libvirt will put behind root ports, `spare` how many ports
     stay free; `cells` are the host's nodes by the guest's cells.
@@ -143,24 +143,24 @@ def lay_buses(
         Refusal: the guest has not so many buses, or a bridge not so many slots.
 
     """
-    laying = _Laying(cells)
-    places = _places(seats) if is_local else ()
+    topology = _Topology(cells)
+    places = _places(slots) if is_local else ()
     expanded = places if len(places) > 1 or len(cells) > 1 else ()
-    for seat in seats:
-        if _place(seat) not in expanded:
-            laying.add_seat(seat)
+    for slot in slots:
+        if _place(slot) not in expanded:
+            topology.add_slot(slot)
     for _ in range(others):
-        laying.add_port("for a disk, a network or another emulated device")
+        topology.add_port("for a disk, a network or another emulated device")
     for _ in range(spare):
-        laying.add_port("free, for a device that is attached later")
-    numbers = _bus_numbers(expanded, seats)
-    if min(numbers, default=_BUSES) < len(laying.controllers):
-        message = f"{len(seats)} devices and {others + spare} more root ports are too many buses"
+        topology.add_port("free, for a device that is attached later")
+    numbers = _bus_numbers(expanded, slots)
+    if min(numbers, default=_BUSES) < len(topology.controllers):
+        message = f"{len(slots)} devices and {others + spare} more root ports are too many buses"
         remedy = "a guest has 256: ask for fewer --spare-ports or devices"
         raise refusal([blocker("too-many-buses", "", message, remedy)])
     for place, number in zip(expanded, numbers, strict=True):
-        laying.add_expander(place, number, [seat for seat in seats if _place(seat) == place])
-    return Buses(tuple(laying.controllers), laying.places, tuple(laying.reasons))
+        topology.add_expander(place, number, [slot for slot in slots if _place(slot) == place])
+    return Buses(tuple(topology.controllers), topology.places, tuple(topology.reasons))
 
 
 def without_hotplug(buses: Buses) -> Buses:
@@ -179,26 +179,26 @@ def _port(buses: Buses, bus: int) -> int:
     return controller.guest.bus if controller.model == TO_PCI and controller.guest else bus
 
 
-def _bus_numbers(places: Sequence[Place], seats: Sequence[RootPortSlot]) -> list[int]:
+def _bus_numbers(places: Sequence[Place], slots: Sequence[RootPortSlot]) -> list[int]:
     """Of expanders, up to the last bus: each leaves as many as it has ports and bridges."""
     numbers, end = [], _BUSES
     for place in reversed(places):
-        end -= 1 + sum(1 + seat.is_shared for seat in seats if _place(seat) == place)
+        end -= 1 + sum(1 + slot.is_shared for slot in slots if _place(slot) == place)
         numbers.append(end)
     return numbers[::-1]
 
 
-def _place(seat: RootPortSlot) -> Place:
-    return (seat.first.root_complex, seat.first.numa_node)
+def _place(slot: RootPortSlot) -> Place:
+    return (slot.first.root_complex, slot.first.numa_node)
 
 
-def _places(seats: Sequence[RootPortSlot]) -> tuple[Place, ...]:
+def _places(slots: Sequence[RootPortSlot]) -> tuple[Place, ...]:
     """The root complexes with their nodes, in the order of the devices."""
-    known = (seat for seat in seats if seat.first.root_complex is not None)
-    return tuple(dict.fromkeys(_place(seat) for seat in known))
+    known = (slot for slot in slots if slot.first.root_complex is not None)
+    return tuple(dict.fromkeys(_place(slot) for slot in known))
 
 
-class _Laying:
+class _Topology:
     """Controllers one after the other; a controller's index is its place in the list."""
 
     def __init__(self, cells: Sequence[int]) -> None:
@@ -216,45 +216,45 @@ class _Laying:
         """A root port, on the guest's own root or behind an expander."""
         return self._add(why, PciController(0, len(self.controllers), ROOT_PORT, guest))
 
-    def add_seat(self, seat: RootPortSlot, guest: GuestAddress | None = None) -> None:
+    def add_slot(self, slot: RootPortSlot, guest: GuestAddress | None = None) -> None:
         """A port for a unit; for several that share an address space, a bridge behind it."""
-        if not seat.is_shared:
-            port = self.add_port(_why_port(seat.first), guest)
-            self.places[seat.first.name] = GuestAddress(port, 0, 0)
+        if not slot.is_shared:
+            port = self.add_port(_why_port(slot.first), guest)
+            self.places[slot.first.name] = GuestAddress(port, 0, 0)
             return
-        if len(seat.units) > len(_SLOTS_OF_BRIDGE):
+        if len(slot.units) > len(_SLOTS_OF_BRIDGE):
             message = (
-                f"{seat.names} share an IOMMU group: behind a virtual IOMMU they can only be on "
+                f"{slot.names} share an IOMMU group: behind a virtual IOMMU they can only be on "
                 f"one bridge, which has {len(_SLOTS_OF_BRIDGE)} slots"
             )
             remedy = "leave some out, or leave out --viommu"
-            raise refusal([blocker("viommu-bridge-full", seat.names, message, remedy)])
-        port = self.add_port(f"for the bridge of {seat.names}", guest)
+            raise refusal([blocker("viommu-bridge-full", slot.names, message, remedy)])
+        port = self.add_port(f"for the bridge of {slot.names}", guest)
         where = PciController(0, len(self.controllers), TO_PCI, GuestAddress(port, 0, 0))
-        group = f"IOMMU group {seat.first.iommu_group}"
-        why = f"{seat.names} ({group}): one address space behind the guest's IOMMU"
+        group = f"IOMMU group {slot.first.iommu_group}"
+        why = f"{slot.names} ({group}): one address space behind the guest's IOMMU"
         bridge = self._add(why, where)
-        for slot, unit in zip(_SLOTS_OF_BRIDGE, seat.units, strict=False):
-            self.places[unit.name] = GuestAddress(bridge, slot, 0)
+        for number, unit in zip(_SLOTS_OF_BRIDGE, slot.units, strict=False):
+            self.places[unit.name] = GuestAddress(bridge, number, 0)
 
-    def add_expander(self, place: Place, bus_nr: int, seats: Sequence[RootPortSlot]) -> None:
-        """A root complex of the guest for one of the host, with a port for each of its seats."""
+    def add_expander(self, place: Place, bus_nr: int, slots: Sequence[RootPortSlot]) -> None:
+        """A root complex of the guest for one of the host, with a port for each of its slots."""
         complex_name, node = place
-        if len(seats) > _PORTS_OF_EXPANDER:
+        if len(slots) > _PORTS_OF_EXPANDER:
             message = (
-                f"{len(seats)} devices are below {complex_name}, NUMA node {node}, and an expander "
+                f"{len(slots)} devices are below {complex_name}, NUMA node {node}, and an expander "
                 f"of a guest has {_PORTS_OF_EXPANDER} ports"
             )
             remedy = "give some to another guest, or pass --numa off"
             raise refusal([blocker("expander-full", complex_name, message, remedy)])
         cell = self._cells.index(node) if node is not None and node in self._cells else None
         where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
-        why = f"{where}, as {seats[0].first.name} has it (numa_node in sysfs)"
+        why = f"{where}, as {slots[0].first.name} has it (numa_node in sysfs)"
         index = self._add(
             why, PciController(0, len(self.controllers), EXPANDER, bus_nr=bus_nr, numa_node=cell)
         )
-        for slot, seat in enumerate(seats):
-            self.add_seat(seat, GuestAddress(index, slot, 0))
+        for number, slot in enumerate(slots):
+            self.add_slot(slot, GuestAddress(index, number, 0))
 
 
 def _why_port(unit: GuestDevice) -> str:

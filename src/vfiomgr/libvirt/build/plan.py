@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt import model as libvirt_model
-from vfiomgr.libvirt.build.hostdevs import check, fabric_notes, hostdevs_of
-from vfiomgr.libvirt.build.limits import guest_bits, plan_aperture, plan_lock
+from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
+from vfiomgr.libvirt.build.limits import guest_bits, plan_lock, plan_mmio_window
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, check_vcpus, lay_nodes
-from vfiomgr.libvirt.build.pci_topology import lay_buses, seats_of, space_notes, without_hotplug
+from vfiomgr.libvirt.build.pci_topology import lay_buses, slots_of, space_notes, without_hotplug
 from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.vgpu.guest_device import is_uuid, units_of
 
@@ -63,26 +63,26 @@ def plan_guest(
     seen = [unit for unit in units if unit.is_seen]
     nodes = lay_nodes(host, wish, seen)
     emulated = _EMULATED + len(wish.disks) + len(wish.networks)
-    aperture = plan_aperture(host, wish, seen, libvirt, emulated)
-    seats = seats_of(seen, has_viommu=wish.viommu is not None)
-    buses = _buses(wish, seats, nodes, emulated)
+    window = plan_mmio_window(host, wish, seen, libvirt, emulated)
+    slots = slots_of(seen, has_viommu=wish.viommu is not None)
+    buses = _buses(wish, slots, nodes, emulated)
     placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
     has_iommufd, hostdevs = _iommufd(placed, libvirt)
     lock = plan_lock(wish, len(hostdevs), libvirt)
     iommu, why_iommu = _iommu(host, wish, libvirt)
-    why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, aperture.reasons)
-    notes = (nodes.notes, aperture.notes, space_notes(seats), _group_notes(host, units))
+    why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, window.reasons)
+    notes = (nodes.notes, window.notes, space_notes(slots), _group_notes(host, units))
     return GuestPlan(
         wish=wish,
-        controllers=_controllers(buses, aperture),
+        controllers=_controllers(buses, window),
         hostdevs=hostdevs,
         memory=_memory(wish, nodes, lock),
-        cpus=_cpus(wish, nodes, aperture),
+        cpus=_cpus(wish, nodes, window),
         iommu=iommu,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
         reasons=tuple(chain(*why, lock.reasons, why_iommu)),
-        notes=tuple(chain(*notes, fabric_notes(host, seen))),
+        notes=tuple(chain(*notes, nvlink_notes(host, seen))),
     )
 
 
@@ -205,17 +205,17 @@ def _iommu(
 
 
 def _buses(
-    wish: DomainRequest, seats: Sequence[RootPortSlot], nodes: Nodes, emulated: int
+    wish: DomainRequest, slots: Sequence[RootPortSlot], nodes: Nodes, emulated: int
 ) -> Buses:
     cells = [cell.host_node for cell in nodes.cells]
-    laid = lay_buses(seats, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
+    laid = lay_buses(slots, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
     return laid if wish.has_hotplug else without_hotplug(laid)
 
 
-def _controllers(buses: Buses, aperture: MmioWindow) -> tuple[PciController, ...]:
+def _controllers(buses: Buses, window: MmioWindow) -> tuple[PciController, ...]:
     """The root with its window, and all others."""
     root, *others = buses.controllers
-    return (replace(root, hole64_kib=aperture.hole64_kib), *others)
+    return (replace(root, hole64_kib=window.hole64_kib), *others)
 
 
 def _memory(wish: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
@@ -239,7 +239,7 @@ def _check_mapping(wish: DomainRequest) -> None:
         raise refusal([blocker("viommu-without-mapping", wish.name, message, remedy)])
 
 
-def _cpus(wish: DomainRequest, nodes: Nodes, aperture: MmioWindow) -> GuestCpus:
+def _cpus(wish: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus:
     """A socket for each cell that has CPUs, where they have equally many."""
     counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
     sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
@@ -248,9 +248,9 @@ def _cpus(wish: DomainRequest, nodes: Nodes, aperture: MmioWindow) -> GuestCpus:
         cores=wish.vcpus // max(1, sockets),
         pins=nodes.pins,
         emulator=nodes.emulator,
-        address_width=aperture.address_width,
-        address_bits=aperture.address_bits,
-        aperture_mib=aperture.fw_cfg_mib,
+        address_width=window.address_width,
+        address_bits=window.address_bits,
+        aperture_mib=window.fw_cfg_mib,
     )
 
 

@@ -90,8 +90,8 @@ def attach(
         wish = AttachRequest(devices, scope, managed, only, allow_claimed="claimed" in allow)
         host = session.scan(with_users=scope.live)
         plan = plan_attach(host, connection.hypervisor(), known, wish)
-        exchanges = [e for item in plan.items for e in _to_attach(item)]
-        _carry_out(session, connection, known, plan, exchanges, "attach")
+        changes = [e for item in plan.items for e in _to_attach(item)]
+        _carry_out(session, connection, known, plan, changes, "attach")
 
 
 @click.command("detach")
@@ -133,11 +133,11 @@ def detach(
         known = connection.domain(domain)
         scope = usual_scope(known, live=live, config=config)
         plan = plan_detach(known, devices, scope, only=only)
-        exchanges = [
+        changes = [
             DeviceChange(item.hostdev.name, render.hostdev_source(item.hostdev), item.scope)
             for item in plan.items
         ]
-        _carry_out(session, connection, known, plan, exchanges, "detach")
+        _carry_out(session, connection, known, plan, changes, "detach")
 
 
 def _require_live(session: Session) -> None:
@@ -156,29 +156,29 @@ def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
     connection: Connection,
     domain: KnownDomain,
     plan: AttachPlan | DetachPlan,
-    exchanges: Sequence[DeviceChange],
+    changes: Sequence[DeviceChange],
     verb: str,
 ) -> None:
     if session.dry_run:
-        _print_plan(session, domain, plan, exchanges, verb)
+        _print_plan(session, domain, plan, changes, verb)
         return
     act: Callable[..., None] = attach_all if verb == "attach" else detach_all
     done: list[DeviceChange] = []
     try:
-        act(connection, domain.name, exchanges, session.deadline or _DEADLINE, done.append)
+        act(connection, domain.name, changes, session.deadline or _DEADLINE, done.append)
     except GuestKeepsDevice:
-        _print_outcome(session, domain, plan, _with_states(exchanges, done), verb)
+        _print_outcome(session, domain, plan, _with_states(changes, done), verb)
         raise
-    _print_outcome(session, domain, plan, _with_states(exchanges, done), verb)
+    _print_outcome(session, domain, plan, _with_states(changes, done), verb)
 
 
 def _with_states(
-    exchanges: Sequence[DeviceChange], done: Sequence[DeviceChange]
+    changes: Sequence[DeviceChange], done: Sequence[DeviceChange]
 ) -> list[tuple[DeviceChange, str]]:
     """What became of each: the first that is not done the guest has kept."""
-    left = len(exchanges) - len(done)
+    left = len(changes) - len(done)
     states = ["done"] * len(done) + ["kept"] * min(left, 1) + ["not tried"] * max(left - 1, 0)
-    return list(zip(exchanges, states, strict=True))
+    return list(zip(changes, states, strict=True))
 
 
 def _print_outcome(
@@ -208,7 +208,7 @@ def _print_outcome(
 
 
 def _body(
-    domain: KnownDomain, plan: AttachPlan | DetachPlan, exchanges: Sequence[DeviceChange]
+    domain: KnownDomain, plan: AttachPlan | DetachPlan, changes: Sequence[DeviceChange]
 ) -> dict[str, Any]:
     return {
         "domain": domain.name,
@@ -219,7 +219,7 @@ def _body(
                 "config": one.scope.config,
                 "xml": one.element,
             }
-            for one in exchanges
+            for one in changes
         ],
         "already": plan.already,
         "notes": plan.notes,
@@ -230,24 +230,24 @@ def _print_plan(
     session: Session,
     domain: KnownDomain,
     plan: AttachPlan | DetachPlan,
-    exchanges: Sequence[DeviceChange],
+    changes: Sequence[DeviceChange],
     verb: str,
 ) -> None:
     if session.format != "table":
         kind = f"{verb.capitalize()}Plan"
-        print_document(kind, _body(domain, plan, exchanges), session.format)
+        print_document(kind, _body(domain, plan, changes), session.format)
         return
     direction = "to" if verb == "attach" else "from"
     say(f"plan: {verb} {direction} {domain.name}")
     for text in (*plan.already, *plan.notes):
         say(f"  {text}")
-    for number, one in enumerate(exchanges, start=1):
+    for number, one in enumerate(changes, start=1):
         flags = "".join((" --live" * one.scope.live, " --config" * one.scope.config))
         say(f"{number:3}. {verb} {one.device}: {one.scope}")
         say(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
         say(*(f"       {line}" for line in one.element.splitlines()))
         say("       END")
-    if not exchanges:
+    if not changes:
         say("nothing to do")
 
 

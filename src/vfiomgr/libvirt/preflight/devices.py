@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.build.hostdevs import fabric_share
+from vfiomgr.libvirt.build.hostdevs import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
@@ -188,9 +188,9 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def fabric(context: PreflightContext) -> Iterator[Diagnostic]:
+def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
     """GPUs behind NVSwitches: all with all switches, or a partition of the fabric manager."""
-    share = fabric_share(context.host, {taken.device.address for taken in seen(context)})
+    share = nvlink_share(context.host, {taken.device.address for taken in seen(context)})
     if share is None or not (share.own_gpus or share.own_switches):
         return
     own, gpus = len(share.own_gpus), len(share.gpus)

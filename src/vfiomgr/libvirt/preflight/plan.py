@@ -99,7 +99,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     versions.driver_model,
     devices.boot_order,
     devices.rom_file,
-    devices.fabric,
+    devices.nvlink,
     devices.code_43,
 )
 _OF_QEMU = frozenset({None, "", "kvm", "qemu", "hvf", "test"})

@@ -83,8 +83,8 @@ def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[st
         return _opened(document, devices, [*ports, *hostdevs])
     last = devices.all("hostdev")[-1:]
     controllers = [one for one in devices.all("controller") if one.get("type") == "pci"][-1:]
-    of_ports = _seat(document, devices, controllers or last)
-    of_hostdevs = _seat(document, devices, last)
+    of_ports = _insertion_point(document, devices, controllers or last)
+    of_hostdevs = _insertion_point(document, devices, last)
     if ports and of_hostdevs.position == of_ports.position:
         of_hostdevs = of_ports  # on lines of their own, or not, as what is before them
     splices = [*_inserted(document, of_ports, ports), *_inserted(document, of_hostdevs, hostdevs)]
@@ -117,7 +117,9 @@ def _devices(document: Document) -> Element:
     return (with_hostdevs or list(found))[-1]
 
 
-def _seat(document: Document, devices: Element, anchor: Sequence[Element]) -> _InsertionPoint:
+def _insertion_point(
+    document: Document, devices: Element, anchor: Sequence[Element]
+) -> _InsertionPoint:
     """After the anchor; without one, after all that `<devices>` holds."""
     text = document.text
     end, start = _end_and_start(text, devices, anchor)
@@ -174,11 +176,11 @@ def _first_indent(document: Document, devices: Element) -> tuple[bytes, bytes] |
 
 
 def _inserted(
-    document: Document, seat: _InsertionPoint, elements: Sequence[str]
+    document: Document, point: _InsertionPoint, elements: Sequence[str]
 ) -> Iterator[_Splice]:
-    written = b"".join(seat.filled(element, document.encoding) for element in elements)
+    written = b"".join(point.filled(element, document.encoding) for element in elements)
     if written:
-        yield _Splice(Span(seat.position, seat.position), written)
+        yield _Splice(Span(point.position, point.position), written)
 
 
 def _opened(document: Document, devices: Element, elements: Sequence[str]) -> bytes:
@@ -187,11 +189,11 @@ def _opened(document: Document, devices: Element, elements: Sequence[str]) -> by
     outer = _indent_of(document.text, devices.start.start)
     inner = _first_indent(document, devices)
     if outer is None or inner is None:
-        seat, after = _InsertionPoint(stop, None), b""
+        point, after = _InsertionPoint(stop, None), b""
     else:
-        seat = _InsertionPoint(stop, inner[0], inner[1], _unit(outer, inner[1]))
+        point = _InsertionPoint(stop, inner[0], inner[1], _unit(outer, inner[1]))
         after = outer[0] + outer[1]
-    written = b"".join(seat.filled(element, document.encoding) for element in elements)
+    written = b"".join(point.filled(element, document.encoding) for element in elements)
     splice = _Splice(Span(stop - 2, stop), b">" + written + after + b"</devices >")
     return _spliced(document.text, [splice])
 
