@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
-from tests.unit.libvirt_hostdevs import hostdevs
+from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.vgpu.guest_device import NO_ROM, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
+from vfiomgr.libvirt.build.hostdevs import places
 from vfiomgr.libvirt.model import (
     Domain,
     DomainCpu,
@@ -12,9 +15,19 @@ from vfiomgr.libvirt.model import (
     KnownDomain,
     PciController,
 )
+from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
+from vfiomgr.vgpu.guest_device import (
+    DeviceRequest,
+    DomainHostdev,
+    GuestAddress,
+    HostdevOptions,
+    units_of,
+)
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GIB = 1 << 30
 EMPTY = Domain(
@@ -72,3 +85,11 @@ def hypervisor(
         has_kvm=True,
         domains=domains,
     )
+
+
+def hostdevs(
+    host: HostSnapshot, *names: str, first_bus: int = 8, hand_over: HostdevOptions | None = None
+) -> list[str]:
+    """The elements of the named devices, slots whole."""
+    units = units_of(host, [DeviceRequest(name, hand_over or HostdevOptions()) for name in names])
+    return [render.hostdev(planned) for planned in places(units, first_bus)]

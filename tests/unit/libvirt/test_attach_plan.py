@@ -310,10 +310,12 @@ def test_the_usual_scope_is_all_there_is() -> None:
     assert usual_scope(known(RUNNING, None), live=False, config=False) == LIVE
     assert usual_scope(known(None, RUNNING), live=False, config=False) == CONFIG
     assert usual_scope(known(RUNNING, RUNNING), live=False, config=True) == CONFIG
-    with pytest.raises(Refusal, match="not running"):
+    with pytest.raises(Refusal, match="not running") as refused:
         usual_scope(known(None, RUNNING), live=True, config=False)
-    with pytest.raises(Refusal, match="transient"):
+    assert refused.value.diagnostics[0].rule == "domain-not-running"
+    with pytest.raises(Refusal, match="transient") as refused:
         usual_scope(known(RUNNING, None), live=False, config=True)
+    assert refused.value.diagnostics[0].rule == "domain-transient"
 
 
 def test_a_domain_that_cannot_be_read_is_neither_transient_nor_silent() -> None:
@@ -324,6 +326,7 @@ def test_a_domain_that_cannot_be_read_is_neither_transient_nor_silent() -> None:
     with pytest.raises(Refusal, match="XML of the domain odd cannot be made sense of") as caught:
         usual_scope(odd, live=False, config=True)
     assert "virsh dumpxml --inactive odd" in caught.value.hint
+    assert caught.value.diagnostics[0].rule == "domain-unread"
 
 
 # ---- detach

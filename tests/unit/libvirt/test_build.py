@@ -397,3 +397,21 @@ def test_a_guest_need_not_show_kvm() -> None:
     assert "hidden" not in render.domain(planned(GPU, system="windows"))
     with pytest.raises(UsageError, match="no KVM to hide"):
         planned(GPU, hides_kvm=True, kind="qemu")
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("too-many-buses", {"spare_ports": 255}),
+        ("libvirt-too-old", {"viommu": "amd", "libvirt": Version(11, 4)}),
+        ("viommu-without-mapping", {"viommu": "amd", "libvirt": Version(11, 5)}),
+        ("too-many-cpus", {"vcpus": 256, "numa": "off"}),
+        ("hard-limit-too-low", {"hard_limit_bytes": GIB}),
+        ("address-bits-without-kvm", {"kind": "qemu", "address_bits": 39}),
+        ("domain-architecture", {"host": replace(two_sockets(), architecture="aarch64")}),
+    ],
+)
+def test_a_refusal_says_which_rule_it_is_of(rule: str, options: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as refused:
+        planned(GPU, **options)
+    assert [diagnostic.rule for diagnostic in refused.value.diagnostics] == [rule]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
-from tests.unit.libvirt_hostdevs import hostdevs
+from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.version import Version

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domain_texts import RECORDED, domain_texts
-from tests.unit.libvirt_hostdevs import hostdevs
+from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.documents.xml_text import Document, Element, read_document
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port

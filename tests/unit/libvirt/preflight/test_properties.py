@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from tests.fakes import hosts
+from tests.unit.libvirt.domains import hostdevs
 from tests.unit.libvirt.preflight.situations import (
     MDEV_ELEMENT,
     PORTS,
@@ -20,7 +21,6 @@ from tests.unit.libvirt.preflight.situations import (
     troubles,
     xml,
 )
-from tests.unit.libvirt_hostdevs import hostdevs
 from vfiomgr import api
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.errors import Refusal
