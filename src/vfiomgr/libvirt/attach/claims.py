@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import GuestAddress
@@ -69,6 +70,19 @@ def how_to_read(domain: KnownDomain) -> str:
     return (
         f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says "
         "where"
+    )
+
+
+def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
+    """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
+    name = shlex.quote(domain.name)
+    removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
+    return blocker(
+        "device-is-disk",
+        hostdev.name,
+        f"{hostdev.name} is the NVMe controller of the disk {hostdev.disk_target or ''} of "
+        f"{domain.name}".replace("  ", " "),
+        f"remove the disk first: {removal}",
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
-from vfiomgr.libvirt.attach.claims import free_places, refuse_full
-from vfiomgr.libvirt.attach.guards import disk_diagnostic
+from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 

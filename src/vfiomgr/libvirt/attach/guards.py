@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.libvirt.attach.claims import free_ports, is_express, is_given
+from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_express, is_given
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import taking
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
     from vfiomgr.vgpu.guest_device import DomainHostdev
-
-
-def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
-    """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
-    name = shlex.quote(domain.name)
-    removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
-    return blocker(
-        "device-is-disk",
-        hostdev.name,
-        f"{hostdev.name} is the NVMe controller of the disk {hostdev.disk_target or ''} of "
-        f"{domain.name}".replace("  ", " "),
-        f"remove the disk first: {removal}",
-    )
 
 
 def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:
