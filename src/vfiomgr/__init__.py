@@ -1,8 +1,8 @@
 """vfiomgr: assign PCI devices and vGPUs to virtual machines and containers.
 
 The Python interface is what this module names: a `Host`, requests such as `Bind`, the errors, and
-the modules `libvirt`, `kata` and `cdi`. All of it is imported when it is used. docs/python.md is a
-tutorial.
+the modules `cdi`, `kata`, `libvirt`, `oci` and `runtimes`. All of it is imported when it is used.
+docs/python.md is a tutorial.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vfiomgr import cdi, kata, libvirt
+    from vfiomgr import cdi, kata, libvirt, oci, runtimes
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
     from vfiomgr.errors import (
@@ -52,6 +52,8 @@ __all__ = [
     "cdi",
     "kata",
     "libvirt",
+    "oci",
+    "runtimes",
 ]
 
 _PLACES = {
@@ -74,6 +76,6 @@ if not TYPE_CHECKING:
         if name not in __all__:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)
-        if name in {"cdi", "kata", "libvirt"}:
+        if name in {"cdi", "kata", "libvirt", "oci", "runtimes"}:
             return import_module(f"{__name__}.{name}")
         return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)

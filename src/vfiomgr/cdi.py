@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from msgspec.structs import replace
+
+from vfiomgr.containers.cdi import check as judge
+from vfiomgr.containers.cdi import listing
 from vfiomgr.containers.cdi.consumers import ANY, consumers_named
-from vfiomgr.containers.cdi.document import render_specification
+from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.generate import nothing_ready, specification_of
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
     NAMINGS,
     NODE_FORMS,
+    CdiFile,
     Lifetime,
     OfferRequest,
 )
 from vfiomgr.containers.cdi.requests import WriteCdi
+from vfiomgr.documents.named_file import STANDARD_INPUT, text_of
+from vfiomgr.paths import HostPath
 from vfiomgr.usage import require_choice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.containers.cdi.check import CdiReport
+    from vfiomgr.containers.cdi.listing import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification, Naming, NodeForm
     from vfiomgr.engine.run import Outcome
     from vfiomgr.library import Host
     from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
-__all__ = ["CdiOptions", "request", "specification", "to_json", "write"]
+__all__ = [
+    "CdiOptions",
+    "check",
+    "named_devices",
+    "request",
+    "specification",
+    "to_json",
+    "write",
+]
 
 
 class CdiOptions(TypedDict, total=False):
@@ -89,6 +110,52 @@ def write(
 
     """
     return host.apply(request(host, *devices, lifetime=lifetime, **options))
+
+
+def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
+    """Which consumers cannot read which specification, why, and what would be right.
+
+    All of /etc/cdi and /run/cdi, or `files` as if they were alone in one directory.
+
+    Raises:
+        UsageError: a file cannot be read, or there is no such consumer.
+        InvalidDocument: a file is no text.
+
+    """
+    readers = consumers_named(consumer)
+    seen = host.scan_or_image()
+    found = tuple(map(_named_file, files)) if files else seen.cdi_files
+    is_image = seen.pci_unlisted is not None
+    nodes = _present_nodes(host, seen, found)
+    report = judge.check(found, readers, None if is_image else seen, nodes)
+    if not is_image:
+        return report
+    unseen = f"what devices are there: {host.root} holds files alone"
+    return replace(report, not_checked=(*report.not_checked, unseen))
+
+
+def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ...]]:
+    """The CDI devices in /etc/cdi and /run/cdi, and the files there that are no specification."""
+    seen = host.scan_or_image()
+    nodes = _present_nodes(host, seen, seen.cdi_files) or {}
+    unreadable = (file.path for file in seen.cdi_files if not is_readable(read_file(file)))
+    return tuple(listing.entries(seen, nodes)), tuple(unreadable)
+
+
+def _present_nodes(
+    source: HostSource, host: HostSnapshot, files: Iterable[CdiFile]
+) -> dict[str, bool] | None:
+    """Which nodes that are not VFIO's exist; None where there is no host to look at."""
+    if source.snapshot is not None or host.pci_unlisted is not None:
+        return None
+    names = sorted(judge.other_nodes(files))
+    return {name: source.tree.exists(HostPath(os.path.normpath(name))) for name in names}
+
+
+def _named_file(path: str) -> CdiFile:
+    """A file of this machine that a user named; - is taken for JSON."""
+    name = "<stdin>.json" if path == STANDARD_INPUT else path
+    return CdiFile(name, text_of(path, "a CDI specification"))
 
 
 def offer(

@@ -12,18 +12,29 @@ Whatever a command of vfiomgr does, it does through this.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from vfiomgr import api
+import vfiomgr.capabilities  # noqa: F401 - makes them known to the engine
+from vfiomgr import check, layout
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
+from vfiomgr.engine import recovery, registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.lost_state import unusable
 from vfiomgr.engine.request import Request
-from vfiomgr.engine.transaction import slots_with_serials
+from vfiomgr.engine.transaction import (
+    ApplyContext,
+    Options,
+    carry_out,
+    prepared,
+    slots_with_serials,
+)
+from vfiomgr.errors import NeedsRoot
 from vfiomgr.host.tree import HostTree
+from vfiomgr.layout.applied import reversion
+from vfiomgr.layout.named import ApplyLayout
 from vfiomgr.passthrough import requests as passthrough_requests
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID
@@ -36,12 +47,12 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.journal import CutOff, Survey
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.step import Step
     from vfiomgr.errors import VfiomgrError
-    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.layout import requests as layout_requests
     from vfiomgr.passthrough.named import BindOptions, UnbindOptions
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
@@ -149,7 +160,7 @@ class Host(HostSource):
 
     def check(self) -> Report:
         """Check whether this host is ready for passthrough: findings with evidence and remedy."""
-        return api.check(self.scan(with_readiness=True))
+        return check.check(self.scan(with_readiness=True))
 
     # ---- what is changed
 
@@ -166,9 +177,9 @@ class Host(HostSource):
         wanted = self.request(request)
         tell_of_cut_off_runs(self)
         if only_files:
-            return api.plan(self.scan_or_image(), wanted)
+            return registry.plan(self.scan_or_image(), wanted)
         host = self.facts_for(wanted)
-        return replace(api.plan(host, wanted), not_checked=not_checked(host, wanted))
+        return replace(registry.plan(host, wanted), not_checked=not_checked(host, wanted))
 
     def apply(
         self,
@@ -194,7 +205,7 @@ class Host(HostSource):
         self.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
         wanted = self.request(request)
         tree = self.files if only_files else self.tree
-        return api.apply(wanted, tree=tree, reviewed=reviewed, **self.options)
+        return carry_out(wanted, ApplyContext(tree, reviewed=reviewed, **self.options))
 
     def bind(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> Outcome:
         """Bind devices to vfio-pci for passthrough, with all functions of their slots.
@@ -266,11 +277,11 @@ class Host(HostSource):
             VfiomgrError: as `apply`.
 
         """
-        from vfiomgr.layout.named import ApplyLayout  # noqa: PLC0415 - brings pydantic
-
         return self.apply(ApplyLayout(file, layout, chosen("--allow", allow, OVERRIDES)))
 
-    def apply_each(self, request: ApplyLayout) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
+    def apply_each(
+        self, request: layout_requests.ApplyLayout
+    ) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
         """As `apply`, of what can be done of a layout: one part that fails keeps no other from it.
 
         Each device that differs, with what came of it; one that is missing has no name.
@@ -279,7 +290,8 @@ class Host(HostSource):
             NeedsRoot: the right to change the host is missing; nothing was changed.
 
         """
-        return api.apply_each(request, tree=self.tree, **self.options)
+        with self.changing() as work:
+            return layout.apply_parts(request, work)
 
     def revert_layout(self, allow: Iterable[Override] = ()) -> Outcome:
         """Undo the layout that was applied last, with all later corrections of it.
@@ -291,7 +303,7 @@ class Host(HostSource):
         """
         self.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
         overridden = chosen("--allow", allow, REVERSIBLE)
-        return api.revert(tree=self.tree, allow=overridden, **self.options)
+        return self.apply(reversion(self.tree, self.tree.read(BOOT_ID), overridden))
 
     def recover(
         self, *, finish: bool = False, allow: Iterable[Override] = ()
@@ -306,14 +318,45 @@ class Host(HostSource):
         """
         self.require_live("a snapshot holds no journal", "run vfiomgr recover on the host itself")
         overridden = chosen("--allow", allow, REVERSIBLE)
-        return api.recover(tree=self.files, finish=finish, allow=overridden, **self.options)
+        with self.changing(only_files=not self.files.is_live) as work:
+            return recovery.recover(work, overridden, finish=finish)
+
+    def interrupted(self) -> Survey:
+        """The interrupted operations that `recover` ends; unreadable journals are noted, too.
+
+        Raises:
+            UsageError: the host is a recorded one.
+            NeedsRoot: this user may not read the journals.
+
+        """
+        self.require_live("a snapshot holds no journal", "run vfiomgr recover on the host itself")
+        try:
+            left = survey(self.files, self.files.read(BOOT_ID))
+        except PermissionError:
+            message = "reading the journal"
+            raise NeedsRoot(message) from None
+        for text in unusable(left):
+            self.on_note(text)
+        return left
 
     # ---- what a change is made of
 
+    @contextmanager
+    def changing(self, *, only_files: bool = False) -> Iterator[ApplyContext]:
+        """Several changes that belong together; `apply` makes one of its own.
+
+        Raises:
+            NeedsRoot: the right to change the host is missing.
+
+        """
+        work = ApplyContext(self.files if only_files else self.tree, **self.options)
+        with prepared(work, only_files=only_files):
+            yield work
+
     @property
-    def options(self) -> api.Options:
+    def options(self) -> Options:
         """How changes are made, and who is told of them."""
-        options: api.Options = {
+        options: Options = {
             "machine": self.machine,
             "on_note": self.on_note,
             "deadline": self._deadline,

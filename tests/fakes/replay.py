@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests import api
 from tests.fakes.kernel import FakeKernel
-from vfiomgr import api
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS
 from vfiomgr.pci.model import is_address

@@ -15,9 +15,12 @@ from msgspec.structs import replace
 from tests.fakes.containerd import CRI, RUNTIME
 from tests.integration.programs import Machine, ask
 from tests.unit.runtimes import CONFIGURATION, MAIN, SHIM, kata
-from vfiomgr import api
+from vfiomgr.containers.runtimes.apply import apply_prepared
+from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest
+from vfiomgr.containers.runtimes.prepare import prepare_entry, prepare_removal
 from vfiomgr.containers.runtimes.values import without_zeros
+from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.paths import HostPath
 from vfiomgr.version import Version
@@ -155,7 +158,7 @@ class Node:
     @property
     def place(self) -> RuntimeLocation:
         """Where its containerd reads its configuration."""
-        return api.locate_runtime(self.tree, "containerd", self.main)
+        return locate(self.tree, "containerd", self.main)
 
     @property
     def merges(self) -> bool:
@@ -165,21 +168,21 @@ class Node:
 
     def prepare(self, wish: RuntimeRequest | None = None) -> Prepared:
         """Have an entry made ready."""
-        return api.prepare_entry(self.tree, self.place, wish or kata(), "the same command")
+        return prepare_entry(self.tree, self.place, wish or kata(), "the same command")
 
     def prepare_removal(self, name: str = "kata-vfio") -> Prepared:
         """Have the removal of an entry made ready."""
-        return api.prepare_removal(self.tree, self.place, name, "the same command")
+        return prepare_removal(self.tree, self.place, name, "the same command")
 
     def install(self, wish: RuntimeRequest | None = None) -> Prepared:
         """Give it an entry."""
         prepared = self.prepare(wish)
-        api.apply_prepared(prepared, tree=self.tree)
+        apply_prepared(prepared, ApplyContext(self.tree))
         return prepared
 
     def uninstall(self, name: str = "kata-vfio") -> None:
         """Remove an entry."""
-        api.apply_prepared(self.prepare_removal(name), tree=self.tree)
+        apply_prepared(self.prepare_removal(name), ApplyContext(self.tree))
 
     def read(self) -> dict[HostPath, bytes | None]:
         """The main file and the drop-ins."""
@@ -217,7 +220,7 @@ def test_it_reads_the_handler_and_all_else_as_before(
     before = node.dump()
     prepared = node.prepare()
     assert prepared.unchecked == ()
-    api.apply_prepared(prepared, tree=node.tree)
+    apply_prepared(prepared, ApplyContext(node.tree))
     entry = node.runtimes()["kata-vfio"]
     assert entry["runtime_type"] == "io.containerd.kata-vfio.v2"
     assert entry["runtime_path"] == SHIM
@@ -370,11 +373,11 @@ def test_what_a_drop_in_does_before_2_0_is_seen_before_it_is_written(
     if node.merges:
         assert node.prepare().unchecked == ()
         return
-    place = api.locate_runtime(node.tree, "containerd", node.main, Version(2, 1))
+    place = locate(node.tree, "containerd", node.main, Version(2, 1))
     assert place.other is not None, "another one is installed, and would not be asked"
     before = node.read()
     with pytest.raises(Refusal, match=r"other settings differently too: .*(cni|sandbox_image)"):
-        api.prepare_entry(node.tree, replace(place, other=None), kata(), "")
+        prepare_entry(node.tree, replace(place, other=None), kata(), "")
     assert node.read() == before
 
 

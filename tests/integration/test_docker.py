@@ -9,8 +9,11 @@ import pytest
 
 from tests.integration.programs import Machine
 from tests.unit.runtimes import CONFIGURATION, SHIM, kata
-from vfiomgr import api
+from vfiomgr.containers.runtimes.apply import apply_prepared
+from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest
+from vfiomgr.containers.runtimes.prepare import prepare_entry, prepare_removal
+from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import HostPath
 
@@ -35,14 +38,14 @@ def _host(root: Path, dockerd: Program, text: str | None) -> Machine:
 
 
 def _prepare(tree: Machine, wish: RuntimeRequest) -> Prepared:
-    return api.prepare_entry(tree, api.locate_runtime(tree, "docker"), wish, "the same command")
+    return prepare_entry(tree, locate(tree, "docker"), wish, "the same command")
 
 
 def _uninstall(tree: Machine, name: str) -> None:
-    place = api.locate_runtime(tree, "docker")
-    prepared = api.prepare_removal(tree, place, name, "the same command")
+    place = locate(tree, "docker")
+    prepared = prepare_removal(tree, place, name, "the same command")
     assert prepared.unchecked == ()
-    api.apply_prepared(prepared, tree=tree)
+    apply_prepared(prepared, ApplyContext(tree))
 
 
 @pytest.mark.parametrize("text", [None, "{}\n", _OLD])
@@ -54,7 +57,7 @@ def test_it_accepts_the_entries_and_they_leave_the_first_bytes(
     for wish in (kata("docker"), _CRUN):
         prepared = _prepare(tree, wish)
         assert prepared.unchecked == (), "dockerd looked at it"
-        api.apply_prepared(prepared, tree=tree)
+        apply_prepared(prepared, ApplyContext(tree))
     written = json.loads(tree.read_text(_DAEMON) or "")
     assert written["runtimes"] == {
         "kata-vfio": {"runtimeType": SHIM, "options": {"ConfigPath": CONFIGURATION}},

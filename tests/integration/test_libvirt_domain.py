@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from lxml import etree
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.hosts import workstation
 from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
-from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import FORMATS, parse_disk

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import network_adapter, workstation
 from tests.fakes.libvirt_node import node_uri
 from tests.integration.embed import Embed, embedded
-from vfiomgr import api
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
 from vfiomgr.libvirt.attach.claims import Scope
 from vfiomgr.libvirt.client.connection import Connection, connect

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.vgpu_hosts import a40_host, t4_host
-from vfiomgr import api
 from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice
 from vfiomgr.libvirt.client.connection import MdevState, connect, parent_name, read_mdev
 from vfiomgr.libvirt.commands.nodedev import refuse_without_room, wished_mdev

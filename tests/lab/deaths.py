@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Literal
 
+from tests import api
 from tests.lab.topology import current
-from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.worker import WorkerPool
 from vfiomgr.passthrough.requests import Bind, Unbind

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab.command import vfiomgr
-from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import api
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
-from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.layout.compare import compare

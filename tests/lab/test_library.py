@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab import libvirtd as daemon
-from vfiomgr import api
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab import libvirtd as daemon
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.nested import call
-from vfiomgr import api
 from vfiomgr.libvirt.hook.model import GUESTS
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.facts import read_virtual_functions

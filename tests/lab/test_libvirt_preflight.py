@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import libvirt
 import pytest
 
+from tests import api
 from tests.lab import libvirtd as daemon
 from tests.lab import nested
 from tests.lab.command import vfiomgr
@@ -30,7 +31,6 @@ from tests.lab.libvirt_mistakes import (
     pair,
     pci,
 )
-from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.preflight.plan import preflight

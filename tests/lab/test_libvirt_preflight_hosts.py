@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
 from tests.lab.libvirt_mistakes import domain, mdev, pci
-from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain

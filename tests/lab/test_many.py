@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vfiomgr import api
+from tests import api
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.errors import Refusal

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
-from vfiomgr import api
 from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress

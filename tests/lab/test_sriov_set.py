@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab.command import document, vfiomgr
-from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.passthrough.requests import Bind, Reset, Unbind
 from vfiomgr.paths import pci_device

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab import nested
 from tests.lab.command import document, vfiomgr
-from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci.facts import read_driver_state

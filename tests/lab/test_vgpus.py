@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.lab import gpusim, nested
 from tests.lab.command import document, vfiomgr
 from tests.lab.deaths import MOMENTS, TREE, dies
-from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import Capacity, gpus, rooms
 from vfiomgr.vgpu.model import MARKS

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.containerd import CRI, RUNTIME, Containerd
 from tests.fakes.hosts import network_adapter
-from vfiomgr import api
+from vfiomgr.containers.runtimes import prepare as changes
+from vfiomgr.containers.runtimes.apply import apply_prepared
+from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
+from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.paths import HostPath
 
@@ -82,20 +85,20 @@ def prepare(
     kernel: HostTree, wish: RuntimeRequest | None = None, main: str | None = None
 ) -> Prepared:
     wish = wish or kata()
-    place = api.locate_runtime(kernel, wish.program, main)
-    return api.prepare_entry(kernel, place, wish, "the same command")
+    place = locate(kernel, wish.program, main)
+    return changes.prepare_entry(kernel, place, wish, "the same command")
 
 
 def prepare_removal(
     kernel: HostTree, name: str = "kata-vfio", program: ProgramName = "containerd"
 ) -> Prepared:
-    place = api.locate_runtime(kernel, program)
-    return api.prepare_removal(kernel, place, name, "the same command")
+    place = locate(kernel, program)
+    return changes.prepare_removal(kernel, place, name, "the same command")
 
 
 def install(kernel: HostTree, wish: RuntimeRequest | None = None) -> Prepared:
     prepared = prepare(kernel, wish)
-    api.apply_prepared(prepared, tree=kernel)
+    apply_prepared(prepared, ApplyContext(kernel))
     return prepared
 
 
@@ -103,7 +106,7 @@ def uninstall(
     kernel: HostTree, name: str = "kata-vfio", program: ProgramName = "containerd"
 ) -> Prepared:
     prepared = prepare_removal(kernel, name, program)
-    api.apply_prepared(prepared, tree=kernel)
+    apply_prepared(prepared, ApplyContext(kernel))
     return prepared
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import host_of
+from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options

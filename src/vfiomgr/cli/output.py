@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.printable import printable
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ def _printable_lines(text: str) -> str:
 
 def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
     """A document of the JSON contract, in JSON or YAML."""
-    from vfiomgr.documents.jsonable import API_VERSION, to_jsonable  # noqa: PLC0415 - not for --version
-
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":
         print_yaml(document)
@@ -77,8 +76,6 @@ def print_document(kind: str, body: Mapping[str, object], output: Format) -> Non
 def print_yaml(document: dict[str, Any]) -> None:
     """A document as YAML 1.2; like JSON it escapes what is not ASCII."""
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
-
-    from vfiomgr.documents.jsonable import UNFOLDED  # noqa: PLC0415
 
     yaml = YAML(typ="safe", pure=True)
     yaml.width = UNFOLDED

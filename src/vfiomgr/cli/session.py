@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from vfiomgr.cli.options import Seconds, WholeNumber
+from vfiomgr.cli.output import note
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.snapshot.source import MACHINE, HostSource
 
@@ -45,8 +46,6 @@ class Session(HostSource):
 
     def on_note(self, text: str) -> None:
         """Write it to stderr."""
-        from vfiomgr.cli.output import note  # noqa: PLC0415 - not for --version
-
         note(text)
 
 

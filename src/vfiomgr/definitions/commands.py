@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import uuid as uuids
 from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr import api
-from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
+from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
-from vfiomgr.definitions.plan import canonical
+from vfiomgr.definitions.named import name_to_define
+from vfiomgr.definitions.named import restore as restore_vgpus
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.service import RULE, SERVICE
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.persistence.program import own_program
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.commands.active import unseen_users, users_of
-from vfiomgr.vgpu.named import name_of, uuid_of
+from vfiomgr.vgpu.named import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
     from vfiomgr.definitions.restore_apply import Restored
     from vfiomgr.diagnostic import Override
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
@@ -211,7 +211,7 @@ def define(
         message = "--jsonfile says of which type it is, how it starts, and its attributes"
         raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
     read = None if jsonfile is None else _configuration(jsonfile)
-    name = _name_to_define(session, parent, uuid)
+    name = name_to_define(session, parent, uuid)
     starts = read.autostart if read else autostart
     intent = DefineVgpu(
         name,
@@ -226,7 +226,7 @@ def define(
         _print_defined(session, outcome, name)
 
 
-def _print_defined(session: Session, outcome: api.Outcome, name: str) -> None:
+def _print_defined(session: Session, outcome: Outcome, name: str) -> None:
     """The name alone on standard output, for a script to take."""
     if session.format != "table":
         print_outcome(session, outcome, [], name=name)
@@ -236,17 +236,6 @@ def _print_defined(session: Session, outcome: api.Outcome, name: str) -> None:
     for text in outcome.plan.already:
         note(text if outcome.is_changed else f"{text}: nothing to do")
     say(name)
-
-
-def _name_to_define(session: Session, parent: str | None, uuid: str | None) -> str:
-    """The UUID that was given, the address of a virtual function, or a fresh UUID."""
-    if uuid is not None:
-        return uuid_of(uuid)
-    place = canonical(parent or "")
-    parents = session.scan_devices().vgpu_parents
-    if any(known.name == place and known.family == "vendor-vfio" for known in parents):
-        return place
-    return str(uuids.uuid4())
 
 
 def _attribute(text: str) -> tuple[str, str]:
@@ -340,7 +329,7 @@ def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]
         print_outcome(session, outcome, [f"stopped {text}" for text in done], vgpus=done)
 
 
-def _changed(outcome: api.Outcome) -> list[str]:
+def _changed(outcome: Outcome) -> list[str]:
     """The vGPUs that a run was about, without those that were as wanted."""
     steps = outcome.plan.steps if outcome.is_changed else ()
     return list(dict.fromkeys(name for step in steps if (name := step.subject) is not None))
@@ -366,11 +355,10 @@ def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
       vfiomgr vgpu restore --parent 0000:08:00.4 --format json
     """
     session: Session = context.obj
-    intent = RestoreVgpus(parent, boot=boot)
     if session.dry_run or session.snapshot is not None:
-        plan_or_apply(session, intent)
+        plan_or_apply(session, RestoreVgpus(parent, boot=boot))
         return
-    found = api.restore(intent, tree=session.tree, **options_of(session))
+    found = restore_vgpus(host_of(session), parent, boot=boot)
     _print_restored(session, found)
     context.exit(int(any(item.state == "failed" for item in found)))
 

@@ -32,6 +32,8 @@ PROGRAM_PATH = (
 _PERMISSIONS = 0o7777
 _SAID = 1000
 """Characters that an error quotes of what a program said at last."""
+_MOST_LINKS = 40
+"""As many as the kernel follows (MAXSYMLINKS)."""
 
 
 class ProgramAnswer(Value):
@@ -193,6 +195,15 @@ class HostTree:
         """The last component of what a symbolic link points to: a driver, a group, a device."""
         name = (self.link(path) or "").rstrip("/").rpartition("/")[2]
         return None if name in ("", ".", "..") else name
+
+    def followed(self, path: HostPath) -> HostPath:
+        """Where the links of a file itself lead; those of its directories stay as they are."""
+        for _ in range(_MOST_LINKS):
+            target = self.link(path)
+            if target is None:
+                break
+            path = HostPath(target if target.startswith("/") else f"{path.parent}/{target}")
+        return path
 
     def resolve(self, path: HostPath) -> HostPath | None:
         """The path with every link followed, as a path of this host."""

@@ -1,6 +1,6 @@
 """Kata Containers: its configuration, its pods, and why a pod gets no device.
 
-In Python: `configuration` and `explain_pod`.
+In Python: `configuration`, `explain_pod`, `check_image`, `pods`, `runtime_class`, `run_command`.
 """
 
 from importlib import import_module
@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vfiomgr.kata.configurations import KataConfiguration, configuration
     from vfiomgr.kata.explain.pods import explain_pod
+    from vfiomgr.kata.named import check_image, pods, run_command, runtime_class
 
-__all__ = ["KataConfiguration", "configuration", "explain_pod"]
+__all__ = [
+    "KataConfiguration",
+    "check_image",
+    "configuration",
+    "explain_pod",
+    "pods",
+    "run_command",
+    "runtime_class",
+]
 _PLACES = {
     "KataConfiguration": "configurations",
+    "check_image": "named",
     "configuration": "configurations",
     "explain_pod": "explain.pods",
+    "pods": "named",
+    "run_command": "named",
+    "runtime_class": "named",
 }
 
 if not TYPE_CHECKING:

@@ -6,3 +6,15 @@ it, and `compare` looks at the host in parts that can be changed by themselves: 
 concerns functions that do not exist yet is planned once they do. `boot` installs a layout for
 every boot, `watch` keeps it.
 """
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.public import importing
+
+if TYPE_CHECKING:
+    from vfiomgr.layout.apply import apply_parts, watch_layout
+
+__all__ = ["apply_parts", "watch_layout"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, {"apply_parts": "apply", "watch_layout": "apply"})

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refusal
-from vfiomgr.engine.transaction import apply
+from vfiomgr.engine.privileges import require_rights
+from vfiomgr.engine.transaction import apply, scan_for
 from vfiomgr.errors import StillDiffers, VfiomgrError
 from vfiomgr.layout.compare import compare
+from vfiomgr.layout.watch import LayoutWatch, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.layout.watch import Changes, WatchEvent, Wish
+    from vfiomgr.library import Host
 
     Result = Outcome | VfiomgrError
 
@@ -63,3 +67,33 @@ def _result(intent: ApplyLayout, work: ApplyContext) -> Result:
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise
         return error
+
+
+def watch_layout(
+    host: Host,
+    wish: Wish,
+    changes: Changes,
+    *,
+    tell: Callable[[WatchEvent], None],
+    enforce: bool = False,
+) -> None:
+    """Report drift from a layout as it comes and goes, until the process is interrupted.
+
+    With `enforce`, correct it, by the rules of `Host.apply_each`.
+
+    Raises:
+        NeedsRoot: with `enforce`, the right to change the host is missing.
+        RolledBack, RollbackIncomplete: a correction was interrupted.
+
+    """
+
+    def compared(intent: ApplyLayout) -> Comparison:
+        # Looked at after every event: no disk is opened for it, which could disturb a mount.
+        return compare(scan_for(intent, host.tree, host.machine, with_claims=False), intent)
+
+    def correct(intent: ApplyLayout, name: str) -> Result | None:
+        return dict(host.apply_each(replace(intent, only=(name,)))).get(name)
+
+    if enforce:
+        require_rights(host.tree)
+    follow(LayoutWatch(wish, compared, tell, correct if enforce else None), changes)

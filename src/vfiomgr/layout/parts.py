@@ -116,7 +116,7 @@ class RuleContext(Value):
             if owner.name == name:
                 return owner
         message = f"nobody looked up who {name!r} is"
-        raise UsageError(message, "api.layout_intent does that")
+        raise UsageError(message, "vfiomgr.layout.named.layout_intent does that")
 
 
 def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Difference, ...]) -> Change:

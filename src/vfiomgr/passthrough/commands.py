@@ -6,21 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import confirm, plan_or_apply, print_outcome, update_initramfs_option
+from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.diagnostic import OVERRIDES, Override
-from vfiomgr.passthrough.named import Bind, Reset, Unbind
-from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
-from vfiomgr.paths import pci_device, vfio_group_node
-from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.iommu import group_number
-from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.passthrough.named import Bind, Reset, Unbind, moved_functions
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.pci.model import PciAddress
 
 
 @click.command("bind")
@@ -145,32 +139,13 @@ def unbind(
 
 
 def _print_moved(session: Session, outcome: Outcome) -> None:
-    moved = [
-        _describe(session, step.device.address)
-        for step in outcome.plan.steps
-        if isinstance(step, ChangeDriver | ReleaseDriver)
-    ]
+    moved = moved_functions(session, outcome)
     lines = [
-        f"{m['address']} is on {m['driver'] or 'no driver'}"
-        + (f", guests open {m['node']}" if m["node"] else "")
-        for m in moved
+        f"{one.address} is on {one.driver or 'no driver'}"
+        + (f", guests open {one.node}" if one.node else "")
+        for one in moved
     ]
     print_outcome(session, outcome, lines, devices=moved)
-
-
-def _describe(session: Session, address: PciAddress) -> dict[str, object]:
-    """What came of a function, read again from the host."""
-    tree = session.tree
-    group = group_number(tree, pci_device(address))
-    node = None if group is None else vfio_group_node(group)
-    state = read_driver_state(tree, address)
-    return {
-        "address": address,
-        "driver": state.driver,
-        "driver_override": state.driver_override,
-        "iommu_group": group,
-        "node": node if node and is_vfio_driver(state.driver) and tree.exists(node) else None,
-    }
 
 
 @click.command("reset")

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.passthrough import requests
+from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
+from vfiomgr.paths import pci_device, vfio_group_node
+from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
+from vfiomgr.pci.iommu import group_number
+from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
 from vfiomgr.usage import chosen, forbid_alone, forbid_together, require_choice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.diagnostic import Override
-    from vfiomgr.pci.model import PciAddress
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.reset_capabilities import ResetMethod
     from vfiomgr.snapshot.source import HostSource
 
@@ -153,6 +159,40 @@ class Reset:
         require_choice("--method", self.method, RESET_METHODS)
         (address,) = host.addresses((self.device,))
         return requests.Reset(address, self.method, self.allow)
+
+
+class FunctionState(Value):
+    """Who has a function now."""
+
+    address: PciAddress
+    driver: str | None
+    driver_override: str | None
+    iommu_group: int | None
+    node: str | None
+    """What a guest opens it by, e.g. `/dev/vfio/8`; None where a host driver has it."""
+
+
+def function_state(host: HostSource, address: PciAddress) -> FunctionState:
+    """Who has a function of a tree now; a scan takes many times as long."""
+    state = read_driver_state(host.tree, address)
+    group = group_number(host.tree, pci_device(address))
+    node = None if group is None else vfio_group_node(group)
+    is_open = node is not None and is_vfio_driver(state.driver) and host.tree.exists(node)
+    return FunctionState(
+        address, state.driver, state.driver_override, group, node if is_open else None
+    )
+
+
+def moved_functions(host: HostSource, outcome: Outcome) -> tuple[FunctionState, ...]:
+    """The functions that an outcome gave to other drivers, as they are now."""
+    steps = outcome.plan.steps
+    moved = [step.device for step in steps if isinstance(step, ChangeDriver | ReleaseDriver)]
+    return tuple(function_state(host, device.address) for device in moved)
+
+
+def virtual_functions(host: HostSource, address: PciAddress) -> tuple[FunctionState, ...]:
+    """The virtual functions that a physical one of a tree has now."""
+    return tuple(function_state(host, vf) for vf in read_virtual_functions(host.tree, address))
 
 
 def _program(host: HostSource) -> str | None:

@@ -20,8 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
+from vfiomgr.engine.privileges import require_rights
 from vfiomgr.engine.transaction import ApplyContext, carry_out
-from vfiomgr.errors import HostError, VfiomgrError, WriteFailed
+from vfiomgr.errors import HostError, UsageError, VfiomgrError, WriteFailed
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.hotplug import HotplugEvents
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.hotplug import Arrival
     from vfiomgr.persistence.model import PersistedBinding
+    from vfiomgr.snapshot.source import HostSource
 
 SETTLE = 2.0
 """Seconds after the last arrival until the drivers are looked at; a probe may take one."""
@@ -217,3 +219,18 @@ def _heard(channel: socket.socket) -> str:
         message = "a process that listens for hot-plugged functions has ended"
         raise HostError(message, "start vfiomgr persist watch again; its last words tell why")
     return said
+
+
+def watch_machine(host: HostSource) -> None:
+    """Keep persisted functions on their drivers as they are hot-plugged, until the process ends.
+
+    Raises:
+        UsageError: the host is not this machine.
+        NeedsRoot: the right to change the host is missing.
+
+    """
+    if host.snapshot is not None or host.tree.root != host.machine.root:
+        message = "only the kernel of this machine tells of hot-plugged functions"
+        raise UsageError(message, "leave out --root and --snapshot")
+    require_rights(host.tree)
+    watch(host.tree, host.on_note)

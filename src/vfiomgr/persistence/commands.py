@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import plan_or_apply, print_outcome, update_initramfs_option
+from vfiomgr.cli.changes import plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import UsageError
-from vfiomgr.persistence.plan import of_layout
+from vfiomgr.passthrough.watch import watch_machine
+from vfiomgr.persistence.named import persisted
 from vfiomgr.persistence.program import program_for_units
 from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
     from vfiomgr.engine.request import Request
-    from vfiomgr.pci.model import PciAddress
-    from vfiomgr.persistence.model import PersistedBinding
-    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.persistence.named import PersistedFunction
 
 _HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
 
@@ -47,8 +46,7 @@ def list_persisted(session: Session) -> None:
       vfiomgr persist list
       vfiomgr persist list --format json
     """
-    host = session.scan()
-    rows = [*_own_rows(host), *_driverctl_rows(host)]
+    rows = persisted(session)
     if session.format != "table":
         print_document("PersistedList", {"items": rows}, session.format)
     elif rows:
@@ -57,59 +55,14 @@ def list_persisted(session: Session) -> None:
         note("nothing is persisted: vfiomgr bind --persist does it")
 
 
-def _own_rows(host: HostSnapshot) -> list[dict[str, object]]:
-    return [
-        {
-            "address": binding.address,
-            "driver": binding.driver,
-            "owner": "vfiomgr" if of_layout(host, binding.address) is None else "layout",
-            "device": _state(host, binding.address, binding),
-            "recorded": binding.device,
-            "node_owner": binding.owner,
-            "driver_now": _driver_now(host, binding.address),
-        }
-        for binding in host.persisted
-    ]
-
-
-def _driverctl_rows(host: HostSnapshot) -> list[dict[str, object]]:
-    return [
-        {
-            "address": entry.address,
-            "driver": entry.driver,
-            "owner": "driverctl",
-            "device": _state(host, entry.address, None),
-            "recorded": None,
-            "node_owner": None,
-            "driver_now": _driver_now(host, entry.address),
-        }
-        for entry in host.driverctl_overrides
-    ]
-
-
-def _state(host: HostSnapshot, address: PciAddress, binding: PersistedBinding | None) -> str:
-    """`same`, `another`, `absent`, or `unrecorded` where nobody knows which one was meant."""
-    present = next((d.identity for d in host.devices if d.address == address), None)
-    if present is None:
-        return "absent"
-    if binding is None:
-        return "unrecorded"
-    return "same" if binding.is_of(present) else "another"
-
-
-def _driver_now(host: HostSnapshot, address: PciAddress) -> str | None:
-    return next((d.driver for d in host.devices if d.address == address), None)
-
-
-def _cells(row: dict[str, object]) -> tuple[str, ...]:
-    owner = row["node_owner"]
+def _cells(row: PersistedFunction) -> tuple[str, ...]:
     return (
-        str(row["address"]),
-        str(row["driver"]),
-        str(row["owner"]),
-        str(row["device"]),
-        or_dash(getattr(owner, "name", None)),
-        or_dash(row["driver_now"]),
+        str(row.address),
+        row.driver,
+        row.owner,
+        row.device,
+        or_dash(None if row.node_owner is None else row.node_owner.name),
+        or_dash(row.driver_now),
     )
 
 
@@ -171,12 +124,7 @@ def watch(session: Session) -> None:
     Examples:
       vfiomgr persist watch
     """
-    from vfiomgr import api  # noqa: PLC0415 - the other commands only plan
-
-    if session.snapshot is not None or session.tree.root != session.machine.root:
-        message = "only the kernel of this machine tells of hot-plugged functions"
-        raise UsageError(message, "leave out --root and --snapshot")
-    api.watch(session.tree, on_note=note)
+    watch_machine(session)
 
 
 def _carry_out(session: Session, intent: Request) -> None:

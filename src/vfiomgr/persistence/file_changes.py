@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.errors import Refusal
 from vfiomgr.persistence.requests import ChangeFiles
 from vfiomgr.persistence.steps import ReplaceFile
 
@@ -50,6 +50,6 @@ def _wanted(host: HostSnapshot, intent: ChangeFiles) -> Iterator[int]:
         current = host.file(path)
         if current not in texts:
             message = f"{path} was changed meanwhile, and not by this run"
-            raise Refusal(message, "look at it, then run the command again")
+            refuse("file-changed", path, message, "look at it, then run the command again")
         done = len(texts) - 1 - texts[::-1].index(current)
         yield from (number for number, _ in changes[done:])

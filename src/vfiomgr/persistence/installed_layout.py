@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.errors import Refusal
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 from vfiomgr.value import Value
@@ -170,7 +170,7 @@ def _word(name: str) -> str:
         return name
     if not name.isprintable():
         message = f"no unit of systemd can be written for the layout {name!r}"
-        raise Refusal(message, "give it a name of printable characters")
+        refuse("layout-name", name, message, "give it a name of printable characters")
     for special, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         name = name.replace(special, escaped)
     return f'"{name}"'

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.errors import VfiomgrError
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
@@ -145,7 +146,12 @@ def _require_plain(binding: PersistedBinding) -> None:
     ):
         if not pattern.fullmatch(value):
             message = f"{device.address} cannot be persisted: its {what} is {value!r}"
-            raise Refusal(message, "leave out --persist, and report it: no rule can hold this")
+            refuse(
+                "not-persistable",
+                device.address,
+                message,
+                "leave out --persist, and report it: no rule can hold this",
+            )
 
 
 def _driver_rules(binding: PersistedBinding) -> tuple[list[str], list[str]]:
@@ -365,5 +371,10 @@ def require_plain(program: str) -> str:
     """
     if not _PLAIN.fullmatch(program):
         message = f"no unit of systemd can be written for {program!r}"
-        raise Refusal(message, "install vfiomgr at a path of letters, digits and ._+/- only")
+        refuse(
+            "program-path",
+            program,
+            message,
+            "install vfiomgr at a path of letters, digits and ._+/- only",
+        )
     return program

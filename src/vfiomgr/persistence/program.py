@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import vfiomgr
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.trust import weakness
 from vfiomgr.persistence.facts import has_systemd
@@ -45,7 +45,7 @@ def own_program() -> str | None:
         if why:
             message = f"cannot have root run {sys.executable} by itself: {why}"
             remedy = "install vfiomgr into /opt/vfiomgr as README.md says, and run that command"
-            raise Refusal(message, remedy)
+            refuse("program-not-trusted", sys.executable, message, remedy)
     return " ".join((require_plain(sys.executable), *_MODULE))
 
 

@@ -15,7 +15,7 @@ from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.pci.original_state import OriginalState
 from vfiomgr.value import Value
-from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction
+from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction, mark_file, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -331,8 +331,6 @@ class HostSnapshot(Value, dict=True):
         """Whether vfiomgr made it; of a virtual function that came anew since, it did not."""
         if vgpu.uuid is None and vgpu.name not in self.made_functions:
             return False
-        from vfiomgr.vgpu.model import mark_file, mark_of  # noqa: PLC0415 - not for lists
-
         file, text = mark_file(vgpu), mark_of(vgpu)
         return any((mark.path, mark.text) == (file, text) for mark in self.vgpu_marks)
 

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.paths import pci_device
-from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
-from vfiomgr.pci.iommu import group_number
+from vfiomgr.passthrough.named import virtual_functions
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
 from vfiomgr.units import mebibytes
@@ -23,7 +21,7 @@ from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from vfiomgr.api import Outcome
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, Priority
@@ -302,15 +300,18 @@ def set_count(
     outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe, share=share))
     if outcome is None:
         return
-    made = [_made(session, vf) for vf in read_virtual_functions(session.tree, chosen)]
+    made = virtual_functions(session, chosen)
     shares = _shares(session, chosen) if _has_quotas(outcome) else {}
     lines = [
-        f"{vf['address']} is in IOMMU group {or_dash(vf['iommu_group'])}, "
-        f"on {vf['driver'] or 'no driver'}{shares.get(str(vf['address']), '')}"
+        f"{vf.address} is in IOMMU group {or_dash(vf.iommu_group)}, "
+        f"on {vf.driver or 'no driver'}{shares.get(str(vf.address), '')}"
         for vf in made
     ]
     shown = (lines or [f"{chosen} has no virtual functions"]) if outcome.is_changed else []
-    print_outcome(session, outcome, shown, virtual_functions=made)
+    items = [
+        {"address": vf.address, "iommu_group": vf.iommu_group, "driver": vf.driver} for vf in made
+    ]
+    print_outcome(session, outcome, shown, virtual_functions=items)
     _tell_undo(session, outcome)
 
 
@@ -324,15 +325,6 @@ def _shares(session: Session, address: PciAddress) -> dict[str, str]:
     functions = host.device(address).virtual_functions
     known = [(vf, host.function_quotas(host.device(vf))) for vf in functions]
     return {str(vf): f", with {quotas}" for vf, quotas in known if quotas is not None}
-
-
-def _made(session: Session, address: PciAddress) -> dict[str, object]:
-    """What came of a virtual function, read again from the host."""
-    return {
-        "address": address,
-        "iommu_group": group_number(session.tree, pci_device(address)),
-        "driver": read_driver_state(session.tree, address).driver,
-    }
 
 
 def _tell_undo(session: Session, outcome: Outcome) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import without_iommu
 from tests.fakes.machine import RELEASE
 from tests.unit.host_files import tree_of
-from vfiomgr import api
 from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.api import scan
 from tests.fakes.hosts import workstation
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
-from vfiomgr.api import scan
 from vfiomgr.check.facts import read_readiness
 from vfiomgr.check.model import DeviceNode, FirmwareFramebuffer, Readiness
 from vfiomgr.host.tree import HostTree

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.hosts import dual_adapter, mixed, network_adapter, workstation
 from tests.fakes.replay import replay
 from tests.fakes.vgpu_hosts import a40_host, gim_host, l40s_host, samples_host, t4_host
 from tests.unit.devices import host_of, pci_device
-from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.snapshot.document import write_snapshot

@@ -156,7 +156,7 @@ def test_an_unexpected_error_shows_no_traceback_unless_asked(
 _HEAVY = (
     *("pydantic", "jinja2", "ruamel", "tomlkit", "rich", "libvirt", "grpc"),
     *("asyncio", "json", "logging", "select", "signal", "subprocess", "tempfile"),
-    *("vfiomgr.api", "vfiomgr.engine", "vfiomgr.passthrough.plan", "vfiomgr.libvirt"),
+    *("vfiomgr.library", "vfiomgr.engine", "vfiomgr.passthrough.plan", "vfiomgr.libvirt"),
 )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
-from vfiomgr import api
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci.model import PciAddress

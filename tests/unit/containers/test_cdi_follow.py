@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import dual_adapter, workstation
 from tests.fakes.vgpu_hosts import l40s_host
 from tests.unit.engine.faults import EveryFault, told
-from vfiomgr import api
 from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.engine.journal import cut_off_runs

@@ -23,8 +23,11 @@ from tests.unit.runtimes import (
     text,
     uninstall,
 )
-from vfiomgr import api
+from vfiomgr.containers.runtimes.apply import apply_prepared
+from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest
+from vfiomgr.containers.runtimes.prepare import prepare_entry, prepare_removal
+from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import HostPath
 from vfiomgr.version import Version
@@ -284,12 +287,12 @@ def test_the_format_is_that_of_the_program_whatever_the_file_is_called(
 ) -> None:
     other = "/etc/docker/other.conf"
     put(kernel, other, before)
-    place = api.locate_runtime(kernel, "docker", other)
-    api.apply_prepared(api.prepare_entry(kernel, place, kata("docker"), ""), tree=kernel)
+    place = locate(kernel, "docker", other)
+    apply_prepared(prepare_entry(kernel, place, kata("docker"), ""), ApplyContext(kernel))
     assert "kata-vfio" in json.loads(text(kernel, other) or "")["runtimes"]
-    assert not api.prepare_entry(kernel, place, kata("docker"), "").intent.changes
+    assert not prepare_entry(kernel, place, kata("docker"), "").intent.changes
     put(kernel, other, (text(kernel, other) or "").replace("{", '{"later": 1,', 1))
-    api.apply_prepared(api.prepare_removal(kernel, place, "kata-vfio", ""), tree=kernel)
+    apply_prepared(prepare_removal(kernel, place, "kata-vfio", ""), ApplyContext(kernel))
     assert json.loads(text(kernel, other) or "") == {**json.loads(before or "{}"), "later": 1}
 
 
@@ -442,6 +445,6 @@ def test_a_template_that_nobody_can_tell_is_refused(kernel: FakeKernel) -> None:
     with pytest.raises(Refusal) as refusal:
         prepare(kernel, kata("k3s"))
     assert "--containerd-version" in refusal.value.hint
-    place = api.locate_runtime(kernel, "k3s", None, Version(2, 0))
-    changes = api.prepare_entry(kernel, place, kata("k3s"), "").intent.changes
+    place = locate(kernel, "k3s", None, Version(2, 0))
+    changes = prepare_entry(kernel, place, kata("k3s"), "").intent.changes
     assert changes[-1].path == K3S / "config-v3.toml.tmpl"

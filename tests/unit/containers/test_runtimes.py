@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.containerd import CRI, IMAGES, RUNTIME
 from tests.unit.engine.faults import Course, EveryFault
 from tests.unit.runtimes import (
@@ -33,12 +34,15 @@ from tests.unit.runtimes import (
     text,
     uninstall,
 )
-from vfiomgr import api
 from vfiomgr.containers.runtimes import verify
+from vfiomgr.containers.runtimes.apply import apply_prepared, change
+from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RECORD, RuntimeRequest
+from vfiomgr.containers.runtimes.prepare import prepare_entry
 from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.locks import hold
+from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RolledBack
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.requests import ChangeFiles
@@ -110,12 +114,7 @@ def test_containerd_reads_the_entry_and_all_else_as_before(
     assert entry["runtime_path"] == SHIM
     assert entry["options"] == {"ConfigPath": CONFIGURATION}
     assert entry["privileged_without_host_devices"] is True
-    assert (
-        api.prepare_entry(
-            kernel, api.locate_runtime(kernel, "containerd"), kata(), ""
-        ).intent.changes
-        == ()
-    )
+    assert prepare_entry(kernel, locate(kernel, "containerd"), kata(), "").intent.changes == ()
     assert without_zeros(without_entry(new)) == without_zeros(without_entry(old))
     uninstall(kernel)
     assert {p: t for p, t in configuration(kernel).items() if t != "/"} == before
@@ -185,9 +184,7 @@ def test_a_drop_in_of_another_version_is_refused(tmp_path: Path, main: str, othe
     kernel, _ = host(tmp_path, None, main)
     put(kernel, DROP_IN, f"version = {other}\n")
     with pytest.raises(Refusal, match=f"is of version {other}"):
-        api.prepare_entry(
-            kernel, api.locate_runtime(kernel, "containerd", None, Version(2, 1)), kata(), ""
-        )
+        prepare_entry(kernel, locate(kernel, "containerd", None, Version(2, 1)), kata(), "")
 
 
 def test_2_3_takes_overlayfs_for_the_snapshotter_of_version_2_which_is_told(
@@ -297,7 +294,7 @@ def test_what_is_read_after_writing_is_what_was_foreseen_or_all_is_taken_back(
     prepared = prepare(kernel)
     containerd.forgets = ("plugins", IMAGES, "pinned_images")
     with pytest.raises(RolledBack, match="something else than it was going to"):
-        api.apply_prepared(prepared, tree=kernel)
+        apply_prepared(prepared, ApplyContext(kernel))
     assert configuration(kernel) == before
 
 
@@ -318,7 +315,7 @@ def test_after_writing_the_files_themselves_are_read(tmp_path: Path) -> None:
     own = kernel.locate(MAIN)
     assert own in asked, "what there is comes from the file itself"
     assert asked[-1] != own
-    api.apply_prepared(prepared, tree=kernel)
+    apply_prepared(prepared, ApplyContext(kernel))
     assert asked[-1] == own
 
 
@@ -337,9 +334,9 @@ def test_imports_are_found_as_go_finds_them(
     main = V3.replace("version = 3\n", f"version = 3\nimports = [{pattern!r}]\n")
     taken = f"[plugins.'{RUNTIME}'.containerd.runtimes.kata-vfio]\nruntime_type = 'x'\n"
     kernel, _ = host(tmp_path, None, main, **{name: f"version = 3\n{taken}"})
-    place = api.locate_runtime(kernel, "containerd", None, Version(2, 1))
+    place = locate(kernel, "containerd", None, Version(2, 1))
     with pytest.raises(Refusal, match="did not write it") if is_read else contextlib.nullcontext():
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -422,8 +419,8 @@ def test_a_file_of_another_version_is_told_with_what_this_release_makes_of_it(
     tmp_path: Path, version: str, main: str, other: str, words: str | None
 ) -> None:
     kernel, _ = host(tmp_path, None, f"{_IMPORTING}{main}", **{"99-nvidia": other})
-    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
-    notes = api.prepare_entry(kernel, place, kata(), "").intent.notes
+    place = locate(kernel, "containerd", None, Version.parse(version))
+    notes = prepare_entry(kernel, place, kata(), "").intent.notes
     told = [note for note in notes if "99-nvidia.toml" in note and "is written there" not in note]
     assert len(told) == (words is not None)
     assert all(words in note for note in told if words)
@@ -432,11 +429,11 @@ def test_a_file_of_another_version_is_told_with_what_this_release_makes_of_it(
 @pytest.mark.parametrize("version", ["1.4.13", "1.5.18"])
 def test_a_containerd_that_takes_no_path_of_a_shim_is_refused(tmp_path: Path, version: str) -> None:
     kernel, _ = host(tmp_path, None, V2)
-    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    place = locate(kernel, "containerd", None, Version.parse(version))
     with pytest.raises(Refusal, match=rf"needs containerd 1\.6, and this is {version}"):
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
     crun = RuntimeRequest("containerd", "crun", "/usr/bin/crun")
-    notes = api.prepare_entry(kernel, place, crun, "").intent.notes
+    notes = prepare_entry(kernel, place, crun, "").intent.notes
     assert any("was not tried" in note for note in notes)
 
 
@@ -458,10 +455,10 @@ def test_a_relative_pattern_is_looked_up_where_this_release_does(
     """With `--root` there is nobody to ask; a drop-in that holds CRI hides the main file."""
     main = f'imports = ["conf.d/*.toml"]\n{V2}'
     kernel, containerd = host(tmp_path, version, main, **{"99-nvidia": COPIED})
-    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    place = locate(kernel, "containerd", None, Version.parse(version))
     if not is_asked:
         place = replace(place, other=Version(2, 1))
-    api.apply_prepared(api.prepare_entry(kernel, place, kata(), ""), tree=kernel)
+    apply_prepared(prepare_entry(kernel, place, kata(), ""), ApplyContext(kernel))
     theirs = MAIN.parent / "conf.d/99-nvidia.toml"
     assert ("kata-vfio" in (text(kernel, theirs) or "")) == is_beside
     assert ("kata-vfio" in (text(kernel, MAIN) or "")) != is_beside
@@ -475,13 +472,13 @@ def test_where_releases_import_different_files_the_release_is_asked_for(
     main = f'imports = ["conf.d/*.toml"]\n{V2}'
     kernel, _ = host(tmp_path, None, main, **{"99-nvidia": COPIED})
     version = None if told is None else Version.parse(told)
-    place = api.locate_runtime(kernel, "containerd", None, version)
+    place = locate(kernel, "containerd", None, version)
     with pytest.raises(Refusal) as refusal:
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
     assert "cannot tell which files /etc/containerd/config.toml imports" in refusal.value.message
     assert "--containerd-version 1.7.24" in refusal.value.hint
     kernel.remove(MAIN.parent / "conf.d/99-nvidia.toml")
-    assert api.prepare_entry(kernel, place, kata(), "").intent.changes, "both find nothing"
+    assert prepare_entry(kernel, place, kata(), "").intent.changes, "both find nothing"
 
 
 @pytest.mark.parametrize(("version", "main"), [("1.6.20", V2), ("1.7.28", V2), ("2.1.9", V3)])
@@ -496,9 +493,9 @@ def test_an_import_that_does_not_exist_is_named_with_its_importer(
         f'imports = ["conf.d/a.toml"]\n{main}',
         a=f'version = {schema}\nimports = ["gone.toml"]\n',
     )
-    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    place = locate(kernel, "containerd", None, Version.parse(version))
     with pytest.raises(Refusal) as refusal:
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
     importer = "/etc/containerd/conf.d/a.toml"
     gone = "/etc/containerd/conf.d/gone.toml"
     assert f"cannot read {gone}: {importer} imports it" in refusal.value.message
@@ -521,23 +518,23 @@ def test_a_setting_that_an_entry_would_wake_up_is_told_with_the_reason(
 ) -> None:
     main = f'version = 2\n[plugins."{CRI}".containerd]\n{line}\n'
     kernel, _ = host(tmp_path, version if is_asked else None, main)
-    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
+    place = locate(kernel, "containerd", None, Version.parse(version))
     if not is_dormant:
-        assert api.prepare_entry(kernel, place, kata(), "").intent.changes
+        assert prepare_entry(kernel, place, kata(), "").intent.changes
         return
     with pytest.raises(Refusal) as refusal:
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
     assert f"ignores {line} in {MAIN}" in refusal.value.message
     assert "please report" not in refusal.value.hint
     put(kernel, MAIN, f'{main}[plugins."{CRI}".containerd.runtimes.runc]\nruntime_type = "x"\n')
-    assert api.prepare_entry(kernel, place, kata(), "").intent.changes, "it counts already"
+    assert prepare_entry(kernel, place, kata(), "").intent.changes, "it counts already"
 
 
 @pytest.mark.parametrize(("version", "is_told"), [("3.0", 1), ("2.3.9", 0)])
 def test_a_release_that_was_not_tried_is_told(tmp_path: Path, version: str, is_told: int) -> None:
     kernel, _ = host(tmp_path, None, V2.replace('"nydus"', '"overlayfs"'))
-    place = api.locate_runtime(kernel, "containerd", None, Version.parse(version))
-    notes = api.prepare_entry(kernel, place, kata(), "").intent.notes
+    place = locate(kernel, "containerd", None, Version.parse(version))
+    notes = prepare_entry(kernel, place, kata(), "").intent.notes
     assert sum("was not tried" in note for note in notes) == is_told
 
 
@@ -562,9 +559,9 @@ def test_what_could_not_work_is_refused_with_what_lifts_it(
     tmp_path: Path, main: str, words: str, remedy: str
 ) -> None:
     kernel, _ = host(tmp_path, None, main)
-    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7, 28))
+    place = locate(kernel, "containerd", None, Version(1, 7, 28))
     with pytest.raises(Refusal) as refusal:
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
     assert words in refusal.value.message
     assert remedy in refusal.value.hint
 
@@ -578,9 +575,9 @@ def test_where_containerd_serves_docker_alone_docker_is_named(
 ) -> None:
     kernel, _ = host(tmp_path, None, main)
     put(kernel, "/etc/docker/daemon.json", "{}\n" if has_docker else None)
-    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7, 28))
+    place = locate(kernel, "containerd", None, Version(1, 7, 28))
     with pytest.raises(Refusal) as refusal:
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
     assert ("--for docker" in refusal.value.hint) == has_docker
 
 
@@ -856,7 +853,7 @@ def test_two_containerds_have_entries_of_their_own(tmp_path: Path) -> None:
     put(kernel, "/etc/second/config.toml", V3)
     install(kernel)
     second = prepare(kernel, main="/etc/second/config.toml")
-    api.apply_prepared(second, tree=kernel)
+    apply_prepared(second, ApplyContext(kernel))
     assert text(kernel, "/etc/second/conf.d/50-vfiomgr.toml")
     uninstall(kernel)
     assert text(kernel, MAIN) == V3
@@ -961,7 +958,7 @@ def test_a_file_that_others_changed_meanwhile_is_left_alone(tmp_path: Path) -> N
     prepared = prepare(kernel)
     put(kernel, MAIN, f"{V2}# somebody\n")
     with pytest.raises(Refusal, match="changed meanwhile"):
-        api.apply_prepared(prepared, tree=kernel)
+        apply_prepared(prepared, ApplyContext(kernel))
     assert text(kernel, MAIN) == f"{V2}# somebody\n"
 
 
@@ -980,7 +977,7 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
     monkeypatch.setattr("vfiomgr.containers.runtimes.prepare.dump", meanwhile)
     prepared = prepare(kernel)
     with pytest.raises(Refusal, match=r"config\.toml was changed meanwhile"):
-        api.apply_prepared(prepared, tree=kernel)
+        apply_prepared(prepared, ApplyContext(kernel))
     assert text(kernel, MAIN) == f"{V2}# by somebody else\n"
     assert text(kernel, DROP_IN) is None
 
@@ -997,7 +994,7 @@ def test_while_files_are_looked_at_no_other_run_begins(tmp_path: Path) -> None:
             pass
         return ready
 
-    _, outcome = api.change_runtime(make, tree=kernel)
+    _, outcome = change(make, ApplyContext(kernel))
     assert outcome.is_changed
 
 
@@ -1061,9 +1058,9 @@ def test_imports_that_are_none_are_told(tmp_path: Path, imports: str, *, is_inne
 )
 def test_values_of_another_kind_are_no_defect(tmp_path: Path, main: str) -> None:
     kernel, _ = host(tmp_path, None, f"version = 2\n{main}")
-    place = api.locate_runtime(kernel, "containerd", None, Version(1, 7))
+    place = locate(kernel, "containerd", None, Version(1, 7))
     with contextlib.suppress(Refusal):
-        api.prepare_entry(kernel, place, kata(), "")
+        prepare_entry(kernel, place, kata(), "")
 
 
 def test_a_pipe_is_no_configuration(tmp_path: Path) -> None:
@@ -1082,5 +1079,5 @@ def test_no_room_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     prepared = prepare(kernel)
     kernel.fail(at=6, errno=errno.ENOSPC)
     with pytest.raises(RolledBack):
-        api.apply_prepared(prepared, tree=kernel)
+        apply_prepared(prepared, ApplyContext(kernel))
     assert configuration(kernel) == before

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import workstation
 from tests.unit.definitions.test_gpu_definition import DEFINITION
-from vfiomgr import api
 from vfiomgr.definitions.facts import read_definitions
 from vfiomgr.definitions.model.gpu import gpu_file, render_gpu_definition
 from vfiomgr.definitions.model.kept import DefinitionFacts, MdevctlRule, VgpuAttribute

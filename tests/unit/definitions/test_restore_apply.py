@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes import samples
 from tests.fakes.nvidia.driver import SRIOV_MANAGE
 from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host, t4_host
 from tests.unit.defined_vgpus import document, vendor_host
 from tests.unit.definitions.test_restore import AUTOMATIC, without_functions
 from tests.unit.engine.faults import EveryFault, Stories, changes, kept, told
-from vfiomgr import api
 from vfiomgr.definitions import restore_apply
 from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition
 from vfiomgr.definitions.model.vgpu import definition_file

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
-from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.request import Request
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError

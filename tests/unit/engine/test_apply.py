@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
 from tests.unit.engine.faults import Course, EveryFault, Stories, changes, kept, named, told
-from vfiomgr import api
 from vfiomgr.engine import transaction
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
 from tests.unit.engine.faults import changes, kept
-from vfiomgr import api
 from vfiomgr.engine.journal import Journal, cut_off_runs
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.requests import Bind, Unbind

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
-from vfiomgr import api
 from vfiomgr.engine import journal as journal_module
 from vfiomgr.engine import journal_files
 from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, survey

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.engine.faults import is_even
@@ -18,7 +19,6 @@ from tests.unit.engine.test_apply import (
     UUID,
     course,
 )
-from vfiomgr import api
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.engine.journal_records import encode

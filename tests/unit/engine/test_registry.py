@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import Courses, EveryFault, told
 from tests.unit.engine.toy.requests import Label
 from tests.unit.engine.toy.steps import LABELS, SetLabel
-from vfiomgr import api, capability
+from vfiomgr import capability
 from vfiomgr.capability import Capability
 from vfiomgr.engine import registry
 from vfiomgr.engine.request import Request
@@ -106,7 +107,7 @@ def test_each_kind_is_planned_or_performed() -> None:
 def test_what_takes_part_in_every_change_does_not_import_pydantic() -> None:
     """It takes a process of vfiomgr as long to import as most of a change."""
     program = (
-        "import sys; import vfiomgr.api; from vfiomgr.engine import registry; "
+        "import sys; import vfiomgr.library; from vfiomgr.engine import registry; "
         "registry.undo_guards(); "
         "registry.read_request({'kind': 'bind', 'addresses': ['0000:04:00.0']}); "
         "sys.exit('pydantic' in sys.modules)"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
-from vfiomgr import api
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import Refusal, RolledBack, StuckInKernel
 from vfiomgr.host import bounded

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import mixed
-from vfiomgr import api
 from vfiomgr.engine.undo import plan_undo
 from vfiomgr.engine.unfinished import covered
 from vfiomgr.passthrough.steps import (

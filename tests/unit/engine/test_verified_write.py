@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.hosts import mixed
-from vfiomgr import api
 from vfiomgr.engine.registry import perform
 from vfiomgr.engine.verified_write import require_same_device
 from vfiomgr.errors import HostError

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut, WouldBlockForEver
 from tests.fakes.nvidia.cards import A10, A40, A100, L40S, RTX_A6000, RTX_PRO_6000, T4, Card
 from tests.fakes.vgpu_hosts import GPUS, a40_host, nvidia_host, t4_host
 from tests.unit.fakes.vgpu_deeds import available, create, remove, types, uuid, written
-from vfiomgr import api
 from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.vgpu.requests import CreateVgpu
 

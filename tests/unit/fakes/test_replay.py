@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import without_iommu, workstation
 from tests.fakes.replay import replay
-from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.requests import Bind, Unbind

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from tests import api
 from tests.fakes.vgpu_hosts import a40_host, l40s_host
 from tests.fakes.vgpu_trees import make_vgpu_tree
-from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import PCI_DEVICES, HostPath
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
 from tests.unit.layout.test_watch_command import Ending
-from vfiomgr import api
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.paths import STATE
@@ -91,14 +91,14 @@ def arrive_once(place: Place) -> None:
     place.kernel.unplug(str(gpu))
     place.kernel.plug(str(gpu))
 
-    def look(tree: HostTree, *, on_note: Callable[[str], None]) -> None:
+    def look(tree: HostTree, on_note: Callable[[str], None]) -> None:
         correct = partial(watch.put_right, tree=tree, on_note=on_note)
         thorough = watch.FullPath(tree, on_note, correct)
         thorough.arrived([gpu])
         thorough.settle()
 
     place.patch.setattr(watch, "SETTLE", 0.0)
-    place.patch.setattr("vfiomgr.api.watch", look)
+    place.patch.setattr(watch, "watch", look)
 
 
 def end_at_once(place: Place) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import api
 from tests.fakes.kernel import FakeKernel
 from tests.unit.conftest import GOLDEN
-from vfiomgr import api
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey

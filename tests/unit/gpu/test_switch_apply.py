@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host
 from tests.unit.engine.faults import Course, EveryFault, kept, named
-from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
 from vfiomgr.passthrough.requests import Bind

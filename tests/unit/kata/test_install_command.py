@@ -435,7 +435,7 @@ def test_in_an_image_without_runs_there_is_nothing_to_recover(tmp_path: Path, ru
 def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refused(
     kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from vfiomgr import api  # noqa: PLC0415
+    from tests import api  # noqa: PLC0415
     from vfiomgr.host.tree import HostTree  # noqa: PLC0415
     from vfiomgr.passthrough.requests import Bind  # noqa: PLC0415
     from vfiomgr.pci.model import PciAddress  # noqa: PLC0415

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.hosts import dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
 from tests.unit.engine.faults import Course, EveryFault, changes, kept, named
-from vfiomgr import api
 from vfiomgr.engine import transaction
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.hosts import mixed
 from tests.unit.engine.faults import EveryFault, Stories, told
 from tests.unit.layout.test_apply import AUDIO, GPU, NIC, WHOLE, drivers, layout
-from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout

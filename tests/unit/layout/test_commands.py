@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from vfiomgr.errors import InvalidDocument, UsageError
-from vfiomgr.layout.commands.apply import read_layout_file
+from vfiomgr.layout.commands.changes import read_layout_file
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.hosts import mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, t4_host
 from tests.unit.devices import host_of, pci_device
-from vfiomgr import api
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST
 from vfiomgr.errors import Refusal

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.unit.devices import host_of, pci_device
-from vfiomgr import api
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.compare import binds, compare, plan_layout
 from vfiomgr.layout.model import Layout

@@ -11,7 +11,7 @@ from vfiomgr.cli.session import Session
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.transaction import ApplyContext
-from vfiomgr.layout.commands.apply import followed
+from vfiomgr.layout.commands.changes import followed
 
 if TYPE_CHECKING:
     import pytest

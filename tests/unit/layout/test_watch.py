@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import mixed, workstation
 from tests.unit.layout.test_apply import GPU, NIC, WHOLE, drivers, functions, layout
-from vfiomgr import api
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import HostError, InvalidDocument, RolledBack, VfiomgrError
 from vfiomgr.layout import watch as layout_watch
+from vfiomgr.layout import watch_layout
 from vfiomgr.layout.compare import Comparison
 from vfiomgr.layout.parts import Change, Difference
 from vfiomgr.layout.requests import ApplyLayout
@@ -327,8 +328,12 @@ def watched(kernel: FakeKernel, *acts: Callable[[], object], enforce: bool) -> l
     """What a watch says of a kernel while a test acts."""
     told: list[WatchEvent] = []
     with pytest.raises(KeyboardInterrupt):
-        api.watch_layout(
-            Fixed(layout()), Turns(*acts), tree=kernel, tell=told.append, enforce=enforce
+        watch_layout(
+            api.host_at(kernel),
+            Fixed(layout()),
+            Turns(*acts),
+            tell=told.append,
+            enforce=enforce,
         )
     return [f"{event.event} {event.device}" for event in told]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed, workstation
 from tests.unit.engine.faults import Course, changes, kept
 from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
-from vfiomgr import api
 from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.libvirt.commands.hook import read_guest
@@ -25,6 +25,7 @@ from vfiomgr.libvirt.hook.model import (
     parse_record,
     render_script,
 )
+from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import SCRIPT
@@ -50,11 +51,11 @@ def guest(*names: str, managed: bool = False) -> Domain:
 
 
 def prepare(kernel: FakeKernel, domain: Domain) -> tuple[str, ...]:
-    return api.prepare_guest(domain, tree=kernel)
+    return prepare_guest(api.host_at(kernel), domain)
 
 
 def release(kernel: FakeKernel, domain: Domain) -> tuple[str, ...]:
-    return api.release_guest(domain, tree=kernel)
+    return release_guest(api.host_at(kernel), domain)
 
 
 def read_records(kernel: FakeKernel) -> tuple[GuestRecord, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr import api
+from tests import api
 from vfiomgr.libvirt.hook.model import render_script
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT

@@ -74,7 +74,11 @@ def test_devices_that_are_ready_are_read_like_a_list(run: Run, kernel: FakeKerne
     run("bind", GPU)
     imported = imported_by("--root", kernel.root, "libvirt", "hostdev", GPU)
     assert "jinja2" in imported
-    assert not imported & {"vfiomgr.api", "vfiomgr.engine.registry", "vfiomgr.snapshot.extra_facts"}
+    assert not imported & {
+        "vfiomgr.library",
+        "vfiomgr.engine.registry",
+        "vfiomgr.snapshot.extra_facts",
+    }
     assert not imported & {"pydantic", "rich", "libvirt", "vfiomgr.engine.request"}
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.unit.libvirt.preflight.situations import BOTH, pci_element, xml
-from vfiomgr import api
 from vfiomgr.libvirt.commands.preflight import preflight
 from vfiomgr.snapshot.document import write_snapshot
 

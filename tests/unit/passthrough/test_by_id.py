@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, told
-from vfiomgr import api
 from vfiomgr.errors import RolledBack
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import pci_device

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
-from vfiomgr import api
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.passthrough.requests import Bind, Reset, Unbind
 from vfiomgr.paths import HostPath, pci_device

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests import api
 from tests.fakes.hosts import workstation
 from tests.unit.host_files import tree_of
-from vfiomgr import api
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.reset_capabilities import ResetCapabilities, read_config, slot_with_power

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import api
 from tests.unit.host_files import put_topology
-from vfiomgr import api
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode, read_topology
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
-from vfiomgr import api
 from vfiomgr.engine import registry
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host.accounts import ROOT_ONLY, NodeOwner

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.kernel import FakeKernel
-from vfiomgr import api
 from vfiomgr.errors import UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.guards import iommu_off

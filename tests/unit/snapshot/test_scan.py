@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import api
+from tests.api import scan
 from tests.fakes.hosts import without_iommu, workstation
-from vfiomgr import api
-from vfiomgr.api import scan
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.paths import HostPath, pci_device

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from benchmarks.trees import BLOCK, make_tree
+from tests.api import scan
 from tests.fakes.vgpu_trees import make_vgpu_tree
-from vfiomgr.api import scan
 from vfiomgr.host.tree import HostTree
 
 if TYPE_CHECKING:

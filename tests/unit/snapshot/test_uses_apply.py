@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import network_adapter, workstation
-from vfiomgr import api
 from vfiomgr.engine import transaction
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import Refusal

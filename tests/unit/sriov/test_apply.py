@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
-from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.paths import HostPath, pci_device

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.sysfs import READ_ONLY
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
 from tests.unit.engine.faults import EveryFault, Stories, told
-from vfiomgr import api
 from vfiomgr.engine.errno_hints import explained
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.host.tree import write_failed

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
 from tests.unit.devices import host_of
 from tests.unit.sriov.test_plan import NIC
-from vfiomgr import api
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import PCI_DEVICES

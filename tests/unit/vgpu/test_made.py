@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.vgpu_hosts import GPUS, l40s_host
 from tests.unit.vgpu.test_wedged import wedge
-from vfiomgr import api
 from vfiomgr.errors import RolledBack
 from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, RUNTIME, SRIOV_MANAGE, pci_device
 from vfiomgr.pci.facts import read_virtual_functions

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.nvidia.cards import A100, RTX_PRO_6000
 from tests.fakes.vgpu_hosts import GPUS, mig_host, nvidia_host
 from tests.unit.engine.faults import Course, EveryFault, named
-from vfiomgr import api
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.registry import perform

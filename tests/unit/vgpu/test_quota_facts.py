@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
-from vfiomgr import api
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import api
 from tests.fakes.vgpu_hosts import GPUS, l40s_host
-from vfiomgr import api
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.paths import PCI_DRIVERS, pci_device
 from vfiomgr.pci.facts import read_virtual_functions

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import host_of
-from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.output import print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.diagnostic import REVERSIBLE
-from vfiomgr.engine.journal import CutOff, survey
-from vfiomgr.engine.lost_state import unusable
-from vfiomgr.errors import NeedsRoot, UsageError
-from vfiomgr.paths import BOOT_ID
 from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
+    from vfiomgr.engine.journal import CutOff
 
 
 @click.command("recover")
@@ -47,21 +44,13 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override
     if finish and allow:
         why = "a run is finished with the guards that its command had"
         forbid_together("--finish", "--allow", why)
-    if session.snapshot is not None:
-        message = "a snapshot holds no journal"
-        raise UsageError(message, "run vfiomgr recover on the host itself")
+    host = host_of(session)
     if session.dry_run:
-        try:
-            left = survey(session.files, session.files.read(BOOT_ID))
-        except PermissionError:
-            message = "reading the journal"
-            raise NeedsRoot(message) from None
+        left = host.interrupted()
         if left.cut_off or not left.damaged or session.format != "table":
             _print_runs(session, left.cut_off, "left")
-        for text in unusable(left):
-            note(text)
         return
-    ended = host_of(session).recover(finish=finish, allow=allow)
+    ended = host.recover(finish=finish, allow=allow)
     _print_runs(session, ended, "finished" if finish else "undone")
 
 

@@ -8,6 +8,7 @@ import click
 
 from vfiomgr.cli.output import print_text, print_yaml
 from vfiomgr.cli.session import Session, session_options
+from vfiomgr.snapshot.document import write_snapshot
 
 
 @click.command("snapshot")
@@ -21,8 +22,6 @@ def snapshot(session: Session) -> None:
       vfiomgr snapshot > host.json
       vfiomgr --snapshot host.json bind 04:00.0 --dry-run
     """
-    from vfiomgr.snapshot.document import write_snapshot  # noqa: PLC0415
-
     host = session.scan(with_users=True, with_readiness=True, with_resets=True, with_gpu_modes=True)
     text = write_snapshot(host)
     if session.format == "yaml":

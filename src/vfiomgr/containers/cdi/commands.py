@@ -6,10 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 import click
-from msgspec.structs import replace
 
-from vfiomgr.cdi import request, specification
-from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr import cdi as library
+from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.main import LazyGroup
 from vfiomgr.cli.output import (
     note,
@@ -22,6 +21,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
+from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -35,19 +35,17 @@ from vfiomgr.containers.cdi.model import (
 from vfiomgr.containers.cdi.requests import RemoveCdi
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.cdi import CdiOptions
     from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
     from vfiomgr.containers.cdi.consumers import Consumer
     from vfiomgr.containers.cdi.listing import CdiEntry
-    from vfiomgr.containers.cdi.model import CdiFile, CdiSpecification
+    from vfiomgr.containers.cdi.model import CdiSpecification
     from vfiomgr.containers.cdi.requests import WriteCdi
     from vfiomgr.diagnostic import Severity
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 _COMMANDS = {
@@ -62,33 +60,6 @@ _COMMANDS = {
 @session_options()
 def cdi() -> None:
     """Container Device Interface: specifications that name devices for container runtimes."""
-
-
-def present_nodes(
-    session: Session, host: HostSnapshot, files: Iterable[CdiFile]
-) -> dict[str, bool] | None:
-    """Which nodes that are not VFIO's exist; None where there is no host to look at."""
-    from vfiomgr.containers.cdi.check import other_nodes  # noqa: PLC0415 - not for help
-
-    if session.snapshot is not None or host.pci_unlisted is not None:
-        return None
-    names = sorted(other_nodes(files))
-    return {name: session.tree.exists(HostPath(os.path.normpath(name))) for name in names}
-
-
-def named_file(path: str) -> CdiFile:
-    """A file of this machine that a user named; - is taken for JSON.
-
-    Raises:
-        UsageError: it cannot be read.
-        InvalidDocument: it is no text.
-
-    """
-    from vfiomgr.containers.cdi.model import CdiFile  # noqa: PLC0415
-    from vfiomgr.documents.named_file import STANDARD_INPUT, text_of  # noqa: PLC0415
-
-    name = "<stdin>.json" if path == STANDARD_INPUT else path
-    return CdiFile(name, text_of(path, "a CDI specification"))
 
 
 _BROKEN = 1
@@ -130,23 +101,14 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
       vfiomgr cdi check pgpu.json --consumer containerd-1.7
       vfiomgr cdi check --format json
     """
-    from vfiomgr.containers.cdi.check import check as judge  # noqa: PLC0415 - not for help
-
     session: Session = context.obj
     consumers = consumers_named(consumer)
-    host = session.scan_or_image()
-    files = tuple(named_file(path) for path in paths) if paths else host.cdi_files
-    is_image = host.pci_unlisted is not None
-    nodes = present_nodes(session, host, files)
-    report = judge(files, consumers, None if is_image else host, nodes)
-    if is_image:
-        unseen = f"what devices are there: {session.root} holds files alone"
-        report = replace(report, not_checked=(*report.not_checked, unseen))
+    report = library.check(session, *paths, consumer=consumer)
     if session.format != "table":
         print_document("CdiCheck", _body(report, consumers), session.format)
     else:
         _print_check(report, consumers)
-    if not files:
+    if not report.verdicts:
         note("there is no CDI specification in /etc/cdi and /run/cdi")
     for text in report.not_checked:
         note(f"not checked: {text}")
@@ -313,9 +275,9 @@ def generate(
         "consumer": consumer,
     }
     if write:
-        _write(session, request(session, *addresses, lifetime=lifetime, **options))
+        _write(session, library.request(session, *addresses, lifetime=lifetime, **options))
     else:
-        _print(session, specification(session, *addresses, **options), output)
+        _print(session, library.specification(session, *addresses, **options), output)
 
 
 def _refuse_of_this_machine(session: Session, output: str) -> None:
@@ -339,8 +301,6 @@ def _write(session: Session, intent: WriteCdi) -> None:
 
 
 def _print(session: Session, made: CdiSpecification, output: str | None) -> None:
-    from vfiomgr.containers.cdi.document import document_of, render_specification  # noqa: PLC0415
-
     if output is not None:
         _save(output, made, dry_run=session.dry_run)
     elif session.format == "yaml":
@@ -350,8 +310,6 @@ def _print(session: Session, made: CdiSpecification, output: str | None) -> None
 
 
 def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
-    from vfiomgr.containers.cdi.document import render_specification  # noqa: PLC0415 - as above
-
     if dry_run:
         note(f"would be written to {output}: {len(made.devices)} devices")
         return
@@ -377,11 +335,7 @@ def list_devices(session: Session) -> None:
       vfiomgr cdi list
       vfiomgr cdi list --format json
     """
-    from vfiomgr.containers.cdi.document import is_readable, read_file  # noqa: PLC0415
-    from vfiomgr.containers.cdi.listing import entries  # noqa: PLC0415
-
-    host = session.scan_or_image()
-    found = list(entries(host, present_nodes(session, host, host.cdi_files) or {}))
+    found, unreadable = library.named_devices(session)
     if session.format != "table":
         print_document("CdiDeviceList", {"items": found}, session.format)
     elif found:
@@ -389,9 +343,8 @@ def list_devices(session: Session) -> None:
     for entry in found:
         if entry.problem is not None and session.format == "table":
             note(f"{entry.name}: {entry.problem}")
-    for file in host.cdi_files:
-        if not is_readable(read_file(file)):
-            note(f"{file.path} is no specification: vfiomgr cdi check tells why")
+    for path in unreadable:
+        note(f"{path} is no specification: vfiomgr cdi check tells why")
     if not found:
         note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")
 

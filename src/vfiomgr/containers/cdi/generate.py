@@ -10,7 +10,7 @@ from vfiomgr.containers.cdi.document import parse_specification, render_specific
 from vfiomgr.containers.cdi.model import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
 from vfiomgr.containers.cdi.names import is_kind, needed_version
 from vfiomgr.containers.cdi.rules import faults
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS
@@ -151,7 +151,7 @@ def nothing_ready(host: HostSnapshot) -> Refusal:
         f"bind one first: {_bind_of_some(host)}; or make a vGPU of a virtual function of the "
         "vendor's own interface; then generate again"
     )
-    return Refusal(message, remedy)
+    return refusal([blocker("nothing-ready", "", message, remedy)])
 
 
 def _bind_of_some(host: HostSnapshot) -> str:
@@ -225,7 +225,7 @@ def _form(
     if wish.node == "cdev" and not offer.cdevs:
         message = f"{offer.name} has no node below {VFIO_CDEVS}"
         remedy = "--node group names its IOMMU group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
-        raise Refusal(message, remedy)
+        refuse("no-cdev", offer.name, message, remedy)
     if wish.node == "auto":
         return "group" if has_group else "cdev"
     return wish.node
@@ -257,7 +257,7 @@ def _name(offer: AssignableGroup, numbers: Mapping[int, int], wish: OfferRequest
         case "cdev":
             if not offer.cdevs:
                 message = f"{offer.name} has no cdev to be named by"
-                raise Refusal(message, "--name-by group, address or index")
+                refuse("no-cdev", offer.name, message, "--name-by group, address or index")
             return offer.cdevs[0]
         case "address":
             return offer.name

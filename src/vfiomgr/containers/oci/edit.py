@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.oci.model import RULE_ACCESS, DeviceNode, Injection
 from vfiomgr.containers.oci.record import RECORD, Record, RecordedDevice, read_record
+from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.json_text import JsonDocument, Verbatim
-from vfiomgr.errors import Refusal
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -351,7 +351,12 @@ def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> No
             f"{source} has {node.path} as {kind}{major}:{minor} already, which vfiomgr did not put "
             f"there, and on this host it is {'' if is_character else 'c '}{node.major}:{node.minor}"
         )
-        raise Refusal(message, "take it out of linux.devices, then run the command again")
+        refuse(
+            "oci-node-taken",
+            source,
+            message,
+            "take it out of linux.devices, then run the command again",
+        )
 
 
 def _check(document: JsonDocument) -> None:

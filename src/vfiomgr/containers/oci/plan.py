@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
 from vfiomgr.containers.oci.model import ContainerDevice
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
+from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
@@ -35,7 +35,9 @@ def device_nodes(unit: GuestDevice, form: NodeForm) -> tuple[str, ...]:
     names = [holder.vfio_device for holder in holders if _has_cdev(holder)]
     if len(names) < len(holders):
         message = f"{unit.name} has no cdev below {VFIO_CDEVS}"
-        raise Refusal(message, "take its group: --node group; cdevs come with Linux 6.6")
+        refuse(
+            "no-cdev", unit.name, message, "take its group: --node group; cdevs come with Linux 6.6"
+        )
     return tuple(VFIO_CDEVS / name for name in names if name)
 
 
@@ -77,6 +79,14 @@ def companions(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDev
     return tuple(m for m in members if m.address not in named and m.is_for_guests)
 
 
+def companion_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> list[str]:
+    """Functions of other devices that share a group with those that are given, as notes."""
+    return [
+        f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}"
+        for device in companions(host, units)
+    ]
+
+
 def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
     return host.is_ready_for_guests(function) and function.iommu_group is not None
 
@@ -92,8 +102,6 @@ def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
 
 
 def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
-    from vfiomgr.passthrough.readiness_hints import how_to_bind  # noqa: PLC0415 - only then
-
     late = waiting(host, [unit])
     named = [device for device in late if str(device.address) in unit.function_names]
     for device in (d for d in late if host.is_vendor_function(d)):
@@ -135,4 +143,6 @@ def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:
                 f"{unit.name} is in no-IOMMU mode: it could write to all of the host's memory, "
                 "and no guest can have it"
             )
-            raise Refusal(message, "switch the IOMMU on: vfiomgr check says where")
+            refuse(
+                "no-iommu-mode", unit.name, message, "switch the IOMMU on: vfiomgr check says where"
+            )

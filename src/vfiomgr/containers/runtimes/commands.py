@@ -1,34 +1,23 @@
-"""What the commands share that give container runtimes entries and take them back."""
+"""`vfiomgr runtime …`, and what it shares with `vfiomgr kata install`."""
 
 from __future__ import annotations
 
-import re
-import stat
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr import api
-from vfiomgr.cli.apply import options_of, print_outcome
+from vfiomgr.cli.changes import host_of, print_outcome
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.containers.runtimes.model import PROGRAMS, RECORD, RuntimeRequest
-from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.paths import HostPath
+from vfiomgr.containers.runtimes.model import PROGRAMS
+from vfiomgr.runtimes import configure as configured
+from vfiomgr.runtimes import unconfigure as unconfigured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.containers.runtimes.apply import Prepared
-    from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.containers.runtimes.model import ProgramName
-    from vfiomgr.engine.plan import Plan
-    from vfiomgr.version import Version
-
-
-_UNITS = {"containerd": "containerd", "crio": "crio", "docker": "docker"}
-_EXECUTABLE = 0o111
-_NODE_UNITS = {"k3s": ("k3s-agent", "k3s"), "rke2": ("rke2-agent", "rke2-server")}
+    from vfiomgr.runtimes import EntryChange, EntryOutcome, EntryPlan
 
 
 def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
@@ -56,91 +45,6 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
     return function
 
 
-def place_of(
-    session: Session,
-    program: ProgramName | None,
-    runtime_config: str | None,
-    containerd_version: str | None,
-) -> RuntimeLocation:
-    """The runtime that the options mean.
-
-    Raises:
-        UsageError: none is there, or several are.
-
-    """
-    version = _checked(session, runtime_config, containerd_version)
-    chosen = program or _only(session)
-    return api.locate_runtime(session.files, chosen, runtime_config, version)
-
-
-def place_of_entry(
-    session: Session,
-    name: str,
-    program: ProgramName | None,
-    runtime_config: str | None,
-    containerd_version: str | None,
-) -> RuntimeLocation:
-    """The runtime in which vfiomgr recorded the entry, else the one that the options select.
-
-    Raises:
-        UsageError: several runtimes have one.
-
-    """
-    version = _checked(session, runtime_config, containerd_version)
-    found = api.locate_entries(session.files, name, program, runtime_config, version)
-    if len(found) > 1:
-        named = ", ".join(f"{place.program} ({place.main})" for place in found)
-        first = found[0]
-        message = f"several container runtimes have an entry {name}: {named}"
-        options = f"--for {first.program} --runtime-config {first.main}"
-        raise UsageError(message, f"choose one, e.g. {options}")
-    return found[0] if found else place_of(session, program, runtime_config, containerd_version)
-
-
-def _checked(
-    session: Session, runtime_config: str | None, containerd_version: str | None
-) -> Version | None:
-    """The version that is told, where the options can be used."""
-    session.require_live("a snapshot holds no files of runtimes", "pass --root DIR, or neither")
-    if runtime_config is not None and not runtime_config.startswith("/"):
-        message = f"--runtime-config {runtime_config} is no absolute path"
-        raise UsageError(message, "e.g. --runtime-config /etc/containerd/config.toml")
-    return None if containerd_version is None else _parsed(containerd_version)
-
-
-def require_program(session: Session, path: HostPath, remedy: str) -> None:
-    """Make sure that what is to be run is a program.
-
-    Raises:
-        Refusal: it is not there, no regular file, or not executable.
-
-    """
-    require_file(session, path, remedy)
-    found = session.files.resolve(path)
-    status = None if found is None else session.files.status(found)
-    if status is not None and not status.st_mode & _EXECUTABLE:
-        message = f"{path} is not executable"
-        raise Refusal(message, f"make it so: chmod +x {session.files.locate(path)}; or {remedy}")
-
-
-def require_file(session: Session, path: HostPath, remedy: str) -> None:
-    """Make sure that what is to be read is a regular file, or a link to one.
-
-    Raises:
-        Refusal: it is none, or not there.
-
-    """
-    found = session.files.resolve(path)
-    status = None if found is None else session.files.status(found)
-    if status is None:
-        message = f"there is no {path}"
-        raise Refusal(message, remedy)
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-        message = f"{path} is {kind}"
-        raise Refusal(message, remedy)
-
-
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
     """The options that lead another command to the same place."""
     root = session.root if session.root.strip("/") else None
@@ -148,68 +52,44 @@ def at_place(session: Session, program: str | None, runtime_config: str | None) 
     return "".join(f" {option} {value}" for option, value in told.items() if value)
 
 
-def _parsed(text: str) -> Version:
-    from vfiomgr.version import Version  # noqa: PLC0415 - few commands ask
-
-    return Version.parse(text, "2.1")
-
-
-def _only(session: Session) -> ProgramName:
-    """The runtime that Kubernetes would use here; Docker where there is no other."""
-    found = api.present_runtimes(session.files)
-    named = tuple(name for name in found if name != "docker") or found
-    if len(named) == 1:
-        return named[0]
-    if named:
-        message = f"there are several container runtimes here: {', '.join(named)}"
-        raise UsageError(message, f"say which, e.g. --for {named[0]}")
-    message = "there is no container runtime here: no containerd, CRI-O, Docker, k3s or rke2"
-    raise UsageError(message, "install one; or say which is to come, e.g. --for containerd")
-
-
-def carry_out(session: Session, make: Callable[[], Prepared], undo: str = "") -> None:
+def carry_out(session: Session, change: EntryChange, undo: str = "") -> None:
     """Print what would be done with --dry-run; do it otherwise, and say what comes next."""
     if session.dry_run:
-        _print_plan(session, make())
+        _print_plan(session, change.plan())
         return
-    prepared, outcome = api.change_runtime(make, tree=session.files, **options_of(session))
-    facts: dict[str, object] = {"not_checked": prepared.unchecked}
+    done = change.apply()
+    outcome = done.outcome
+    facts: dict[str, object] = {"not_checked": done.not_checked}
     if outcome.is_changed:
-        facts["backups"] = prepared.backups
-        facts["restart"] = _restart(session, prepared.place)
+        facts["backups"] = done.backups
+        facts["restart"] = done.restart
     lines = [f"done: {step.describe()}" for step in outcome.plan.steps if outcome.is_changed]
     print_outcome(session, outcome, lines, **facts)
     if session.format == "table":
-        for text in _further(session, prepared, undo, is_changed=outcome.is_changed):
+        for text in _further(done, undo):
             note(text)
 
 
-def _further(session: Session, prepared: Prepared, undo: str, *, is_changed: bool) -> Iterator[str]:
-    for text in prepared.unchecked:
+def _further(done: EntryOutcome, undo: str) -> Iterator[str]:
+    for text in done.not_checked:
         yield f"not checked: {text}"
-    if not is_changed:
+    if not done.outcome.is_changed:
         return
-    for path in prepared.backups:
+    for path in done.backups:
         yield f"backup: {path}"
-    restart = _restart(session, prepared.place)
-    yield f"it counts once {prepared.place.program} has read it: {restart}"
+    yield f"it counts once {done.program} has read it: {done.restart}"
     if undo:
         yield f"undo with: {undo}"
 
 
-def _restart(session: Session, place: RuntimeLocation) -> str:
-    """What has the runtime read its configuration; vfiomgr never does that by itself."""
-    if place.program in _UNITS:
-        return f"systemctl restart {_UNITS[place.program]}"
-    agent, server = _NODE_UNITS[place.program]
-    return f"systemctl restart {agent if api.has_unit(session.files, agent) else server}"
-
-
-def _print_plan(session: Session, prepared: Prepared) -> None:
-    plan = api.plan_files(prepared.intent, tree=session.files)
-    texts = dict(_differences(plan))
+def _print_plan(session: Session, found: EntryPlan) -> None:
+    plan = found.plan
     if session.format != "table":
-        body = {**plan.to_document(), "not_checked": prepared.unchecked, "differences": texts}
+        body = {
+            **plan.to_document(),
+            "not_checked": found.not_checked,
+            "differences": found.differences,
+        }
         print_document("Plan", body, session.format)
         return
     say(f"plan: {plan.summary}")
@@ -219,26 +99,10 @@ def _print_plan(session: Session, prepared: Prepared) -> None:
         say("nothing to do")
     for number, step in enumerate(plan.steps, start=1):
         say(f"{number:3}. {step.describe()}")
-    for text in texts.values():
+    for text in found.differences.values():
         say_text(text)
-    for text in prepared.unchecked:
+    for text in found.not_checked:
         note(f"not checked: {text}")
-
-
-def _differences(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Of each file that a runtime reads, from first to last."""
-    from vfiomgr.containers.runtimes.text import difference  # noqa: PLC0415 - few commands need it
-    from vfiomgr.persistence.steps import ReplaceFile  # noqa: PLC0415
-
-    steps = [step for step in plan.steps if isinstance(step, ReplaceFile)]
-    for path in dict.fromkeys(step.path for step in steps):
-        own = [step for step in steps if step.path == path]
-        text = difference(path, own[0].before, own[-1].after)
-        if path != RECORD and ".vfiomgr-" not in path and text:
-            yield path, text
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @click.group("runtime")
@@ -291,15 +155,19 @@ def configure(
       vfiomgr runtime configure crun --path /usr/bin/crun --for docker
       vfiomgr runtime configure crun --path /usr/bin/crun --cdi --set-as-default
     """
-    _require_name(name)
-    place = place_of(session, program, runtime_config, containerd_version)
-    if not path.startswith("/"):
-        message = f"--path {path} is no absolute path"
-        raise UsageError(message, "e.g. --path /usr/bin/crun")
-    require_program(session, HostPath(path), "install it first, or name where it is with --path")
-    wish = RuntimeRequest(place.program, name, path, set_default=set_default, enable_cdi=enable_cdi)
     undo = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
-    carry_out(session, lambda: api.prepare_entry(session.files, place, wish, undo), undo)
+    change = configured(
+        host_of(session),
+        name,
+        path,
+        set_default=set_default,
+        cdi=enable_cdi,
+        undo=undo,
+        program=program,
+        runtime_config=runtime_config,
+        containerd_version=containerd_version,
+    )
+    carry_out(session, change, undo)
 
 
 @runtime.command("unconfigure")
@@ -321,13 +189,12 @@ def unconfigure(
     Examples:
       vfiomgr runtime unconfigure crun --for docker
     """
-    _require_name(name)
-    place = place_of_entry(session, name, program, runtime_config, containerd_version)
-    command = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
-    carry_out(session, lambda: api.prepare_removal(session.files, place, name, command))
-
-
-def _require_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        message = f"{name!r} is no name for a runtime"
-        raise UsageError(message, "take letters, digits, - and _, e.g. nvidia")
+    change = unconfigured(
+        host_of(session),
+        name,
+        command=f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}",
+        program=program,
+        runtime_config=runtime_config,
+        containerd_version=containerd_version,
+    )
+    carry_out(session, change)

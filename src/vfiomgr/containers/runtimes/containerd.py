@@ -14,7 +14,7 @@ from vfiomgr.containers.runtimes import releases, text, values
 from vfiomgr.containers.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
 from vfiomgr.containers.runtimes.releases import mixed_versions
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.value import Value
 from vfiomgr.version import Version
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeRequest
+    from vfiomgr.errors import Refusal
 
 CRI_V2 = "io.containerd.grpc.v1.cri"
 CRI_V3 = "io.containerd.cri.v1.runtime"
@@ -152,7 +153,9 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
         if not isinstance(schema, int) or schema < _V2:
             message = f"{facts.main.path} is a configuration of version 1 (it tells no other)"
             disabled = " and take cri out of disabled_plugins" if _is_disabled(data) else ""
-            raise Refusal(
+            refuse(
+                "runtime-config-version",
+                facts.main.path,
                 message,
                 f"make it one of version 2 or later (containerd 2: containerd config migrate)"
                 f"{disabled}; then run the command again{_for_docker(facts) if disabled else ''}",
@@ -162,13 +165,21 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
                 f"{facts.main.path} is a configuration of version {schema}, which containerd "
                 f"{version} cannot read"
             )
-            raise Refusal(
-                message, "pass --containerd-version where another containerd is to read it"
+            refuse(
+                "runtime-config-version",
+                facts.main.path,
+                message,
+                "pass --containerd-version where another containerd is to read it",
             )
         return schema
     if version is None:
         message = f"{facts.main.path} says nothing, and which containerd reads it is not known"
-        raise Refusal(message, "tell it, e.g. --containerd-version 2.1")
+        refuse(
+            "runtime-release-unknown",
+            facts.main.path,
+            message,
+            "tell it, e.g. --containerd-version 2.1",
+        )
     return _V2 if version < _MERGES else _V3
 
 
@@ -182,7 +193,7 @@ def _refuse_disabled(files: _Files) -> None:
         if _is_disabled(files.data(file)):
             message = f"{file.path} disables CRI (disabled_plugins): no pod would find the entry"
             hint = "take it out of disabled_plugins, and run the command again"
-            raise Refusal(message, f"{hint}{_for_docker(files.facts)}")
+            refuse("cri-disabled", file.path, message, f"{hint}{_for_docker(files.facts)}")
 
 
 def _for_docker(facts: RuntimeFacts) -> str:
@@ -210,7 +221,16 @@ def foreign(wish: RuntimeRequest, place: str) -> Refusal:
     """The refusal of a name that is taken."""
     option = f"--handler {wish.name}-2" if wish.is_kata else f"{wish.name}-2"
     message = f"{place}: there is {wish.subject} already, and vfiomgr did not write it"
-    return Refusal(message, f"take another name, e.g. {option}; or take that entry out by hand")
+    return refusal(
+        [
+            blocker(
+                "runtime-name-taken",
+                place,
+                message,
+                f"take another name, e.g. {option}; or take that entry out by hand",
+            )
+        ]
+    )
 
 
 def _table(files: _Files, wish: RuntimeRequest) -> dict[str, Any]:
@@ -257,7 +277,12 @@ def _further(
     if facts.version is not None and facts.version < _KNOWS_CDI:
         if is_asked_for:
             message = f"containerd {facts.version} knows no CDI"
-            raise Refusal(message, "leave out --cdi, or install containerd 1.7 or later")
+            refuse(
+                "runtime-without-cdi",
+                "containerd",
+                message,
+                "leave out --cdi, or install containerd 1.7 or later",
+            )
         return
     is_off = files.seen("enable_cdi") is False
     is_off_by_default = plugin == CRI_V2 and facts.version is not None and facts.version < _MERGES
@@ -287,7 +312,7 @@ def _version_of_drop_in(files: _Files, facts: RuntimeFacts, schema: int) -> Iter
             "take the entries back with vfiomgr kata uninstall and vfiomgr runtime unconfigure, "
             "and give them again"
         )
-        raise Refusal(message, hint)
+        refuse("runtime-config-version", facts.drop_in.path, message, hint)
 
 
 def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit]:

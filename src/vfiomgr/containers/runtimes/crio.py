@@ -8,7 +8,7 @@ from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.containerd import foreign
 from vfiomgr.containers.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import Setting
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ def _refuse_later_default(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
         is_later = file.path.name > facts.drop_in.path.name
         if is_later and named not in (values.ABSENT, "", wish.name):
             message = f"{file.path} names {named} as the default, and CRI-O reads it last"
-            raise Refusal(message, "take that out of it, or leave out --set-default")
+            refuse(
+                "runtime-default-taken",
+                file.path,
+                message,
+                "take that out of it, or leave out --set-default",
+            )
 
 
 def _table(wish: RuntimeRequest) -> dict[str, Any]:
@@ -82,5 +87,10 @@ def _notes(facts: RuntimeFacts, wish: RuntimeRequest) -> Iterator[str]:
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:
         message = f"CRI-O {facts.version} knows no CDI"
-        raise Refusal(message, "leave out --cdi, or install CRI-O 1.24 or later")
+        refuse(
+            "runtime-without-cdi",
+            "CRI-O",
+            message,
+            "leave out --cdi, or install CRI-O 1.24 or later",
+        )
     yield "CRI-O reads CDI specifications without being told to"

@@ -8,7 +8,8 @@ from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.containerd import foreign
 from vfiomgr.containers.runtimes.edit import EMPTY_JSON, Decision, Edit
 from vfiomgr.containers.runtimes.model import Setting
-from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import InvalidDocument
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
         raise foreign(wish, f"Docker, in {main.path}")
     if wish.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
         message = f"Docker {facts.version} takes no shims, such as Kata's, from {main.path}"
-        raise Refusal(message, "install Docker 23.0 or later")
+        refuse("runtime-too-old", "Docker", message, "install Docker 23.0 or later")
     settings = [Setting(entry, _table(wish)), *_further(facts, data, wish)]
     notes: tuple[str, ...] = ()
     if wish.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
@@ -67,6 +68,11 @@ def _further(facts: RuntimeFacts, data: values.Data, wish: RuntimeRequest) -> It
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:
         message = f"Docker {facts.version} knows no CDI"
-        raise Refusal(message, "leave out --cdi, or install Docker 25 or later")
+        refuse(
+            "runtime-without-cdi",
+            "Docker",
+            message,
+            "leave out --cdi, or install Docker 25 or later",
+        )
     if values.found(data, ("features", "cdi")) is not True:
         yield Setting(("features", "cdi"), value=True, is_shared=True)

@@ -74,7 +74,6 @@ _WITH_CONTAINERD_2 = (Version(1, 31, 6), Version(1, 32, 2))
 """Releases of k3s and rke2 with which containerd 2 came to those branches."""
 _DPKG = HostPath("/var/lib/dpkg/status")
 _MAGIC = frozenset("*?[\\")
-_MOST_LINKS = 40
 _SECONDS = 10.0
 
 
@@ -145,7 +144,7 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
         InvalidDocument: it is there, and cannot be read as text.
 
     """
-    place = followed(tree, path)
+    place = tree.followed(path)
     status = tree.status(place)
     if status is not None and not stat.S_ISREG(status.st_mode):
         message = f"{place} is no regular file"
@@ -163,16 +162,6 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
         raise InvalidDocument(message, "save it as UTF-8; nothing was changed") from None
     access = tree.status(place)
     return ConfigFile(place, text, 0o644 if access is None else access.st_mode & 0o7777)
-
-
-def followed(tree: HostTree, path: HostPath) -> HostPath:
-    """Where a link of a file leads, however many there are."""
-    for _ in range(_MOST_LINKS):
-        target = tree.link(path)
-        if target is None:
-            break
-        path = HostPath(absolute(target, path))
-    return path
 
 
 class Imports(Value):

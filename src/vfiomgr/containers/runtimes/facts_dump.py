@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import field
 
-from vfiomgr.containers.runtimes.facts import followed, found
+from vfiomgr.containers.runtimes.facts import found
 from vfiomgr.containers.runtimes.model import absolute, covers, imports_of, is_pattern
 from vfiomgr.documents.parsed import Malformed, parse_toml
 from vfiomgr.errors import HostError, InvalidDocument
@@ -84,7 +84,7 @@ class _Shown(Value):
 
         if path in self.places:
             return self.places[path]
-        own = HostPath(followed(self.tree, HostPath(path)))
+        own = HostPath(self.tree.followed(HostPath(path)))
         text = self._text(own)
         if text is None:
             gone = os.path.join(self.directory, "gone")

@@ -14,7 +14,7 @@ from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.containerd import CRI_V2, CRI_V3, foreign, kata_table, oci_table
 from vfiomgr.containers.runtimes.edit import Decision, Edit
 from vfiomgr.containers.runtimes.model import Setting, shown
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -38,7 +38,12 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     """
     if wish.set_default:
         message = f"{wish.program} itself says which runtime is the default one"
-        raise Refusal(message, f"start {wish.program} with --default-runtime {wish.name}")
+        refuse(
+            "runtime-default-elsewhere",
+            wish.program,
+            message,
+            f"start {wish.program} with --default-runtime {wish.name}",
+        )
     template, rendered = facts.drop_in, facts.main
     plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2
     runtimes = ("plugins", plugin, "containerd", "runtimes")
@@ -76,7 +81,7 @@ def _notes(
     message = f"{wish.program} has CDI off, and an entry in a template cannot switch it on"
     if not wish.is_kata:
         hint = f"leave out --cdi, or take a {wish.program} with containerd 2, which has CDI on"
-        raise Refusal(message, hint)
+        refuse("runtime-without-cdi", wish.program, message, hint)
     yield f"{message}: devices come by annotations with containerd 2 alone"
 
 
@@ -115,4 +120,4 @@ def without_block(current: str, file: OwnedFile, name: str, command: str) -> str
         return current
     message = f"the entry {name} in {file.path} was changed since vfiomgr wrote it"
     hint = f"take it out by hand, its lines `{_begin(name).strip()}` too; then run {command} again"
-    raise Refusal(message, hint)
+    raise refusal([blocker("runtime-entry-changed", file.path, message, hint)])

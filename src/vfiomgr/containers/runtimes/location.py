@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from vfiomgr.containers.runtimes.model import (
     depends_on_release,
     imports_of,
 )
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 from vfiomgr.version import Version
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.facts_dump import Texts
     from vfiomgr.host.tree import HostTree
 
+_EXECUTABLE = 0o111
 _DROP_IN = "50-vfiomgr"
 _V3_TEMPLATE_SINCE = Version(2, 0)
 _OF_ROOT, _OF_FILE = Version(1, 7, 15), Version(1, 7, 16)
@@ -75,7 +77,7 @@ class RuntimeLocation(Value):
 
 
 def locate(
-    tree: HostTree, program: ProgramName, main: str | None, version: Version | None
+    tree: HostTree, program: ProgramName, main: str | None = None, version: Version | None = None
 ) -> RuntimeLocation:
     """The runtime, with what is not told read from the host."""
     path = runtimes_facts.main_file(program) if main is None else HostPath(main)
@@ -183,7 +185,7 @@ def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
     if place.version is None:
         message = f"{place.program} has made no {made.path} yet, so its template is not known"
         hint = f"start {place.program} once, or pass --containerd-version (k3s --version tells)"
-        raise Refusal(message, hint)
+        refuse("runtime-release-unknown", place.program, message, hint)
     return names[3 if place.version >= _V3_TEMPLATE_SINCE else 2]
 
 
@@ -193,3 +195,41 @@ def beside(tree: HostTree, place: RuntimeLocation) -> tuple[HostPath, ...]:
         return ()
     own = drop_in(tree, place)
     return tuple(path for path in runtimes_facts.files_in(tree, own.parent) if path != own)
+
+
+def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:
+    """Make sure that what is to be run is a program.
+
+    Raises:
+        Refusal: it is not there, no regular file, or not executable.
+
+    """
+    require_file(tree, path, remedy)
+    found = tree.resolve(path)
+    status = None if found is None else tree.status(found)
+    if status is not None and not status.st_mode & _EXECUTABLE:
+        message = f"{path} is not executable"
+        refuse(
+            "runtime-program-missing",
+            path,
+            message,
+            f"make it so: chmod +x {tree.locate(path)}; or {remedy}",
+        )
+
+
+def require_file(tree: HostTree, path: HostPath, remedy: str) -> None:
+    """Make sure that what is to be read is a regular file, or a link to one.
+
+    Raises:
+        Refusal: it is none, or not there.
+
+    """
+    found = tree.resolve(path)
+    status = None if found is None else tree.status(found)
+    if status is None:
+        message = f"there is no {path}"
+        refuse("runtime-program-missing", path, message, remedy)
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        message = f"{path} is {kind}"
+        refuse("runtime-program-missing", path, message, remedy)

@@ -36,7 +36,8 @@ from vfiomgr.containers.runtimes.model import (
     shown,
 )
 from vfiomgr.containers.runtimes.verify import checked, dump
-from vfiomgr.errors import HostError, NeedsRoot, Refusal
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import HostError, NeedsRoot
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.requests import ChangeFiles, FileChange
 
@@ -270,7 +271,7 @@ def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:
         )
         kept = f" ({copies[-1]} is a copy from before vfiomgr changed it)" if copies else ""
         hint = f"put {RECORD} back from a backup, or take the entry out of {file.path} by hand"
-        raise Refusal(message, f"{hint}{kept}")
+        refuse("runtime-record-missing", name, message, f"{hint}{kept}")
 
 
 def _copies(tree: HostTree, path: str) -> list[str]:
@@ -316,7 +317,12 @@ def _refuse_default(
         for key in _DEFAULTS:
             if values.found(data, key) == name:
                 message = f"{shown(key)} in {file.path} names {name}, which would be gone"
-                raise Refusal(message, f"name another one there; then run {command} again")
+                refuse(
+                    "runtime-entry-is-default",
+                    file.path,
+                    message,
+                    f"name another one there; then run {command} again",
+                )
 
 
 def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:

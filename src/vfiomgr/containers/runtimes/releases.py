@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.handlers import MixedVersions
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.version import Version
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.runtimes.handlers import MixtureEffect
     from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeFacts, RuntimeRequest
+    from vfiomgr.errors import Refusal
 
 
 _V2, _V3 = 2, 3
@@ -124,7 +125,12 @@ def refuse_missing(facts: RuntimeFacts) -> None:
     for one in facts.missing:
         message = f"cannot read {one.path}: {one.importer} imports it, and it does not exist"
         hint = f"create it, or remove it from imports in {one.importer}"
-        raise Refusal(message, f"{hint}: containerd does not start without it")
+        refuse(
+            "runtime-import-missing",
+            one.path,
+            message,
+            f"{hint}: containerd does not start without it",
+        )
 
 
 def refuse_old(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
@@ -136,7 +142,7 @@ def refuse_old(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
     """
     if wish.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
         message = f"cannot add {wish.subject}: it needs containerd 1.6, and this is {facts.version}"
-        raise Refusal(message, "install containerd 1.6 or later")
+        refuse("runtime-too-old", "containerd", message, "install containerd 1.6 or later")
 
 
 def refuse_unsure(facts: RuntimeFacts) -> None:
@@ -152,7 +158,12 @@ def refuse_unsure(facts: RuntimeFacts) -> None:
             f"{', '.join(facts.unsure)} is relative to the working directory up to containerd "
             "1.6.28 and 1.7.15, and to that file in later releases"
         )
-        raise Refusal(message, "pass the release in full, e.g. --containerd-version 1.7.24")
+        refuse(
+            "runtime-release-unknown",
+            facts.main.path,
+            message,
+            "pass the release in full, e.g. --containerd-version 1.7.24",
+        )
 
 
 def refuse_dormant(
@@ -191,4 +202,4 @@ def _dormant(
         f"to keep {json.dumps(_DORMANT[name])}, remove {name} from {path}; to apply the setting, "
         "add an entry for runc there; then run the command again"
     )
-    return Refusal(message, hint)
+    return refusal([blocker("runtime-setting-dormant", path, message, hint)])

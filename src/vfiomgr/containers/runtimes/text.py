@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import values
 from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.parsed import Malformed, parse_toml
-from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.errors import InvalidDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -77,7 +78,7 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
         wanted = values.with_settings(data, settings)
     except (AttributeError, TypeError) as error:
         message = f"{place} has a value where a table or a list belongs: {error}"
-        raise Refusal(message, _by_hand(settings, text, place)) from error
+        refuse("runtime-file-not-editable", place, message, _by_hand(settings, text, place))
     if is_json(text, place):
         edited = _with_ends(_set_json(text, wanted, place), text)
         if _says(edited, wanted, place):
@@ -89,7 +90,8 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
             if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
                 return _with_ends(made, text)
     message = f"{place} is written in a way that vfiomgr cannot edit without harm"
-    raise Refusal(message, _by_hand(settings, text, place))
+    hint = _by_hand(settings, text, place)
+    raise refusal([blocker("runtime-file-not-editable", place, message, hint)])
 
 
 def _set_json(text: str, wanted: values.Data, place: str) -> str:
@@ -239,7 +241,8 @@ def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str
         if made is not None and _says(made, wanted, file.path):
             return made
     message = f"{file.path} is written in a way that vfiomgr cannot edit without harm"
-    raise Refusal(message, "take the keys out by hand, then run the command again")
+    hint = "take the keys out by hand, then run the command again"
+    raise refusal([blocker("runtime-file-not-editable", file.path, message, hint)])
 
 
 def _says(made: str, wanted: values.Data, place: str) -> bool:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes.model import OwnedKey, Setting, shown
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -132,7 +132,7 @@ def refuse_edited(data: Data, keys: Iterable[OwnedKey], place: str, command: str
             f"put that back, or take {shown(key.path)} out of the file by hand; then run "
             f"{command} again"
         )
-        raise Refusal(message, hint)
+        refuse("runtime-entry-changed", place, message, hint)
 
 
 def _told(value: Any) -> str:  # noqa: ANN401

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.containers.runtimes import facts_dump, values
 from vfiomgr.containers.runtimes.containerd import CRI_NAMES
 from vfiomgr.containers.runtimes.model import shown
-from vfiomgr.errors import HostError, Refusal
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import HostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,12 +40,17 @@ def refuse_others(before: values.Data, after: values.Data, decision: Decision, n
             f"{name} would read other settings differently too: "
             f"{', '.join(map(shown, foreign[:_MOST]))}{more}"
         )
-        raise Refusal(message, "nothing was changed; please report the files that it reads")
+        refuse(
+            "runtime-reads-otherwise",
+            name,
+            message,
+            "nothing was changed; please report the files that it reads",
+        )
     unseen = list(_unseen(other, decision))
     if unseen:
         message = f"{name} would not see {', '.join(map(shown, unseen[:_MOST]))}"
         hint = f"nothing was changed; does another file that {name} reads set it again?"
-        raise Refusal(message, hint)
+        refuse("runtime-entry-unseen", name, message, hint)
 
 
 def _is_ours(key: Key, ours: tuple[Key, ...]) -> bool:
@@ -101,7 +107,12 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
     new = [key for key in after.unknown if key not in before.unknown]
     if new:
         message = f"{name} does not know: {'; '.join(dict.fromkeys(new))}"
-        raise Refusal(message, "nothing was changed; is this the version that reads these files?")
+        refuse(
+            "runtime-unknown-key",
+            name,
+            message,
+            "nothing was changed; is this the version that reads these files?",
+        )
     refuse_others(before.data, after.data, decision, name)
     return (), after.data
 
@@ -112,7 +123,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except HostError as error:
-        raise Refusal(error.message, error.hint) from error
+        refuse("runtime-rejects", "", error.message, error.hint)
 
 
 def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Texts) -> Dump | None:

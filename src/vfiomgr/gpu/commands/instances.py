@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.errors import Refusal, UsageError
@@ -17,7 +17,7 @@ from vfiomgr.vgpu.mig.model import by_start
 from vfiomgr.vgpu.mig.placement import more_of
 
 if TYPE_CHECKING:
-    from vfiomgr.api import Outcome
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile
 

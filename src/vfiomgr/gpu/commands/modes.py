@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import confirm, plan_or_apply, print_outcome
+from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
-from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
+from vfiomgr.passthrough.named import function_state, virtual_functions
 from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
-    from vfiomgr.api import Outcome
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import GpuMode
@@ -152,8 +152,8 @@ def switch(
 
 def _print_use(session: Session, outcome: Outcome, address: PciAddress) -> None:
     """What came of the GPU, read again from the host."""
-    driver = read_driver_state(session.tree, address).driver
-    functions = read_virtual_functions(session.tree, address)
+    driver = function_state(session, address).driver
+    functions = [vf.address for vf in virtual_functions(session, address)]
     line = f"{address} is on {driver or 'no driver'}"
     line += f", with {len(functions)} virtual functions" if functions else ""
     lines = [line] if outcome.is_changed else []

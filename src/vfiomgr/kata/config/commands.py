@@ -10,7 +10,6 @@ import click
 
 from vfiomgr.cli.output import print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.containers.runtimes.facts import followed
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -56,7 +55,7 @@ def output_path(session: Session, typed: str) -> str:
 def _located(session: Session, path: str) -> str:
     """Where a path of the host lies, all links followed as on that host."""
     tree = session.tree
-    return tree.locate(followed(tree, HostPath(path)))
+    return tree.locate(tree.followed(HostPath(path)))
 
 
 def _is_below(path: str, root: str) -> bool:

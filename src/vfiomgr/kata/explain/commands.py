@@ -10,15 +10,10 @@ from vfiomgr.cli.findings import counted, finding_document, print_findings, repo
 from vfiomgr.cli.output import Marked, note, print_document, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.diagnostic import SEVERITIES
-from vfiomgr.errors import UsageError
 from vfiomgr.kata.commands import release_options
-from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.image import check_guest_image
 from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import explain_pod
-from vfiomgr.kata.model import DEFAULT_HANDLER
-from vfiomgr.kata.settings import read_settings
-from vfiomgr.paths import HostPath
+from vfiomgr.kata.named import check_image as checked_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,10 +21,8 @@ if TYPE_CHECKING:
     from vfiomgr.cli.session import Format
     from vfiomgr.containers.runtimes.handlers import CriName
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.image import GuestImage
     from vfiomgr.kata.explain.model import DeviceChain, Difference, KataTrace, TraceStep
-    from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.kata.model import RuntimeName
 
 _COLOURS = {"ok": "green", "broken": "red", "unknown": "yellow"}
 _STATE_WIDTH = 9
@@ -262,11 +255,7 @@ def check_image(
       vfiomgr kata check-image --config /opt/kata/share/defaults/kata-containers/configuration.toml
     """
     session: Session = context.obj
-    session.require_live(
-        "a snapshot holds no files of Kata",
-        "run it on the host itself, or with --root",
-    )
-    report = check_guest_image(_guest_image(session, config), _devices(session, addresses))
+    report = checked_image(session, *addresses, config=config)
     if session.format != "table":
         print_document("CheckReport", report_document(report), session.format)
     else:
@@ -278,35 +267,3 @@ def check_image(
             note(f"not checked: {text}")
     if report.is_blocked:
         context.exit(_BLOCKED)
-
-
-def _devices(session: Session, addresses: tuple[str, ...]) -> list[PciDevice]:
-    host = session.scan_devices()
-    if not addresses:
-        known = (d for d in host.devices if d.is_graphics_or_accelerator)
-        return [device for device in known if host.is_ready_for_guests(device)]
-    return [host.device(host.parse_address(text)) for text in addresses]
-
-
-def _guest_image(session: Session, config: str | None) -> GuestImage:
-    """What the configuration says, and what is there of it."""
-    file = _configuration(session, config)
-    settings = read_settings(file.path, file.text, file.drop_ins)
-    return gather.image_of(session.tree, settings)
-
-
-def _configuration(session: Session, config: str | None) -> KataConfigurationFile:
-    """The one that is named, or the first of those that are usual.
-
-    Raises:
-        UsageError: there is none.
-
-    """
-    if config is None:
-        facts = gather.configuration_of(session, DEFAULT_HANDLER)
-    else:
-        facts = gather.read_settings_of(session.tree, (HostPath(config),))
-    if facts.file is not None:
-        return facts.file
-    message = f"cannot read a configuration of Kata: {', '.join(facts.looked_for)}"
-    raise UsageError(message, "name one: --config FILE; or install Kata Containers")

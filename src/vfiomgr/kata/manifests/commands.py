@@ -7,46 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.options import WholeNumber
-from vfiomgr.cli.output import note, print_text
+from vfiomgr.cli.output import print_text
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.containers.cdi.generate import offers as ready_groups
-from vfiomgr.containers.cdi.model import DEFAULT_KIND
-from vfiomgr.containers.cdi.names import is_kind
-from vfiomgr.errors import InvalidDocument
-from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
-from vfiomgr.kata.config.sizing import recommended_overhead_mib
-from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.manifests import render
-from vfiomgr.kata.manifests.model import (
-    RuntimeClassRequest,
-    parse_selector,
-    require_image,
-    require_label,
-    require_resource,
-    require_subdomain,
-)
-from vfiomgr.kata.manifests.plan import (
-    NAMINGS,
-    Naming,
-    PodDevice,
-    PodOptions,
-    offers,
-    pods_for,
-    resource_of_none,
-    units_of,
-)
-from vfiomgr.kata.model import DEFAULT_HANDLER, guest_mebibytes
-from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
-from vfiomgr.units import mebibytes
+from vfiomgr.kata.model import DEFAULT_HANDLER
+from vfiomgr.kata.named import NAMINGS, Naming, pods
+from vfiomgr.kata.named import runtime_class as runtime_class_for
 from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vfiomgr.cli.session import Format
-    from vfiomgr.kata.manifests.model import PodRequest
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 def print_objects(objects: Sequence[Any], output: Format) -> None:
@@ -136,75 +108,21 @@ def pod(
       vfiomgr kata pod --deployment --resource nvidia.com/pgpu --count 2
       vfiomgr kata pod --naming model --image registry.example/train:1 --namespace research
     """
-    host = session.scan()
-    if resource is not None:
-        require_resource("--resource", resource)
-    units = _units(host, addresses)
-    offered = {resource: units} if resource else offers(units, naming, DEFAULT_KIND)
-    options = PodOptions(
-        kind="Deployment" if deployment else "Pod",
-        name=require_label("--name", name),
-        namespace=None if namespace is None else require_label("--namespace", namespace),
-        runtime_class=require_subdomain("--runtime-class", runtime_class),
-        image=None if image is None else require_image("--image", image),
-        memory_mib=mebibytes("--memory", memory),
-        cpus=cpus,
+    wanted = pods(
+        session,
+        *addresses,
+        deployment=deployment,
+        name=name,
+        namespace=namespace,
+        runtime_class=runtime_class,
+        image=image,
+        resource=resource,
+        naming=naming,
         count=count,
+        memory=memory,
+        cpus=cpus,
     )
-    together = bool(addresses)
-    offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
-    wishes = pods_for(offered, options, together=together)
-    print_objects([render.workload(wish) for wish in wishes], session.format)
-    _tell(session, host, offered, wishes)
-
-
-def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
-    """The IOMMU groups of what was named, or all that a guest can take now.
-
-    Raises:
-        Refusal: a bridge or a mediated device was named.
-
-    """
-    if not addresses:
-        return tuple(PodDevice(offer.functions) for offer in ready_groups(host))
-    return units_of(host, devices_named(host, addresses))
-
-
-def _tell(
-    session: Session,
-    host: HostSnapshot,
-    offered: dict[str, tuple[PodDevice, ...]],
-    wishes: tuple[PodRequest, ...],
-) -> None:
-    """What is still missing for the pods to start."""
-    units = [unit for found in offered.values() for unit in found]
-    if not units:
-        note("nothing is ready for a guest yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create")
-    lead = [unit.lead for unit in units]
-    tell_how_to_bind(session, host, [d for d in lead if not host.is_ready_for_guests(d)])
-    asked = {item.name: item.count for wish in wishes for item in wish.resources}
-    for name, count in asked.items():
-        if not is_kind(name):
-            note(
-                f"{name} can be no kind of CDI: vendor and class have two characters or more, the "
-                "first a letter. Kata looks for what the kubelet tells of in the kind that is the "
-                "resource: pods fail with cold-plugged devices. Have the device plugin call it "
-                "otherwise, and write that: --resource domain/name"
-            )
-            continue
-        if count > len(offered[name]) > 0:
-            note(
-                f"a pod asks for {count} of {name}, and on this host there is "
-                f"{len(offered[name])}: it waits for a node with more"
-            )
-        note(
-            f"the pods wait until a device plugin offers {name}; a CDI specification of that kind "
-            f"comes from: vfiomgr cdi generate --kind {name}"
-        )
-
-
-DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
-"""The label that kata-deploy gives to nodes where it has installed Kata."""
+    print_objects([render.workload(one) for one in wanted], session.format)
 
 
 @click.command("runtimeclass")
@@ -268,44 +186,13 @@ def runtimeclass(
     """
     if any_node and selectors:
         forbid_together("--any-node", "--node-selector", "one says which nodes, the other all")
-    chosen = tuple(parse_selector("--node-selector", text) for text in selectors)
-    require_label("--handler", handler)
-    memory = _default_memory(session, handler, default_memory, config)
-    wish = RuntimeClassRequest(
-        name=require_subdomain("--name", name or handler),
-        handler=handler,
-        overhead_mib=recommended_overhead_mib(memory),
-        overhead_cpus=cpus,
-        default_memory_mib=memory,
-        node_selector=() if any_node else (chosen or DEFAULT_SELECTOR),
+    wanted = runtime_class_for(
+        session,
+        handler,
+        name=name,
+        default_memory=default_memory,
+        config=config,
+        cpus=cpus,
+        selectors=None if any_node else selectors,
     )
-    print_objects([render.runtime_class(wish)], session.format)
-
-
-def _default_memory(session: Session, handler: str, typed: str | None, config: str | None) -> int:
-    """What was typed, else what the configuration says, else what those for GPUs say.
-
-    Raises:
-        InvalidDocument: the configuration is there, and is no TOML.
-
-    """
-    if typed is not None:
-        if config is not None:
-            forbid_together("--default-memory", "--config", "both say how much memory a guest has")
-        return guest_mebibytes("--default-memory", typed)
-    if config is not None:
-        facts = gather.named_configuration(session, config)
-    else:
-        facts = gather.configuration_of(session, handler)
-    settings = facts.settings
-    if settings is None and facts.file is not None:
-        raise InvalidDocument(facts.problem, "correct that place, or tell --default-memory SIZE")
-    if settings is not None and settings.default_memory_mib is not None:
-        note(f"default_memory is {settings.default_memory_mib} MiB in {settings.path}")
-        return settings.default_memory_mib
-    why = facts.problem or "it is not set there"
-    note(
-        f"default_memory is taken to be {GPU_MEMORY_MIB} MiB, as in Kata's configurations for "
-        f"GPUs ({why}); --default-memory says otherwise"
-    )
-    return GPU_MEMORY_MIB
+    print_objects([render.runtime_class(wanted)], session.format)

@@ -64,7 +64,7 @@ class RunCommand(Value):
         return shlex.join(self.words)
 
 
-def run_command(wish: RunRequest) -> RunCommand:
+def command_for(wish: RunRequest) -> RunCommand:
     """The command for a tool.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.apply import (
+from vfiomgr.cli.changes import (
     plan_or_apply,
     print_outcome,
     update_initramfs_option,
@@ -24,8 +24,8 @@ from vfiomgr.persistence.program import program_for_units
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr import api
     from vfiomgr.diagnostic import Override
+    from vfiomgr.engine.run import Outcome
     from vfiomgr.layout.identifiers import Boards
     from vfiomgr.layout.model import LayoutFile
     from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
@@ -116,7 +116,7 @@ def _program_if_trusted(session: Session) -> str | None:
         return None
 
 
-def _told(session: Session, outcome: api.Outcome | None, undo: str = "", **facts: object) -> None:
+def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: object) -> None:
     if outcome is None:
         return
     steps = outcome.plan.steps if outcome.is_changed else ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr import api
+from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.diagnostic import OVERRIDES
@@ -18,6 +18,7 @@ from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
 from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges
+from vfiomgr.layout import watch_layout
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
@@ -71,15 +72,12 @@ def watch(
     try:
         changes = DeviceChanges(session.tree)  # before the first look, so that nothing is missed
         note(f"watching for differences from the layout {wish.read().name}")
-        api.watch_layout(
+        watch_layout(
+            host_of(session, on_note=once(note), on_step=None),
             wish,
             changes,
-            tree=session.tree,
             tell=_teller(session, wish),
             enforce=enforce and not session.dry_run,
-            machine=session.machine,
-            on_note=once(note),
-            deadline=session.deadline,
         )
     except KeyboardInterrupt:
         return

@@ -9,25 +9,20 @@ import click
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, complete_address, session_options
 from vfiomgr.documents.named_file import source_of
-from vfiomgr.errors import GuestKeepsDevice
-from vfiomgr.libvirt.attach.apply import DeviceChange, attach_all, detach_all
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
-from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach, usual_scope
+from vfiomgr.libvirt.attach.named import attaching, detaching
 from vfiomgr.libvirt.client.define import DefineForecast
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from vfiomgr.libvirt.attach.claims import DeviceOwner
-    from vfiomgr.libvirt.attach.plan import Attachment, AttachPlan, DetachPlan
+    from vfiomgr.libvirt.attach.named import DomainChange, State
     from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.model import KnownDomain
 
 
-_DEADLINE = 60.0
 _DOMAIN = click.argument("domain", shell_complete=complete_domain)
 _DEVICES = click.argument(
     "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
@@ -85,13 +80,18 @@ def attach(
     """
     _require_live(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
-        known = connection.domain(domain)
-        scope = usual_scope(known, live=live, config=config)
-        wish = AttachRequest(devices, scope, managed, only, allow_claimed="claimed" in allow)
-        host = session.scan(with_users=scope.live)
-        plan = plan_attach(host, connection.hypervisor(), known, wish)
-        changes = [e for item in plan.items for e in _to_attach(item)]
-        _carry_out(session, connection, known, plan, changes, "attach")
+        change = attaching(
+            connection,
+            session,
+            domain,
+            *devices,
+            managed=managed,
+            allow_claimed="claimed" in allow,
+            live=live,
+            config=config,
+            only=only,
+        )
+        _carry_out(session, connection, change)
 
 
 @click.command("detach")
@@ -130,14 +130,8 @@ def detach(
     """
     _require_live(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
-        known = connection.domain(domain)
-        scope = usual_scope(known, live=live, config=config)
-        plan = plan_detach(known, devices, scope, only=only)
-        changes = [
-            DeviceChange(item.hostdev.name, render.hostdev_source(item.hostdev), item.scope)
-            for item in plan.items
-        ]
-        _carry_out(session, connection, known, plan, changes, "detach")
+        change = detaching(connection, domain, *devices, live=live, config=config, only=only)
+        _carry_out(session, connection, change)
 
 
 def _require_live(session: Session) -> None:
@@ -146,72 +140,40 @@ def _require_live(session: Session) -> None:
         session.require_live("a snapshot has no domains", "leave out --snapshot, or pass --dry-run")
 
 
-def _to_attach(item: Attachment) -> Iterator[DeviceChange]:
-    for planned in item.hostdevs():
-        yield DeviceChange(planned.device.name, render.hostdev(planned), item.scope)
-
-
-def _carry_out(  # noqa: PLR0917 - what to do, to whom, and how to tell of it
-    session: Session,
-    connection: Connection,
-    domain: KnownDomain,
-    plan: AttachPlan | DetachPlan,
-    changes: Sequence[DeviceChange],
-    verb: str,
-) -> None:
+def _carry_out(session: Session, connection: Connection, change: DomainChange) -> None:
     if session.dry_run:
-        _print_plan(session, domain, plan, changes, verb)
+        _print_plan(session, change)
         return
-    act: Callable[..., None] = attach_all if verb == "attach" else detach_all
-    done: list[DeviceChange] = []
-    try:
-        act(connection, domain.name, changes, session.deadline or _DEADLINE, done.append)
-    except GuestKeepsDevice:
-        _print_outcome(session, domain, plan, _with_states(changes, done), verb)
-        raise
-    _print_outcome(session, domain, plan, _with_states(changes, done), verb)
+    states, kept = change.apply(connection, session.deadline)
+    _print_outcome(session, change, states)
+    if kept is not None:
+        raise kept
 
 
-def _with_states(
-    changes: Sequence[DeviceChange], done: Sequence[DeviceChange]
-) -> list[tuple[DeviceChange, str]]:
-    """What became of each: the first that is not done the guest has kept."""
-    left = len(changes) - len(done)
-    states = ["done"] * len(done) + ["kept"] * min(left, 1) + ["not tried"] * max(left - 1, 0)
-    return list(zip(changes, states, strict=True))
-
-
-def _print_outcome(
-    session: Session,
-    domain: KnownDomain,
-    plan: AttachPlan | DetachPlan,
-    states: Sequence[tuple[DeviceChange, str]],
-    verb: str,
-) -> None:
+def _print_outcome(session: Session, change: DomainChange, states: Sequence[State]) -> None:
+    verb = change.verb
     if session.format != "table":
-        body = _body(domain, plan, [one for one, _ in states])
-        for item, (_, state) in zip(body["items"], states, strict=True):
+        body = _body(change)
+        for item, state in zip(body["items"], states, strict=True):
             item["state"] = state
-        changed = any(state != "not tried" for _, state in states)
+        changed = any(state != "not tried" for state in states)
         kind = f"{verb.capitalize()}Outcome"
         print_document(kind, {"changed": changed, **body}, session.format)
         return
-    for text in plan.already:
+    for text in change.already:
         say(text)
-    for one, state in states:
+    for one, state in zip(change.changes, states, strict=True):
         what = {"done": f"{verb}ed", "kept": f"not {verb}ed"}.get(state, state)
-        say(f"{what}: {one.device} ({one.scope} of {domain.name})")
-    for text in plan.notes:
+        say(f"{what}: {one.device} ({one.scope} of {change.domain.name})")
+    for text in change.notes:
         note(text)
     if not states:
         say("nothing to do")
 
 
-def _body(
-    domain: KnownDomain, plan: AttachPlan | DetachPlan, changes: Sequence[DeviceChange]
-) -> dict[str, Any]:
+def _body(change: DomainChange) -> dict[str, Any]:
     return {
-        "domain": domain.name,
+        "domain": change.domain.name,
         "items": [
             {
                 "device": one.device,
@@ -219,35 +181,29 @@ def _body(
                 "config": one.scope.config,
                 "xml": one.element,
             }
-            for one in changes
+            for one in change.changes
         ],
-        "already": plan.already,
-        "notes": plan.notes,
+        "already": change.already,
+        "notes": change.notes,
     }
 
 
-def _print_plan(
-    session: Session,
-    domain: KnownDomain,
-    plan: AttachPlan | DetachPlan,
-    changes: Sequence[DeviceChange],
-    verb: str,
-) -> None:
+def _print_plan(session: Session, change: DomainChange) -> None:
+    verb, domain = change.verb, change.domain
     if session.format != "table":
-        kind = f"{verb.capitalize()}Plan"
-        print_document(kind, _body(domain, plan, changes), session.format)
+        print_document(f"{verb.capitalize()}Plan", _body(change), session.format)
         return
     direction = "to" if verb == "attach" else "from"
     say(f"plan: {verb} {direction} {domain.name}")
-    for text in (*plan.already, *plan.notes):
+    for text in (*change.already, *change.notes):
         say(f"  {text}")
-    for number, one in enumerate(changes, start=1):
+    for number, one in enumerate(change.changes, start=1):
         flags = "".join((" --live" * one.scope.live, " --config" * one.scope.config))
         say(f"{number:3}. {verb} {one.device}: {one.scope}")
         say(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
         say(*(f"       {line}" for line in one.element.splitlines()))
         say("       END")
-    if not changes:
+    if not change.changes:
         say("nothing to do")
 
 

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 import click
 
-from vfiomgr import api
-from vfiomgr.cli.apply import options_of, plan_or_apply, print_outcome
+from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_options
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
 from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
+from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.paths import SCRIPT
@@ -203,13 +203,13 @@ def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...])
       virsh dumpxml win | vfiomgr libvirt hook run win prepare begin -
       virsh dumpxml win | vfiomgr libvirt hook run win release end -
     """
-    acts = {PREPARE: (api.prepare_guest, "bound"), RELEASE: (api.release_guest, "given back")}
+    acts = {PREPARE: (prepare_guest, "bound"), RELEASE: (release_guest, "given back")}
     if operation not in acts:
         return
     guest = read_guest(sys.stdin.buffer.read(), domain)
     if guest is None:
         return
     act, what = acts[operation]
-    names = act(guest, tree=session.tree, **options_of(session))
+    names = act(host_of(session), guest)
     for name in names:
         note(f"vfiomgr: {name} {what} for {guest.name}")

@@ -13,7 +13,7 @@ import click
 
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.definitions.plan import find_type, types_of
+from vfiomgr.definitions.named import type_of
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
@@ -54,7 +54,7 @@ def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequ
         message = f"{device} makes vGPUs that are virtual functions, which libvirt does not define"
         remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
         raise refusal([blocker("mdev-unsupported", device, message, remedy)])
-    return MdevRequest(parent, find_type(types_of(host, found), wanted, str(parent)).id)
+    return MdevRequest(parent, type_of(host, found, wanted, str(parent)).id)
 
 
 def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options

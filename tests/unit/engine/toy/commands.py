@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tests.unit.engine.toy.requests import Label
-from vfiomgr.cli.apply import plan_or_apply, print_outcome
+from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.session import Session, session_options
 
 

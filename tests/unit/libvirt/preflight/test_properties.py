@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from tests import api
 from tests.fakes import hosts
 from tests.unit.libvirt.domains import hostdevs
 from tests.unit.libvirt.preflight.situations import (
@@ -21,7 +22,6 @@ from tests.unit.libvirt.preflight.situations import (
     troubles,
     xml,
 )
-from vfiomgr import api
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.xml.read import read_domain

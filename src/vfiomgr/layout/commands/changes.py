@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.apply import (
+from vfiomgr.cli.changes import (
     host_of,
     print_outcome,
     print_plan,

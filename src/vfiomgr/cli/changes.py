@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.printable import printable
-from vfiomgr.errors import Refusal
 from vfiomgr.library import Host
 
 if TYPE_CHECKING:
-    from vfiomgr import api
     from vfiomgr.cli.session import Session
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.request import Request
@@ -52,11 +51,6 @@ def host_of(session: Session, **reports: Unpack[Reports]) -> Host:
     return host
 
 
-def options_of(session: Session) -> api.Options:
-    """How the changes of a session are made: notes are told, and steps to whoever watches."""
-    return host_of(session).options
-
-
 def tell_step(step: Step) -> None:
     """A line for a step as it begins."""
     note(f"  {step.describe()}")
@@ -68,7 +62,7 @@ def confirm(session: Session, question: str) -> None:
         return
     if not click.confirm(printable(question), err=True):
         message = "the guard stands: the question was not answered with yes"
-        raise Refusal(message, "answer yes, or pass --yes; nothing was changed")
+        refuse("not-confirmed", "", message, "answer yes, or pass --yes; nothing was changed")
 
 
 def print_outcome(session: Session, outcome: Outcome, lines: list[str], **facts: object) -> None:

@@ -1,0 +1,57 @@
+"""Definitions of vGPUs by what they are called, and those that start by themselves."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from typing import TYPE_CHECKING
+
+from vfiomgr.definitions import restore_apply
+from vfiomgr.definitions.plan import canonical, find_type, types_of
+from vfiomgr.definitions.requests import RestoreVgpus
+from vfiomgr.vgpu.named import uuid_of
+
+if TYPE_CHECKING:
+    from vfiomgr.definitions.restore_apply import Restored
+    from vfiomgr.library import Host
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.source import HostSource
+    from vfiomgr.vgpu.model import VgpuParent, VgpuType
+
+
+def restore(host: Host, parent: str | None = None, *, boot: bool = False) -> tuple[Restored, ...]:
+    """Start all autostart vGPUs (of `parent`); one that fails keeps no other from it.
+
+    With `boot`, those that mdevctl starts at a boot are left to it.
+
+    Raises:
+        NeedsRoot: the right to change the host is missing; nothing was changed.
+
+    """
+    with host.changing() as work:
+        return restore_apply.restore(RestoreVgpus(parent, boot=boot), work)
+
+
+def name_to_define(host: HostSource, parent: str | None, uuid: str | None) -> str:
+    """The UUID that was given, the address of a virtual function, or a fresh UUID.
+
+    Raises:
+        UsageError: `uuid` is none.
+
+    """
+    if uuid is not None:
+        return uuid_of(uuid)
+    place = canonical(parent or "")
+    parents = host.scan_devices().vgpu_parents
+    if any(known.name == place and known.family == "vendor-vfio" for known in parents):
+        return place
+    return str(uuids.uuid4())
+
+
+def type_of(host: HostSnapshot, parent: VgpuParent, wanted: str, where: str) -> VgpuType:
+    """The type that a parent, or another one of its GPU, calls so; `where` names it in errors.
+
+    Raises:
+        UnknownDevice: there is none.
+
+    """
+    return find_type(types_of(host, parent), wanted, where)

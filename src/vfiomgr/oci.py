@@ -1,0 +1,242 @@
+"""Devices put into the configuration of an OCI bundle, and taken out, as a program names them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.cdi.facts import read_cdi_files
+from vfiomgr.containers.cdi.names import is_device_name, is_kind
+from vfiomgr.containers.oci import edit, plan
+from vfiomgr.containers.oci.facts import read_node
+from vfiomgr.containers.oci.model import Injection
+from vfiomgr.documents.json_text import read_object
+from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.host.rewrite import read_own, rewrite_own
+from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.paths import HostPath
+from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.containers.oci.edit import Edit
+    from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
+    from vfiomgr.documents.json_text import JsonDocument
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.source import HostSource
+    from vfiomgr.vgpu.guest_device import GuestDevice
+
+__all__ = ["difference", "eject", "inject", "write"]
+
+_NAME = "config.json"
+_MOST_BYTES = 32 << 20
+_REMEDY = "name the directory of an OCI bundle, or its config.json"
+
+
+def inject(  # noqa: PLR0913 - each is an option of the command
+    host: HostSource,
+    bundle: str | os.PathLike[str],
+    *devices: str,
+    node: NodeForm = "group",
+    runtime: ContainerRuntime | None = None,
+    cdi: Sequence[str] = (),
+    only: bool = False,
+) -> Edit:
+    """The configuration of a bundle with devices put in; `write` writes it.
+
+    `bundle` is its directory, or the file. `node` is `group` (/dev/vfio/N) or `cdev`
+    (/dev/vfio/devices/vfioN, Linux 6.6); `runtime` is `runc` or `kata`, None for what both can
+    take; `cdi` has one name (vendor/class=device) for each device, or none; `only` leaves the
+    other functions of the slots out.
+
+    Raises:
+        UsageError: the host is a recorded one, or the bundle or a name cannot be read.
+        InvalidDocument: it is no configuration; the message names line and column.
+        UnknownDevice: the host has no such device.
+        Refusal: no container can open one of the devices.
+
+    """
+    names = _paired(devices, cdi)
+    host.require_live(
+        "a snapshot does not hold the numbers of nodes, which differ from boot to boot",
+        "run it on the host itself, or with --root",
+    )
+    document = _read_bundle(os.fspath(bundle))
+    found = host.scan_devices()
+    wanted = _units(found, names, only=only)
+    units = [unit for unit, _ in wanted]
+    _refuse(host, found, units, runtime)
+    injections = [_injection(host.tree, unit, node, runtime, cdi) for unit, cdi in wanted]
+    for text in _of_nodes(host.tree, (path for one in injections for path in one.device.nodes)):
+        host.on_note(text)
+    for text in _of_names(host.tree, (name for one in injections for name in one.cdi)):
+        host.on_note(text)
+    for text in plan.companion_notes(found, units) if node == "group" else ():
+        host.on_note(text)
+    return edit.inject(document, injections)
+
+
+def eject(bundle: str | os.PathLike[str], *devices: str) -> Edit:
+    """The configuration of a bundle without devices that `inject` put in: all, or these.
+
+    Raises:
+        UsageError: it cannot be read, is a link or another user's.
+        InvalidDocument: it is no configuration; the message names line and column.
+
+    """
+    return edit.eject(_read_bundle(os.fspath(bundle)), devices or None)
+
+
+def write(change: Edit) -> None:
+    """Write the configuration as it is to be, where it differs.
+
+    Raises:
+        HostError: somebody else changed it meanwhile, or it cannot be written.
+
+    """
+    if change.is_changed:
+        before, after = change.before.text.encode(), change.after.text.encode()
+        rewrite_own(change.before.source, before, after)
+
+
+def difference(change: Edit) -> str:
+    """As diff -u shows it; of a configuration on one line, as if it had many."""
+    source = change.before.source
+    before, after = (_lines(document) for document in (change.before, change.after))
+    return "".join(
+        f"{line}\n" for line in difflib.unified_diff(before, after, source, source, lineterm="")
+    )
+
+
+def _lines(document: JsonDocument) -> list[str]:
+    text = document.text
+    if "\n" not in text.strip():
+        text = json.dumps(document.root.value, indent=2, ensure_ascii=False)
+    return text.splitlines()
+
+
+def _read_bundle(place: str) -> JsonDocument:
+    """The configuration of a bundle: of its directory, or the file itself.
+
+    Raises:
+        UsageError: it cannot be read, is a link or another user's.
+        InvalidDocument: it is no configuration; the message names line and column.
+
+    """
+    path = os.path.join(place, _NAME) if os.path.isdir(place) else place
+    try:
+        data = read_own(path, _MOST_BYTES + 1)
+    except OSError as error:
+        message = f"cannot read the bundle {path}: {error.strerror}"
+        raise UsageError(message, _REMEDY) from None
+    except HostError as error:
+        raise UsageError(error.message, error.hint) from None
+    if len(data) > _MOST_BYTES:
+        message = (
+            f"{path} has more than {_MOST_BYTES >> 20} MiB: it is no container's configuration"
+        )
+        raise InvalidDocument(message, _REMEDY)
+    try:
+        return read_object(data.decode(), path)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"{path}:{line}: no UTF-8 text"
+        raise InvalidDocument(message, "have the runtime write it anew") from None
+
+
+def _of_nodes(tree: HostTree, paths: Iterable[str]) -> Iterator[str]:
+    """Those that a tree does not have, as recordings: sysfs alone told of them."""
+    if tree.is_live and not tree.is_machine:
+        return
+    for path in dict.fromkeys(paths):
+        status = tree.status(HostPath(path))
+        if status is None or not stat.S_ISCHR(status.st_mode):
+            what = "not there" if status is None else "no device node"
+            yield (
+                f"not checked: {path} is {what} below {tree.root}: its numbers are those of sysfs, "
+                "its mode and owner need not be those of the host"
+            )
+
+
+def _of_names(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
+    """Those that no specification of CDI has."""
+    asked = dict.fromkeys(names)
+    made = map(read_file, read_cdi_files(tree)) if asked else ()
+    known = {f"{each.kind}={device.name}" for each in made for device in each.devices}
+    for name in (name for name in asked if name not in known):
+        kind = name.partition("=")[0]
+        yield (
+            f"no CDI specification of this host has {name}, and who looks for it fails: vfiomgr "
+            f"cdi list shows those there are, vfiomgr cdi generate --kind {kind} --write makes one"
+        )
+
+
+def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each device with its name in CDI.
+
+    Raises:
+        UsageError: as many names as devices are wanted, or none; or one is no such name.
+
+    """
+    if not cdi:
+        return [(device, None) for device in devices]
+    for name in cdi:
+        kind, _, device = name.partition("=")
+        if not (is_kind(kind) and is_device_name(device)):
+            message = f"--cdi {name} is no name of a CDI device"
+            raise UsageError(message, "write it as vendor/class=device, e.g. nvidia.com/pgpu=23")
+    if len(cdi) != len(devices):
+        message = f"--cdi is given {len(cdi)} times, for {len(devices)} devices"
+        raise UsageError(message, "give it once for each device, in their order")
+    return list(zip(devices, cdi, strict=True))
+
+
+def _units(
+    host: HostSnapshot, names: Sequence[tuple[str, str | None]], *, only: bool
+) -> list[tuple[GuestDevice, tuple[str, ...]]]:
+    """What is named, slots whole, each once, with its names in CDI."""
+    found: dict[str, tuple[GuestDevice, tuple[str, ...]]] = {}
+    for device, cdi in names:
+        (unit,) = units_of(host, [DeviceRequest(device, is_alone=only)])
+        known = found.get(unit.name, (unit, ()))[1]
+        more = () if cdi is None or cdi in known else (cdi,)
+        found[unit.name] = (unit, (*known, *more))
+    return list(found.values())
+
+
+def _refuse(
+    source: HostSource,
+    host: HostSnapshot,
+    units: Sequence[GuestDevice],
+    runtime: ContainerRuntime | None,
+) -> None:
+    """What no container could open, and what Kata cannot attach.
+
+    Raises:
+        Refusal: there is such a device.
+
+    """
+    if runtime != "runc":
+        lifted = "" if runtime else "; --runtime runc is for containers on this kernel, which can"
+        for unit in units:
+            refuse_mediated(host, unit.name, lifted)
+    plan.refuse_noiommu(host, units)
+    if plan.waiting(host, units):
+        plan.refuse_unready(source.scan(), units)
+
+
+def _injection(
+    tree: HostTree,
+    unit: GuestDevice,
+    form: NodeForm,
+    runtime: ContainerRuntime | None,
+    cdi: tuple[str, ...],
+) -> Injection:
+    device = plan.container_device(unit, form, runtime)
+    return Injection(device, tuple(read_node(tree, path) for path in device.nodes), cdi)

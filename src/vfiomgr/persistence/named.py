@@ -1,0 +1,75 @@
+"""Which functions are bound at each boot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.persistence.plan import of_layout
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from vfiomgr.persistence.model import PersistedBinding
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.source import HostSource
+
+
+class PersistedFunction(Value):
+    """A function that gets a driver at each boot."""
+
+    address: PciAddress
+    driver: str
+    owner: Literal["vfiomgr", "layout", "driverctl"]
+    """Whose rule it is."""
+    device: Literal["same", "another", "absent", "unrecorded"]
+    """Whether it is the recorded device that has the address now."""
+    recorded: DeviceIdentity | None
+    node_owner: NodeOwner | None
+    """Who may open the VFIO nodes besides root."""
+    driver_now: str | None
+
+
+def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
+    """Persisted functions, those of an installed layout, and the entries of driverctl."""
+    found = host.scan()
+    own = (
+        PersistedFunction(
+            binding.address,
+            binding.driver,
+            "vfiomgr" if of_layout(found, binding.address) is None else "layout",
+            _state(found, binding.address, binding),
+            binding.device,
+            binding.owner,
+            _driver_now(found, binding.address),
+        )
+        for binding in found.persisted
+    )
+    others = (
+        PersistedFunction(
+            entry.address,
+            entry.driver,
+            "driverctl",
+            _state(found, entry.address, None),
+            None,
+            None,
+            _driver_now(found, entry.address),
+        )
+        for entry in found.driverctl_overrides
+    )
+    return (*own, *others)
+
+
+def _state(
+    host: HostSnapshot, address: PciAddress, binding: PersistedBinding | None
+) -> Literal["same", "another", "absent", "unrecorded"]:
+    present = next((d.identity for d in host.devices if d.address == address), None)
+    if present is None:
+        return "absent"
+    if binding is None:
+        return "unrecorded"
+    return "same" if binding.is_of(present) else "another"
+
+
+def _driver_now(host: HostSnapshot, address: PciAddress) -> str | None:
+    return next((d.driver for d in host.devices if d.address == address), None)

@@ -1,0 +1,256 @@
+"""Entries of OCI runtimes in container runtimes: where they go, added, removed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from vfiomgr.containers.runtimes import apply, facts, location, prepare, text
+from vfiomgr.containers.runtimes.model import RECORD, ProgramName, RuntimeRequest
+from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.registry import plan
+from vfiomgr.engine.run import Outcome
+from vfiomgr.engine.transaction import ApplyContext, scan_for
+from vfiomgr.errors import UsageError
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.value import Value
+from vfiomgr.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.containers.runtimes.apply import Prepared
+    from vfiomgr.containers.runtimes.location import RuntimeLocation
+    from vfiomgr.library import Host
+    from vfiomgr.snapshot.source import HostSource
+
+__all__ = [
+    "EntryChange",
+    "PlaceOptions",
+    "adding",
+    "configure",
+    "locate",
+    "locate_entry",
+    "removing",
+    "unconfigure",
+]
+
+_UNITS = {"containerd": "containerd", "crio": "crio", "docker": "docker"}
+_NODE_UNITS = {"k3s": ("k3s-agent", "k3s"), "rke2": ("rke2-agent", "rke2-server")}
+_UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class PlaceOptions(TypedDict, total=False):
+    """Which container runtime is meant; all of it may be left out."""
+
+    program: ProgramName | None
+    """`containerd`, `crio`, `docker`, `k3s` or `rke2`; None for the one that is there."""
+    runtime_config: str | None
+    """The container runtime's own file, where it is not at its usual place."""
+    containerd_version: str | None
+    """Write for this containerd, e.g. `2.1`; None for the installed one."""
+
+
+class EntryOutcome(Value):
+    """What a change of an entry did."""
+
+    outcome: Outcome
+    not_checked: tuple[str, ...]
+    """What nobody could look at, and why."""
+    backups: tuple[str, ...]
+    """The copies of the files as they were."""
+    program: ProgramName
+    restart: str
+    """The command that has the runtime read its configuration; vfiomgr never runs it."""
+
+
+class EntryPlan(Value):
+    """What a change of an entry would do."""
+
+    plan: Plan
+    not_checked: tuple[str, ...]
+    """What nobody could look at, and why."""
+    differences: dict[str, str]
+    """Of each file that a runtime reads, as `diff -u` shows them."""
+
+
+class EntryChange:
+    """A change of an entry of a container runtime; made ready when it is planned, or applied."""
+
+    def __init__(self, host: Host, make: Callable[[], Prepared]) -> None:
+        self._host = host
+        self._make = make
+
+    def plan(self) -> EntryPlan:
+        """Say what would be done; nothing is changed.
+
+        Raises:
+            InvalidDocument: a file cannot be read.
+            Refusal: the runtime would not have it, or would lose something else by it.
+
+        """
+        ready = self._make()
+        found = plan(scan_for(ready.intent, self._host.files, None), ready.intent)
+        return EntryPlan(found, ready.unchecked, dict(_differences(found)))
+
+    def apply(self) -> EntryOutcome:
+        """Do it, and have the container runtime read what came of it.
+
+        Raises:
+            InvalidDocument, Refusal: as `plan`.
+            RolledBack: it does not read what was foreseen; all is as it was.
+            RollbackIncomplete: and it could not be put back.
+
+        """
+        tree = self._host.files
+        ready, outcome = apply.change(self._make, ApplyContext(tree, **self._host.options))
+        restart = _restart(self._host, ready.place.program)
+        return EntryOutcome(outcome, ready.unchecked, ready.backups, ready.place.program, restart)
+
+
+def _differences(found: Plan) -> Iterator[tuple[str, str]]:
+    """Of each file that a runtime reads, from first to last."""
+    steps = [step for step in found.steps if isinstance(step, ReplaceFile)]
+    for path in dict.fromkeys(step.path for step in steps):
+        own = [step for step in steps if step.path == path]
+        shown = text.difference(path, own[0].before, own[-1].after)
+        if path != RECORD and ".vfiomgr-" not in path and shown:
+            yield path, shown
+
+
+def _restart(host: HostSource, program: ProgramName) -> str:
+    if program in _UNITS:
+        return f"systemctl restart {_UNITS[program]}"
+    agent, server = _NODE_UNITS[program]
+    is_agent = any(
+        host.files.exists(HostPath(f"{directory}/{agent}.service"))
+        for directory in _UNIT_DIRECTORIES
+    )
+    return f"systemctl restart {agent if is_agent else server}"
+
+
+def configure(  # noqa: PLR0913 - each is an option of the command
+    host: Host,
+    name: str,
+    path: str,
+    *,
+    set_default: bool = False,
+    cdi: bool = False,
+    undo: str = "",
+    **options: Unpack[PlaceOptions],
+) -> EntryChange:
+    """Give a container runtime an entry for the OCI runtime at `path`, with the options of runc.
+
+    `undo` is the command that refusals name to remove it.
+
+    Raises:
+        UsageError: the name or the path cannot be used, or no runtime is there, or several.
+        Refusal: there is no such program.
+
+    """
+    require_name(name)
+    place = locate(host, **options)
+    if not path.startswith("/"):
+        message = f"--path {path} is no absolute path"
+        raise UsageError(message, "e.g. --path /usr/bin/crun")
+    remedy = "install it first, or name where it is with --path"
+    location.require_program(host.files, HostPath(path), remedy)
+    request = RuntimeRequest(place.program, name, path, set_default=set_default, enable_cdi=cdi)
+    return adding(host, place, request, undo)
+
+
+def unconfigure(
+    host: Host, name: str, *, command: str = "", **options: Unpack[PlaceOptions]
+) -> EntryChange:
+    """Remove an entry that `configure` added; what was edited since is refused.
+
+    `command` is what a refusal names to be run again.
+
+    Raises:
+        UsageError: the name cannot be used, or no runtime is there, or several have the entry.
+
+    """
+    require_name(name)
+    return removing(host, locate_entry(host, name, **options), name, command)
+
+
+def adding(host: Host, place: RuntimeLocation, request: RuntimeRequest, undo: str) -> EntryChange:
+    """The change that adds an entry; `undo` is the command that removes it."""
+    return EntryChange(host, lambda: prepare.prepare_entry(host.files, place, request, undo))
+
+
+def removing(host: Host, place: RuntimeLocation, name: str, command: str) -> EntryChange:
+    """The change that removes an entry; `command` is what a refusal names to be run again."""
+    return EntryChange(host, lambda: prepare.prepare_removal(host.files, place, name, command))
+
+
+def locate(host: HostSource, **options: Unpack[PlaceOptions]) -> RuntimeLocation:
+    """The runtime that the options mean, and where it reads its configuration.
+
+    Raises:
+        UsageError: none is there, or several are.
+        InvalidDocument: its configuration cannot be read.
+
+    """
+    version = _checked(host, options)
+    chosen = options.get("program") or _only(host)
+    return location.locate(host.files, chosen, options.get("runtime_config"), version)
+
+
+def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -> RuntimeLocation:
+    """The runtime in which vfiomgr recorded the entry, else the one that the options select.
+
+    Raises:
+        UsageError: several runtimes have one.
+        NeedsRoot: only root may read the record.
+        InvalidDocument: it, or a file of a runtime, cannot be read.
+
+    """
+    version = _checked(host, options)
+    main = options.get("runtime_config")
+    found = prepare.places_of(host.files, name, options.get("program"), main, version)
+    if len(found) > 1:
+        named = ", ".join(f"{place.program} ({place.main})" for place in found)
+        first = found[0]
+        message = f"several container runtimes have an entry {name}: {named}"
+        told = f"--for {first.program} --runtime-config {first.main}"
+        raise UsageError(message, f"choose one, e.g. {told}")
+    return found[0] if found else locate(host, **options)
+
+
+def _checked(host: HostSource, options: PlaceOptions) -> Version | None:
+    """The version that is told, where the options can be used."""
+    host.require_live("a snapshot holds no files of runtimes", "pass --root DIR, or neither")
+    main = options.get("runtime_config")
+    if main is not None and not main.startswith("/"):
+        message = f"--runtime-config {main} is no absolute path"
+        raise UsageError(message, "e.g. --runtime-config /etc/containerd/config.toml")
+    version = options.get("containerd_version")
+    return None if version is None else Version.parse(version, "2.1")
+
+
+def _only(host: HostSource) -> ProgramName:
+    """The runtime that Kubernetes would use here; Docker where there is no other."""
+    found = facts.present(host.files)
+    named = tuple(name for name in found if name != "docker") or found
+    if len(named) == 1:
+        return named[0]
+    if named:
+        message = f"there are several container runtimes here: {', '.join(named)}"
+        raise UsageError(message, f"say which, e.g. --for {named[0]}")
+    message = "there is no container runtime here: no containerd, CRI-O, Docker, k3s or rke2"
+    raise UsageError(message, "install one; or say which is to come, e.g. --for containerd")
+
+
+def require_name(name: str) -> None:
+    """Make sure that an entry can have a name.
+
+    Raises:
+        UsageError: it has other characters than letters, digits, - and _.
+
+    """
+    if not _NAME.fullmatch(name):
+        message = f"{name!r} is no name for a runtime"
+        raise UsageError(message, "take letters, digits, - and _, e.g. nvidia")
