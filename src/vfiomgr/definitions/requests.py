@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from vfiomgr.definitions.model.vgpu import Attributes
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.value import Value
 
 
@@ -35,14 +35,19 @@ class UndefineVgpu(Request, Value):
     kind: ClassVar[str] = "undefine-vgpu"
 
 
+class MissingVgpus(Checkpoint):
+    """The vGPUs that were not there before a run: it makes them."""
+
+    missing: tuple[str, ...]
+
+
 class StartVgpu(Request, Value):
     """Make vGPUs as they are defined."""
 
     names: tuple[str, ...]
     parent: str | None = None
-    begun: tuple[str, ...] = ()
-    """Those that were not there before: of a run that is to be finished."""
     kind: ClassVar[str] = "start-vgpu"
+    checkpoint = MissingVgpus
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -64,8 +69,7 @@ class RestoreVgpus(Request, Value):
     """Of these alone, by their names, and the GPUs that are prepared for them."""
     boot: bool = False
     """Leave to mdevctl what its own rule of udev starts."""
-    begun: tuple[str, ...] = ()
-    """Those that were not there before: of a run that is to be finished."""
     kind: ClassVar[str] = "restore-vgpus"
+    checkpoint = MissingVgpus
 
     needs_gpu_modes: ClassVar[bool] = True

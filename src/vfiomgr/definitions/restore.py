@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.definitions.plan import canonical, parent_named
-from vfiomgr.definitions.requests import RestoreVgpus
+from vfiomgr.definitions.requests import MissingVgpus, RestoreVgpus
 from vfiomgr.definitions.start import (
     absence_of,
     function_target,
+    made_by,
     missing,
     started,
     target_of,
@@ -22,9 +23,9 @@ from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.gpu import mode
 from vfiomgr.gpu.mode import gpu_locks
-from vfiomgr.gpu.requests import SetGpuMode
+from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
 from vfiomgr.sriov import plan as sriov_plan
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig import sriov_manage
@@ -61,11 +62,13 @@ class RestorableVgpu(Value):
 
 
 @plans(RestoreVgpus)
-def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
+def plan_restore(
+    host: HostSnapshot, intent: RestoreVgpus, checkpoint: MissingVgpus | None = None
+) -> Plan:
     """Bring about all that can be, and say why the rest cannot."""
     found = [
         candidate
-        for candidate in candidates(host, intent)
+        for candidate in candidates(host, intent, checkpoint)
         if not intent.only or candidate.name in intent.only
     ]
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
@@ -76,25 +79,31 @@ def plan_restore(host: HostSnapshot, intent: RestoreVgpus) -> Plan:
 
 
 @resolves(RestoreVgpus)
-def resolve(host: HostSnapshot, intent: RestoreVgpus) -> RestoreVgpus:
-    """The intent with those that it makes, so that it can be finished after a crash."""
-    names = (candidate.name for candidate in candidates(host, intent) if candidate.type)
-    return replace(intent, begun=intent.begun or missing(host, names))
+def resolve(
+    host: HostSnapshot, intent: RestoreVgpus, checkpoint: MissingVgpus | None = None
+) -> MissingVgpus:
+    """Find those that the run makes."""
+    found = candidates(host, intent, checkpoint)
+    names = (candidate.name for candidate in found if candidate.type)
+    return MissingVgpus(made_by(checkpoint) or missing(host, names))
 
 
-def candidates(host: HostSnapshot, intent: RestoreVgpus) -> tuple[RestorableVgpu, ...]:
+def candidates(
+    host: HostSnapshot, intent: RestoreVgpus, checkpoint: MissingVgpus | None = None
+) -> tuple[RestorableVgpu, ...]:
     """All that starts by itself, GPUs to be prepared before their vGPUs."""
+    begun = made_by(checkpoint)
     parent = None if intent.parent is None else canonical(intent.parent)
     leaves_mdevs = intent.boot and host.defined.is_started_by_mdevctl
     mdevs = [
-        _mdev_candidate(host, target_of(definition), intent.begun)
+        _mdev_candidate(host, target_of(definition), begun)
         for definition in host.vgpu_definitions
         if definition.autostart and not leaves_mdevs and parent in (None, definition.parent)
     ]
     functions = [
         candidate
         for definition in host.defined.gpus
-        for candidate in _function_candidates(host, definition, parent, intent.begun)
+        for candidate in _function_candidates(host, definition, parent, begun)
     ]
     return (*functions, *mdevs)
 
@@ -115,7 +124,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     refuse_if_any(_unwanted_mig(host, definition), frozenset())
     needed = (str(function.address) for function in definition.autostarting)
     if all(host.device_named(name) is not None for name in needed):
-        change = _change_of_modes(host, definition, device.sriov_numvfs or 0)
+        change = _change_of_modes(host, definition)
         if change is not None:
             return mode.plan_mode(host, change)
         return _divided(host, device, definition, Plan(f"prepare {device}", ()))
@@ -125,13 +134,13 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     count = definition.virtual_functions
     if sriov_manage.makes_by_program(host, device):  # all, and those defined are among them
         count = device.sriov_totalvfs or count
-    change = _change_of_modes(host, definition, count)
+    change = _change_of_modes(host, definition)
     if change is not None and change.mig:
-        return mode.plan_mode(host, replace(change, heterogeneous=None))
-    wanted = SetVirtualFunctions(
-        device.address, count, autoprobe=True, heterogeneous_after=definition.heterogeneous
-    )
-    functions = sriov_plan.plan_set(host, wanted)
+        change = replace(change, heterogeneous=None)
+        return mode.plan_mode(host, change, GpuModeCheckpoint(count))
+    wanted = SetVirtualFunctions(device.address, count, autoprobe=True)
+    modes = FunctionsCheckpoint(heterogeneous=definition.heterogeneous)
+    functions = sriov_plan.plan_set(host, wanted, modes)
     return _divided(with_functions(host, device, count), device, definition, functions)
 
 
@@ -160,9 +169,7 @@ def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Dia
         )
 
 
-def _change_of_modes(
-    host: HostSnapshot, definition: GpuDefinition, functions: int
-) -> SetGpuMode | None:
+def _change_of_modes(host: HostSnapshot, definition: GpuDefinition) -> SetGpuMode | None:
     """What is known to be otherwise than it is to be; more freedom of sizes is no harm."""
     mode = host.gpu_mode(host.device(definition.gpu.address))
     if mode is None:
@@ -175,7 +182,6 @@ def _change_of_modes(
         definition.gpu.address,
         heterogeneous=True if mixed else None,
         mig=True if mig else None,
-        functions_after=functions,
     )
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.definitions.model.vgpu import Attributes, differing
 from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
-from vfiomgr.definitions.requests import StartVgpu, StopVgpu
+from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
@@ -22,7 +22,7 @@ from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import gpus, room
 from vfiomgr.vgpu.mig.steps import SetGpuInstances
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import SetVgpuAttribute
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Target(Value):
 
 
 @plans(StartVgpu)
-def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
+def plan_start(
+    host: HostSnapshot, intent: StartVgpu, checkpoint: MissingVgpus | None = None
+) -> Plan:
     """Make vGPUs as they are defined; what is missing of one that is active, too.
 
     Raises:
@@ -63,16 +65,22 @@ def plan_start(host: HostSnapshot, intent: StartVgpu) -> Plan:
         Refusal: another vGPU has the name, or there is no room.
 
     """
-    plans = [
-        started(host, _target(host, name, intent.parent), intent.begun) for name in intent.names
-    ]
+    begun = made_by(checkpoint)
+    plans = [started(host, _target(host, name, intent.parent), begun) for name in intent.names]
     return together(host, f"start vGPU {', '.join(intent.names)}", plans)
 
 
 @resolves(StartVgpu)
-def resolve(host: HostSnapshot, intent: StartVgpu) -> StartVgpu:
-    """The intent with those that it makes, so that it can be finished after a crash."""
-    return replace(intent, begun=intent.begun or missing(host, intent.names))
+def resolve(
+    host: HostSnapshot, intent: StartVgpu, checkpoint: MissingVgpus | None = None
+) -> MissingVgpus:
+    """Find those that the run makes."""
+    return MissingVgpus(made_by(checkpoint) or missing(host, intent.names))
+
+
+def made_by(checkpoint: MissingVgpus | None) -> tuple[str, ...]:
+    """The vGPUs that an interrupted run was to make."""
+    return () if checkpoint is None else checkpoint.missing
 
 
 def missing(host: HostSnapshot, names: Iterable[str]) -> tuple[str, ...]:
@@ -180,8 +188,8 @@ def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> 
     if active is not None:
         return _completed(host, target, active, is_own=target.name in begun)
     parent, kind = _place(host, target)
-    intent = CreateVgpu((target.name,), places=((parent.name, kind.id),))
-    made = vgpu_plan.plan_create(host, intent)
+    place = CreateCheckpoint(((parent.name, kind.id),))
+    made = vgpu_plan.plan_create(host, CreateVgpu((target.name,)), place)
     steps = (_attribute(target, name, None, text) for name, text in target.attributes)
     return replace(made, steps=(*made.steps, *steps))
 
@@ -197,8 +205,8 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
         message = f"{active} is a {active.type} on {active.parent}, and defined as"
         message += f" {target.type_id} on {target.parent}"
         raise Refusal(message, f"vfiomgr vgpu stop {target.name} first")
-    intent = CreateVgpu((target.name,), places=((active.parent, active.type),))
-    present = vgpu_plan.plan_create(host, intent)
+    place = CreateCheckpoint(((active.parent, active.type),))
+    present = vgpu_plan.plan_create(host, CreateVgpu((target.name,)), place)
     present = replace(present, locks=tuple(sorted({*present.locks, *_gpu_locks(host, active)})))
     marks = present.steps if is_own else ()
     found = dict(host.defined.attributes_of(target.name))

@@ -1,10 +1,10 @@
 """The journal: what a run is about to do, written and fsynced before it is done.
 
 One file per run in /var/lib/vfiomgr/journal, numbered in the order in which they were begun, one
-record per line (journal_records.py): `plan` with the intent and all steps, then `begin`, `done`,
-`failed` and `stuck` of each step (`undo-…` while rolling back), `more` with the steps that could
-be planned only then, and `end`. A run holds a lock on its file: one without `end` and without a
-lock was cut off. A last line that is no whole record was never written.
+record per line (journal_records.py): `plan` with the request, its checkpoint and all steps, then
+`begin`, `done`, `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with the
+steps that could be planned only then, and `end`. A run holds a lock on its file: one without `end`
+and without a lock was cut off. A last line that is no whole record was never written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.request import Checkpoint, Request
     from vfiomgr.host.tree import HostTree
 
 _ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
@@ -66,7 +66,14 @@ class Journal:
             raise
 
     @classmethod
-    def create(cls, tree: HostTree, plan: Plan, intent: Request, boot_id: str | None) -> Self:
+    def create(
+        cls,
+        tree: HostTree,
+        plan: Plan,
+        request: Request,
+        boot_id: str | None,
+        checkpoint: Checkpoint | None = None,
+    ) -> Self:
         """Begin the record of a run; nothing of it stays where that fails."""
         tree.make_directory(DIRECTORY)
         _prune(tree)
@@ -78,7 +85,8 @@ class Journal:
                 {
                     "summary": plan.summary,
                     "boot_id": boot_id,
-                    "intent": to_jsonable(intent),
+                    "request": to_jsonable(request),
+                    "checkpoint": to_jsonable(checkpoint),
                     **_contents(plan),
                 },
             )
@@ -354,4 +362,4 @@ def _prune(tree: HostTree) -> None:
 
 
 def _is_about_layout(plan: dict[str, Any]) -> bool:
-    return plan["intent"].get("kind") in _ABOUT_LAYOUTS
+    return plan["request"].get("kind") in _ABOUT_LAYOUTS

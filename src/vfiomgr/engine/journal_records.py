@@ -12,6 +12,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from vfiomgr.engine.old_journals import current
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def decode(data: bytes) -> Contents:
     damage = ""
     for number, line in enumerate(lines, 1):
         try:
-            records.append(_parse(line, is_summed=is_summed))
+            records.append(current(_parse(line, is_summed=is_summed)))
         except ValueError as error:
             # Earlier versions completed a torn line with a newline and went on behind it.
             was_torn = not is_summed and number > 1 and isinstance(error, json.JSONDecodeError)
@@ -136,7 +137,7 @@ def _is_head(plan: Mapping[str, Any]) -> bool:
     return (
         isinstance(plan.get("summary"), str)
         and isinstance(plan.get("boot_id"), str | None)
-        and isinstance(plan.get("intent"), dict)
+        and isinstance(plan.get("request"), dict)
         and bool(plan["descriptions"])
     )
 

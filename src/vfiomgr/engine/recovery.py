@@ -64,7 +64,7 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
     """
     if work.tree.is_live:
         return
-    if work.needs_kernel(read_unfinished(work.tree, run.name).intent):
+    if work.needs_kernel(read_unfinished(work.tree, run.name).request):
         message = f"{run.summary}: {without_kernel(work.tree)}"
         raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
 
@@ -120,7 +120,7 @@ def _plan_undo(
 ) -> tuple[Sequel, UndoPlan]:
     left = [read_unfinished(work.tree, run.name) for run in runs]
     together = sequel(left)
-    host = work.scan(*(run.intent for run in left))
+    host = work.scan(*(run.request for run in left))
     is_of_this_boot = runs[0].is_of_this_boot
     undoing = plan_undo(
         host, together.steps, together.begun, allow, is_of_this_boot=is_of_this_boot
@@ -131,8 +131,11 @@ def _plan_undo(
 def _finish(run: CutOff, work: ApplyContext) -> None:
     """Do what the run was to do, with the devices that it was to do it with."""
     left = read_unfinished(work.tree, run.name)
-    refuse_other_devices(work.scan(left.intent), left.steps)
+    refuse_other_devices(work.scan(left.request), left.steps)
     begun = (left.steps[number].subject for number in left.begun)
-    apply(left.intent.resumed(filter(None, begun)), work)
+    checkpoint = left.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.resumed(filter(None, begun))
+    apply(left.request, work, checkpoint)
     if run in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
         supersede(work.tree, run)

@@ -14,7 +14,7 @@ from vfiomgr.capability import registered
 from vfiomgr.documents.jsonable import from_jsonable
 from vfiomgr.engine import request as requests
 from vfiomgr.engine import step as steps
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.engine.step import Step
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     DeviceNotes = Callable[[HostSnapshot, Iterable[PciDevice | Vgpu]], Iterable[str]]
     AfterChange = Callable[[ApplyContext], None]
 
-R = TypeVar("R", bound=Request)
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 Modules = Literal["values", "plans", "applies", "hooks"]
@@ -39,7 +38,7 @@ Modules = Literal["values", "plans", "applies", "hooks"]
 
 _IMPORTED: set[tuple[str, Modules]] = set()
 _PLANNERS: dict[type[Request], Callable[..., Plan]] = {}
-_RESOLVERS: dict[type[Request], Callable[..., Any]] = {}
+_RESOLVERS: dict[type[Request], Callable[..., Checkpoint]] = {}
 _CHECKS: dict[type[Request], Callable[..., None]] = {}
 _PERFORMERS: dict[type[Step], Callable[..., None]] = {}
 _VERIFIERS: dict[type[Step], Callable[..., None]] = {}
@@ -49,12 +48,19 @@ _AFTER_CHANGES: list[AfterChange] = []
 
 
 def plans(kind: type[Request]) -> Callable[[_F], _F]:
-    """Register the function that plans requests of a class."""
+    """Register the function that plans requests of a class.
+
+    It takes the host and the request; for a class with a checkpoint, that of an interrupted run as
+    third argument, with None as default.
+    """
     return _for(_PLANNERS, kind)
 
 
 def resolves(kind: type[Request]) -> Callable[[_F], _F]:
-    """Register what adds to a request what only the present host tells, for the journal."""
+    """Register the function that finds the checkpoint of a request, for the journal.
+
+    It takes what planning takes: an interrupted run that is finished passes its own checkpoint on.
+    """
     return _for(_RESOLVERS, kind)
 
 
@@ -131,23 +137,31 @@ def _required(functions: dict[type[Any], _F], kind: type[Any], modules: Modules)
     return found
 
 
-def plan(host: HostSnapshot, request: Request) -> Plan:
+def plan(host: HostSnapshot, request: Request, checkpoint: Checkpoint | None = None) -> Plan:
     """The steps from the host as it is to what the request asks for.
+
+    `checkpoint` is that of an interrupted run of the request, which this one finishes.
 
     Raises:
         Refusal: a guard forbids it.
         UsageError: the request names what the host does not have.
 
     """
-    return _required(_PLANNERS, type(request), "plans")(host, request)
+    planner = _required(_PLANNERS, type(request), "plans")
+    return planner(host, request) if checkpoint is None else planner(host, request, checkpoint)
 
 
-def resolve(host: HostSnapshot, request: R) -> R:
-    """The request as a journal needs it: with all that only the host as it is can tell."""
+def resolve(
+    host: HostSnapshot, request: Request, checkpoint: Checkpoint | None = None
+) -> Checkpoint | None:
+    """What only the host before a run can tell, for its journal; None where nothing is needed.
+
+    `checkpoint` is that of an interrupted run which is to be finished: what it holds stays.
+    """
     kind = type(request)
     _required(_PLANNERS, kind, "plans")
     resolver = _RESOLVERS.get(kind)
-    return request if resolver is None else resolver(host, request)
+    return None if resolver is None else resolver(host, request, checkpoint)
 
 
 def refuse_obsolete(request: Request, tree: HostTree) -> None:
@@ -238,6 +252,21 @@ def read_request(data: Any) -> Request:  # noqa: ANN401 - as above
     """
     kind, fields = _split(data, request_kinds(), "request")
     return from_jsonable(kind, fields, kind.read_types())
+
+
+def read_checkpoint(data: Any, request: Request) -> Checkpoint | None:  # noqa: ANN401 - as above
+    """The checkpoint of a request from the JSON of a journal; None where there is none.
+
+    Raises:
+        ValueError: it has other fields than checkpoints of such requests.
+
+    """
+    if data is None:
+        return None
+    if request.checkpoint is None:
+        message = f"requests of the kind {request.kind} have no checkpoint"
+        raise ValueError(message)
+    return from_jsonable(request.checkpoint, data)
 
 
 def _split(

@@ -8,20 +8,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from msgspec.structs import replace
+
+from vfiomgr.value import Value
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.pci.model import PciAddress
 
 
+class Checkpoint(Value):
+    """What only the host before a run could tell, and is needed to finish the run.
+
+    A capability derives its own from it next to the request that needs one, and finds it in a
+    function with `resolves` (`vfiomgr.engine.registry`). The journal keeps it with the plan.
+    """
+
+    def resumed(self, _begun: Iterable[str]) -> Self:
+        """The checkpoint of an interrupted run that had begun to change the devices `begun`."""
+        return self
+
+    def completed(self, found: Self) -> Self:
+        """The checkpoint, with what it does not know (None) as it is found now."""
+        unknown = (name for name in self.__struct_fields__ if getattr(self, name) is None)
+        return replace(self, **{name: getattr(found, name) for name in unknown})
+
+
 class Request:
     """What the host is to become, and which facts that decision needs.
 
-    Requests are values (`vfiomgr.value`) of a `kind`, by which journals name them.
+    Requests are values (`vfiomgr.value`) of a `kind`, by which journals name them. They hold what a
+    user asks for, and nothing else.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
+    checkpoint: ClassVar[type[Checkpoint] | None] = None
+    """What finishing an interrupted request needs besides the request."""
 
     is_about_files: ClassVar[bool] = False
     """Whether files alone are changed, so that a root without a kernel will do."""
@@ -60,10 +84,6 @@ class Request:
     def read_types(cls) -> dict[str, type]:
         """Types of its fields that its module does not import, for reading journals."""
         return {}
-
-    def resumed(self, _begun: Iterable[str]) -> Self:
-        """The request to finish where an interrupted operation had begun to change `begun`."""
-        return self
 
 
 KINDS: dict[str, type[Request]] = {}

@@ -31,33 +31,33 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.request import Checkpoint, Request
 
 
 def scan_for(
-    intent: Request | None,
+    request: Request | None,
     tree: HostTree,
     machine: HostTree | None,
     others: Iterable[Request] = (),
     *,
     with_claims: bool = True,
 ) -> HostSnapshot:
-    """The host with its users, and with what else an intent, and `others`, are planned on.
+    """The host with its users, and with what else a request, and `others`, are planned on.
 
     Without one, nothing is taken from the host, and no disk is opened to see who has it.
     """
-    intents = [one for one in (intent, *others) if one is not None]
-    paths = [one.only_paths for one in intents]
+    requests = [one for one in (request, *others) if one is not None]
+    paths = [one.only_paths for one in requests]
     if paths and all(only is not None for only in paths):
         return _files_of(dict.fromkeys(path for only in paths for path in only or ()), tree)
     return scan(
         tree,
         machine or tree,
         with_users=True,
-        with_claims=with_claims and bool(intents),
-        with_resets=any(one.needs_resets for one in intents),
-        with_gpu_modes=any(one.needs_gpu_modes for one in intents),
-        serials_of=frozenset(slot for one in intents for slot in slots_with_serials(tree, one)),
+        with_claims=with_claims and bool(requests),
+        with_resets=any(one.needs_resets for one in requests),
+        with_gpu_modes=any(one.needs_gpu_modes for one in requests),
+        serials_of=frozenset(slot for one in requests for slot in slots_with_serials(tree, one)),
     )
 
 
@@ -80,12 +80,12 @@ def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
     )
 
 
-def slots_with_serials(tree: HostTree, intent: Request) -> frozenset[tuple[int, int, int]]:
-    """The slots whose serial numbers an intent needs: those that it names, or all."""
-    if intent.needs_serials:
+def slots_with_serials(tree: HostTree, request: Request) -> frozenset[tuple[int, int, int]]:
+    """The slots whose serial numbers a request needs: those that it names, or all."""
+    if request.needs_serials:
         names = filter(is_address, tree.children(PCI_DEVICES))
         return frozenset(PciAddress.parse(name).slot for name in names)
-    return frozenset(address.slot for address in intent.named_functions)
+    return frozenset(address.slot for address in request.named_functions)
 
 
 _PATIENCE = 10
@@ -127,15 +127,15 @@ class ApplyContext(Value):
         """Seconds that each step may take."""
         return self.deadline or DEADLINE
 
-    def needs_kernel(self, intent: Request) -> bool:
-        """Whether an intent takes a running host; of images and recordings there are files."""
-        return self.tree.is_live or not intent.is_about_files
+    def needs_kernel(self, request: Request) -> bool:
+        """Whether a request takes a running host; of images and recordings there are files."""
+        return self.tree.is_live or not request.is_about_files
 
-    def scan(self, intent: Request | None = None, *others: Request) -> HostSnapshot:
+    def scan(self, request: Request | None = None, *others: Request) -> HostSnapshot:
         """The host with all that a change must know, or several that are undone together."""
-        host = scan_for(intent, self.tree, self.machine, others)
+        host = scan_for(request, self.tree, self.machine, others)
         if host.users is None and (
-            intent is None or any(map(self.needs_kernel, (intent, *others)))
+            request is None or any(map(self.needs_kernel, (request, *others)))
         ):
             message = "who holds devices cannot be seen: /proc hides the files of some process"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
@@ -154,11 +154,11 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
     return report_once
 
 
-def carry_out(intent: Request, work: ApplyContext) -> Outcome:
-    """Plan an intent on the host as it is, and carry the plan out under its locks."""
-    only_files = intent.only_paths is not None or not work.needs_kernel(intent)
+def carry_out(request: Request, work: ApplyContext) -> Outcome:
+    """Plan a request on the host as it is, and carry the plan out under its locks."""
+    only_files = request.only_paths is not None or not work.needs_kernel(request)
     with prepared(work, only_files=only_files):
-        return apply(intent, work)
+        return apply(request, work)
 
 
 @contextmanager
@@ -201,10 +201,13 @@ def _with_holders(stuck: StuckInKernel, work: ApplyContext) -> StuckInKernel:
     )
 
 
-def apply(intent: Request, work: ApplyContext) -> Outcome:
-    """As `carry_out`, for one of several changes that were `prepared` together."""
+def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = None) -> Outcome:
+    """As `carry_out`, for one of several changes that were `prepared` together.
+
+    `checkpoint` is that of an interrupted run which this one finishes.
+    """
     seen = runs_so_far(work.tree)
-    host = work.scan(intent)
+    host = work.scan(request)
     left = survey(work.tree, host.boot_id)
     for run in left.cut_off:
         work.on_note(
@@ -213,17 +216,17 @@ def apply(intent: Request, work: ApplyContext) -> Outcome:
         )
     for text in unusable(left):
         work.on_note(text)
-    host, first = _plan_patiently(intent, host, work)
+    host, first = _plan_patiently(request, host, work, checkpoint)
     refuse_lost_state(first, left, work.tree)
     outcome = Outcome(first, is_changed=False)
     if not first.is_empty:
         with hold(work.tree, first.locks, work.on_note):
             if runs_so_far(work.tree) != seen:
-                host = work.scan(intent)  # another vfiomgr was at work meanwhile
-                refuse_obsolete(intent, work.tree)
-            elif not intent.only_paths is not None:
+                host = work.scan(request)  # another vfiomgr was at work meanwhile
+                refuse_obsolete(request, work.tree)
+            elif not request.only_paths is not None:
                 host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
-            outcome = _apply_locked(intent, host, first, work)
+            outcome = _apply_locked(request, host, first, work, checkpoint)
     for run in left.cut_off:
         if run.is_resolved_by(outcome.plan):
             supersede(work.tree, run)
@@ -231,23 +234,29 @@ def apply(intent: Request, work: ApplyContext) -> Outcome:
 
 
 def _plan_patiently(
-    intent: Request, host: HostSnapshot, work: ApplyContext
+    request: Request, host: HostSnapshot, work: ApplyContext, checkpoint: Checkpoint | None
 ) -> tuple[HostSnapshot, Plan]:
     """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
     for _ in range(_PATIENCE):
         try:
-            return host, plan(host, intent)
+            return host, plan(host, request, checkpoint)
         except Refusal:
             if all(device.stuck != UNKNOWN_CALL for device in host.devices):
                 raise
         time.sleep(1)
-        host = work.scan(intent)
-    return host, plan(host, intent)
+        host = work.scan(request)
+    return host, plan(host, request, checkpoint)
 
 
-def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: ApplyContext) -> Outcome:
+def _apply_locked(
+    request: Request,
+    host: HostSnapshot,
+    first: Plan,
+    work: ApplyContext,
+    checkpoint: Checkpoint | None,
+) -> Outcome:
     """Plan on the host as it is under the locks, and run."""
-    current = plan(host, intent)
+    current = plan(host, request, checkpoint)
     if current.is_empty:
         return Outcome(current, is_changed=False)
     if not set(current.locks) <= set(first.locks):
@@ -255,11 +264,11 @@ def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: ApplyC
         raise HostError(message, "run the command again")
     if work.reviewed is not None:
         refuse_other_steps(current.steps, work.reviewed)
-    intent = resolve(host, intent)
+    checkpoint = resolve(host, request, checkpoint)
     work.on_plan(current)
     with (
         ExitStack() as further_locks,
-        Journal.create(work.tree, current, intent, host.boot_id) as journal,
+        Journal.create(work.tree, current, request, host.boot_id, checkpoint) as journal,
     ):
         return run_plan(
             current,
@@ -267,7 +276,13 @@ def _apply_locked(intent: Request, host: HostSnapshot, first: Plan, work: ApplyC
             journal=journal,
             on_step=work.on_step,
             deadline=work.limit,
-            go_on=_Replanner(intent, current, work, journal, further_locks),
+            go_on=_Replanner(
+                lambda: plan(work.scan(request), request, checkpoint),
+                current,
+                work,
+                journal,
+                further_locks,
+            ),
         )
 
 
@@ -275,9 +290,14 @@ class _Replanner:
     """The plans for what could not be planned before: of functions that the run itself makes."""
 
     def __init__(
-        self, intent: Request, first: Plan, work: ApplyContext, journal: Journal, locks: ExitStack
+        self,
+        plan_again: Callable[[], Plan],
+        first: Plan,
+        work: ApplyContext,
+        journal: Journal,
+        locks: ExitStack,
     ) -> None:
-        self._intent = intent
+        self._plan_again = plan_again
         self._last = first
         self._work = work
         self._journal = journal
@@ -297,7 +317,7 @@ class _Replanner:
             return None
         self._left -= 1
         seen = runs_so_far(self._work.tree)
-        following = plan(self._work.scan(self._intent), self._intent)
+        following = self._plan_again()
         if following.is_empty:
             return None  # what was to follow is so already
         if not self._left:
@@ -307,7 +327,7 @@ class _Replanner:
         self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))
         self._held |= new
         if runs_so_far(self._work.tree) != seen:
-            following = plan(self._work.scan(self._intent), self._intent)
+            following = self._plan_again()
         if not set(following.locks) <= self._held:
             message = "another vfiomgr changed meanwhile what this run was about to change"
             raise HostError(message, "run the command again")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.engine.journal_records import all_of
-from vfiomgr.engine.registry import read_request, read_step
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.engine.step import Step, Topic
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.value import Value
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 class Unfinished(Value):
-    """What a journal that was cut off still holds: the wish, the steps, those that were begun."""
+    """What a journal that was cut off still holds: the request, the steps, those begun."""
 
-    intent: Request
+    request: Request
+    checkpoint: Checkpoint | None
+    """What the host before the run told; None where the request needs nothing of it."""
     steps: tuple[Step, ...]
     begun: tuple[int, ...]
 
@@ -38,7 +40,8 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     """
     records = read_journal(tree, name)
     try:
-        intent = read_request(records[0]["intent"])
+        request = read_request(records[0]["request"])
+        checkpoint = read_checkpoint(records[0].get("checkpoint"), request)
         steps = tuple(map(read_step, all_of(records, "steps")))
     except (KeyError, TypeError, ValueError) as error:
         message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
@@ -48,7 +51,8 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
         ) from None
     begun = [record["step"] for record in records if record["event"] == "begin"]
     undone = {record["step"] for record in records if record["event"] == "undo-done"}
-    return Unfinished(intent, steps, tuple(step for step in begun if step not in undone))
+    left = tuple(step for step in begun if step not in undone)
+    return Unfinished(request, checkpoint, steps, left)
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:

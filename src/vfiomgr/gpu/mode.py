@@ -10,10 +10,10 @@ from vfiomgr.diagnostic import Diagnostic, Option, Remedy, blocker, refuse_if_an
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.gpu.requests import SetGpuMode
+from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import plan as sriov_plan
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.steps import SetHeterogeneous, SetMig
 from vfiomgr.vgpu.projection import with_functions, with_mode
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 @plans(SetGpuMode)
-def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
+def plan_mode(
+    host: HostSnapshot, intent: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
+) -> Plan:
     """Bring a GPU into modes; its virtual functions are made anew around a change of MIG.
 
     Raises:
@@ -40,15 +42,16 @@ def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
     refuse_if_any([*guards.stuck(host, device), *silent(host, device)], frozenset())
     mode = host.gpu_mode(device)
     assert mode is not None  # noqa: S101 - refused above
-    functions = _functions_after(device, intent)
+    functions = resolve(host, intent, checkpoint).functions
     has_mig = mode.mig if intent.mig is None else intent.mig
     steps, host_then = _mig_steps(host, device, mode, intent)
     mode_then = replace(mode, mig=has_mig)
     device_then = host_then.device(device.address)
     mixed = intent.heterogeneous
     if (device_then.sriov_numvfs or 0) != functions:
-        again = SetVirtualFunctions(device.address, functions, heterogeneous_after=False)
-        steps += sriov_plan.plan_set(host_then, again).steps
+        again = SetVirtualFunctions(device.address, functions)
+        plain = FunctionsCheckpoint(heterogeneous=False)
+        steps += sriov_plan.plan_set(host_then, again, plain).steps
         mode_then = replace(mode_then, heterogeneous=False)
     is_mixed = mode_then.heterogeneous is True
     if mixed is not None and mixed is not is_mixed:
@@ -66,10 +69,11 @@ def plan_mode(host: HostSnapshot, intent: SetGpuMode) -> Plan:
 
 
 @resolves(SetGpuMode)
-def resolve(host: HostSnapshot, intent: SetGpuMode) -> SetGpuMode:
-    """The intent with the number of virtual functions, which come and go around a change of MIG."""
-    device = host.device(intent.address)
-    return replace(intent, functions_after=_functions_after(device, intent))
+def resolve(
+    host: HostSnapshot, intent: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
+) -> GpuModeCheckpoint:
+    """Find the number of virtual functions, which come and go around a change of MIG."""
+    return checkpoint or GpuModeCheckpoint(host.device(intent.address).sriov_numvfs or 0)
 
 
 def vgpus_on(host: HostSnapshot, device: PciDevice) -> list[Vgpu]:
@@ -100,11 +104,6 @@ def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Diagnostic]:
         )
 
 
-def _functions_after(device: PciDevice, intent: SetGpuMode) -> int:
-    present = device.sriov_numvfs or 0
-    return present if intent.functions_after is None else intent.functions_after
-
-
 def _mig_steps(
     host: HostSnapshot, device: PciDevice, mode: GpuMode, intent: SetGpuMode
 ) -> tuple[list[Step], HostSnapshot]:
@@ -115,8 +114,8 @@ def _mig_steps(
     refuse_if_any(_no_mig(device, mode), frozenset())
     if device.sriov_numvfs:
         refuse_if_any(_carrying(host, device), frozenset())
-        none = SetVirtualFunctions(device.address, 0, instances_after=())
-        steps += sriov_plan.plan_set(host, none).steps
+        none = SetVirtualFunctions(device.address, 0)
+        steps += sriov_plan.plan_set(host, none, FunctionsCheckpoint(instances=())).steps
         host = with_functions(host, device, 0)
     else:
         refuse_if_any(gpu_instances.unmovable(host, device), frozenset())

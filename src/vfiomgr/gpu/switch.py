@@ -15,14 +15,14 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.gpu import mode as gpu_mode
-from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
+from vfiomgr.gpu.requests import SetGpuMode, SwitchCheckpoint, SwitchGpu
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov import plan as sriov_plan
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.mig.steps import SetPersistence
@@ -50,6 +50,7 @@ class _SwitchPlan(Struct):
 
     host: HostSnapshot
     intent: SwitchGpu
+    checkpoint: SwitchCheckpoint
     parts: list[Plan] = field(default_factory=list)
 
     @property
@@ -69,7 +70,9 @@ class _SwitchPlan(Struct):
 
 
 @plans(SwitchGpu)
-def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
+def plan_switch(
+    host: HostSnapshot, intent: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
+) -> Plan:
     """Bring a GPU to a use, from whichever it has.
 
     Raises:
@@ -77,11 +80,14 @@ def plan_switch(host: HostSnapshot, intent: SwitchGpu) -> Plan:
         UnknownDevice: the address names nothing.
 
     """
-    return brought(host, intent)[0]
+    return brought(host, intent, checkpoint)[0]
 
 
 def brought(
-    host: HostSnapshot, intent: SwitchGpu, bind: Bind | None = None
+    host: HostSnapshot,
+    intent: SwitchGpu,
+    checkpoint: SwitchCheckpoint | None = None,
+    bind: Bind | None = None,
 ) -> tuple[Plan, HostSnapshot]:
     """The same, with the host as it will be but for functions that went to VFIO.
 
@@ -89,7 +95,7 @@ def brought(
     """
     device = host.device(intent.address)
     refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
-    course = _SwitchPlan(host, intent)
+    course = _SwitchPlan(host, intent, checkpoint or SwitchCheckpoint())
     match intent.to:
         case "host":
             _to_host(course)
@@ -104,27 +110,25 @@ def brought(
 
 
 @resolves(SwitchGpu)
-def resolve(host: HostSnapshot, intent: SwitchGpu) -> SwitchGpu:
-    """The intent with what only the host before it can tell."""
+def resolve(
+    host: HostSnapshot, intent: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
+) -> SwitchCheckpoint:
+    """Find what only the host before the switch can tell."""
     device = host.device(intent.address)
-    functions, mixed = intent.functions, intent.heterogeneous
-    mode = host.gpu_mode(device)
-    if intent.to == "vgpu" and device.sriov_totalvfs:
-        functions = device.sriov_totalvfs if functions is None else functions
-        mixed = (mode is not None and mode.heterogeneous is True) if mixed is None else mixed
-    vgpus = tuple(vgpu.name for vgpu in gpu_mode.vgpus_on(host, device) if host.is_own(vgpu))
-    autoprobe = device.sriov_drivers_autoprobe
-    instances = intent.instances_after
-    if intent.to == "vgpu" and instances is None:
-        instances = gpu_instances.places(host, device)
-    return replace(
-        intent,
-        functions=functions,
-        heterogeneous=mixed,
-        vgpus=tuple(dict.fromkeys((*intent.vgpus, *vgpus))),
-        autoprobe_after=autoprobe if intent.autoprobe_after is None else intent.autoprobe_after,
-        instances_after=instances,
+    found = SwitchCheckpoint(
+        vgpus=tuple(v.name for v in gpu_mode.vgpus_on(host, device) if host.is_own(v)),
+        autoprobe=device.sriov_drivers_autoprobe,
     )
+    if intent.to == "vgpu":
+        found = replace(found, instances=gpu_instances.places(host, device))
+        if device.sriov_totalvfs:
+            mode = host.gpu_mode(device)
+            mixed = mode is not None and mode.heterogeneous is True
+            found = replace(found, functions=device.sriov_totalvfs, heterogeneous=mixed)
+    if checkpoint is None:
+        return found
+    vgpus = tuple(dict.fromkeys((*checkpoint.vgpus, *found.vgpus)))
+    return replace(checkpoint.completed(found), vgpus=vgpus)
 
 
 def _to_host(course: _SwitchPlan) -> None:
@@ -141,26 +145,29 @@ def _to_passthrough(course: _SwitchPlan, bind: Bind) -> None:
 
 def _to_vgpu(course: _SwitchPlan) -> None:
     _give_back(course)
-    device, intent = course.device, course.intent
-    wanted = device.sriov_totalvfs if intent.functions is None else intent.functions
-    if intent.autoprobe_after is not None and wanted and device.sriov_totalvfs:
+    device, known = course.device, course.checkpoint
+    wanted, mixed = course.intent.functions, course.intent.heterogeneous
+    if wanted is None:
+        wanted = device.sriov_totalvfs if known.functions is None else known.functions
+    mixed = known.heterogeneous if mixed is None else mixed
+    if known.autoprobe is not None and wanted and device.sriov_totalvfs:
         # A run that was cut off, and found the GPU on a driver that allowed it more.
         wanted = min(wanted, device.sriov_totalvfs)
-    if wanted is None and not intent.heterogeneous:
+    if wanted is None and not mixed:
         return  # its vGPUs are made of the GPU itself
-    if intent.heterogeneous:
+    if mixed:
         mode = course.host.gpu_mode(device)
         refuse_if_any(gpu_mode.unmixable(device, mode), frozenset())
     if wanted != device.sriov_numvfs:
         _remove_vgpus(course)
-        _set_functions(course, wanted or 0)
+        _set_functions(course, wanted or 0, heterogeneous=mixed)
         return
-    if intent.instances_after is not None:
-        steps = gpu_instances.exchange(course.host, device, intent.instances_after)
+    if known.instances is not None:
+        steps = gpu_instances.exchange(course.host, device, known.instances)
         course.add(Plan("", steps), course.host)
-    if intent.heterogeneous is not None and device.driver == _NVIDIA:
-        mode_intent = SetGpuMode(device.address, heterogeneous=intent.heterogeneous)
-        course.add(gpu_mode.plan_mode(course.host, mode_intent), course.host)
+    if mixed is not None and device.driver == _NVIDIA:
+        change = SetGpuMode(device.address, heterogeneous=mixed)
+        course.add(gpu_mode.plan_mode(course.host, change), course.host)
 
 
 def _give_back(course: _SwitchPlan) -> None:
@@ -201,17 +208,17 @@ def _remove_vgpus(course: _SwitchPlan) -> None:
         course.add(part, projection.without_vgpus(course.host, here))
 
 
-def _set_functions(course: _SwitchPlan, count: int) -> None:
-    device, intent = course.device, course.intent
+def _set_functions(course: _SwitchPlan, count: int, *, heterogeneous: bool | None = None) -> None:
+    device, known = course.device, course.checkpoint
     wanted = SetVirtualFunctions(
         device.address,
         count,
-        autoprobe=intent.autoprobe or device.driver == _NVIDIA,
-        autoprobe_after=intent.autoprobe_after,
-        heterogeneous_after=intent.heterogeneous if count else None,
-        instances_after=intent.instances_after if count else (),
+        autoprobe=course.intent.autoprobe or device.driver == _NVIDIA,
     )
-    part = sriov_plan.plan_set(course.host, wanted)
+    checkpoint = FunctionsCheckpoint(
+        known.autoprobe, heterogeneous if count else None, known.instances if count else ()
+    )
+    part = sriov_plan.plan_set(course.host, wanted, checkpoint)
     then = projection.with_functions(course.host, device, count)
     course.add(part, then if count else projection.without_instances(then, device))
 
@@ -228,7 +235,7 @@ def _forgotten_marks(course: _SwitchPlan) -> Iterator[Step]:
     """Of vGPUs that a run which was cut off has removed."""
     there = {vgpu.name for vgpu in course.host.vgpus}
     taken = {step.path for step in course.steps if isinstance(step, ReplaceFile)}
-    files = {MARKS / name for name in course.intent.vgpus if name not in there} - taken
+    files = {MARKS / name for name in course.checkpoint.vgpus if name not in there} - taken
     for mark in course.host.vgpu_marks:
         if mark.path in files:
             yield ReplaceFile(mark.path, mark.text, None)

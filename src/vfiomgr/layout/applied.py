@@ -29,14 +29,14 @@ class _Run(Value):
     """A run that came to its end."""
 
     name: str
-    intent: dict[str, Any]
+    request: dict[str, Any]
     boot_id: str | None
     locks: frozenset[str]
 
     @property
     def layout(self) -> tuple[object, object]:
         """What it brought the host to."""
-        return self.intent["name"], self.intent["layout"]
+        return self.request["name"], self.request["layout"]
 
 
 def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -> RevertLayout:
@@ -52,7 +52,7 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -
         remedy = "vfiomgr unbind, sriov set and vgpu remove take back what else was done"
         raise Refusal(message, remedy)
     steps = of_several(_taken(tree, run) for run in runs)
-    name = str(runs[0].intent["name"])
+    name = str(runs[0].request["name"])
     locks = sorted({lock for run in runs for lock in run.locks})
     return RevertLayout(name, steps, tuple(run.name for run in runs), allow, tuple(locks))
 
@@ -81,8 +81,8 @@ def _last_application(tree: HostTree, boot_id: str | None) -> list[_Run]:
     reverted: set[str] = set()
     found: list[_Run] = []
     for run in _ended(tree):
-        if run.intent["kind"] == RevertLayout.kind:
-            reverted.update(run.intent["runs"])
+        if run.request["kind"] == RevertLayout.kind:
+            reverted.update(run.request["runs"])
         elif run.boot_id != boot_id or (found and run.layout != found[0].layout):
             break
         elif run.name not in reverted:
@@ -96,9 +96,9 @@ def _ended(tree: HostTree) -> Iterator[_Run]:
         records = read_journal(tree, name)
         if not records:
             continue
-        intent = records[0]["intent"]
+        request = records[0]["request"]
         last = records[-1]
         is_done = last.get("event") == "end" and last.get("outcome") in _DONE
-        if intent.get("kind") in {ApplyLayout.kind, RevertLayout.kind} and is_done:
+        if request.get("kind") in {ApplyLayout.kind, RevertLayout.kind} and is_done:
             locks = frozenset(lock for record in records for lock in record.get("locks", ()))
-            yield _Run(name, intent, records[0]["boot_id"], locks)
+            yield _Run(name, request, records[0]["boot_id"], locks)

@@ -71,10 +71,10 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
         Refusal: the host cannot have it, or no unit could run vfiomgr.
 
     """
-    compared = compare(host, intent.wish)
+    compared = compare(host, intent.request)
     refused = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
     refuse_if_any(refused, frozenset())
-    name = intent.wish.name
+    name = intent.request.name
     services = _services(host, intent)
     before = _without_own_rules(host)
     rules = _rules(host, before, intent)
@@ -179,7 +179,7 @@ def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _
     written: list[WrittenRule] = []
     targets: list[PciDevice] = []
     pinned: list[PciDevice] = []
-    for bind, others in binds(host, intent.wish):
+    for bind, others in binds(host, intent.request):
         for address, choice in passthrough_plan.drivers_for(host, bind, others).items():
             device = host.device(address)
             if device.physical_function is not None:
@@ -221,7 +221,7 @@ def _services(host: HostSnapshot, intent: InstallLayout) -> dict[str, str | None
     if intent.program is None:
         message = "vfiomgr is no installed command here, so that no service can run it at boot"
         raise Refusal(message, "install vfiomgr as its README says, and run that command")
-    name, allow = intent.wish.name, _kept_allowances(intent)
+    name, allow = intent.request.name, _kept_allowances(intent)
     return {
         BOOT: render_boot(intent.program, name, allow),
         WATCH: render_watch(intent.program, name, allow) if intent.enforce else None,
@@ -231,7 +231,7 @@ def _services(host: HostSnapshot, intent: InstallLayout) -> dict[str, str | None
 
 def _kept_allowances(intent: InstallLayout) -> tuple[str, ...]:
     """Those that hold for each boot; who uses a device now is of now."""
-    return tuple(sorted(intent.wish.allow - {"in-use"}))
+    return tuple(sorted(intent.request.allow - {"in-use"}))
 
 
 def _replaced(host: HostSnapshot, path: str, text: str | None) -> Iterator[ReplaceFile]:
@@ -243,7 +243,7 @@ def _replaced(host: HostSnapshot, path: str, text: str | None) -> Iterator[Repla
 
 def _service_notes(host: HostSnapshot, intent: InstallLayout, *, is_changed: bool) -> Iterator[str]:
     if not host.has_systemd:
-        command = boot_command(intent.wish.name, _kept_allowances(intent))
+        command = boot_command(intent.request.name, _kept_allowances(intent))
         yield (
             f"no systemd here: run `vfiomgr {command}` at boot, once the drivers are loaded and "
             "before anything uses the devices"

@@ -19,7 +19,7 @@ from vfiomgr.layout import functions, groups, sriov, vgpus
 from vfiomgr.layout.groups import in_lanes
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.layout.parts import Change, Difference, RuleContext, counted
-from vfiomgr.layout.requests import ApplyLayout, FunctionBefore
+from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
 from vfiomgr.layout.select import RuleMatch, moving_together, select
 from vfiomgr.layout.terms import in_terms_of
 from vfiomgr.persistence.steps import ReplaceFile
@@ -66,17 +66,25 @@ def _told(part: Change) -> Iterator[Difference]:
 
 
 @plans(ApplyLayout)
-def plan_layout(host: HostSnapshot, intent: ApplyLayout) -> Plan:
+def plan_layout(
+    host: HostSnapshot, intent: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
+) -> Plan:
     """The steps to a layout, refused whole where a part of it cannot be.
 
     Raises:
         Refusal: all that speaks against it, of all parts.
 
     """
-    return plan_of(host, intent, compare(host, intent))
+    compared = compare(host, intent, checkpoint)
+    return plan_of(host, intent, compared, checkpoint)
 
 
-def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Plan:
+def plan_of(
+    host: HostSnapshot,
+    intent: ApplyLayout,
+    compared: Comparison,
+    checkpoint: LayoutCheckpoint | None = None,
+) -> Plan:
     """The same, where the two have been compared already.
 
     Raises:
@@ -89,7 +97,7 @@ def plan_of(host: HostSnapshot, intent: ApplyLayout, compared: Comparison) -> Pl
     refused = [diagnostic for part in parts for diagnostic in part.diagnostics]
     refuse_if_any(refused, frozenset())
     steps, lanes = in_lanes(parts)
-    leftovers = [*_leftovers(host, intent, steps)]
+    leftovers = [] if checkpoint is None else [*_leftovers(host, checkpoint, steps)]
     right = sum(part.is_met for part in parts)
     return Plan(
         summary=f"apply the layout {intent.name}{_to_these(intent)}",
@@ -110,14 +118,16 @@ def _to_these(intent: ApplyLayout) -> str:
     return f" to {', '.join(intent.only)}" if intent.only else ""
 
 
-def compare(host: HostSnapshot, intent: ApplyLayout) -> Comparison:
+def compare(
+    host: HostSnapshot, intent: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
+) -> Comparison:
     """Look at all that a layout is about; nothing is refused here."""
     selection = select(host, intent.layout)
     claims = selection.claims
     held = groups.holders(host, claims)
     found = [
         in_terms_of(case.claim.rule, part)
-        for case in _cases(host, intent, claims, held)
+        for case in _cases(host, intent, claims, held, checkpoint)
         for part in _parts(case)
     ]
     clashes = groups.clashes(host, intent, claims, held)
@@ -143,12 +153,14 @@ def _cases(
     intent: ApplyLayout,
     claims: Sequence[RuleMatch],
     held: Mapping[PciAddress, RuleMatch],
+    checkpoint: LayoutCheckpoint | None = None,
 ) -> Iterator[RuleContext]:
     """Each rule with what it has to know of the others."""
     going = groups.going(host, claims)
+    known = checkpoint or LayoutCheckpoint()
     for claim in claims:
         others = frozenset(a for a, holder in held.items() if holder is not claim)
-        yield RuleContext(host, intent, claim, others, going)
+        yield RuleContext(host, intent, known, claim, others, going)
 
 
 def _divider(host: HostSnapshot, part: Change) -> str | None:
@@ -157,9 +169,12 @@ def _divider(host: HostSnapshot, part: Change) -> str | None:
 
 
 @resolves(ApplyLayout)
-def resolve(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
-    """The intent with what only the host before it can tell, so that it can be finished."""
-    known = {before.address for before in intent.before}
+def resolve(
+    host: HostSnapshot, intent: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
+) -> LayoutCheckpoint:
+    """Find what only the host before the layout can tell."""
+    checkpoint = checkpoint or LayoutCheckpoint()
+    known = {function.address for function in checkpoint.functions}
     found = [
         FunctionBefore(
             device.address,
@@ -172,7 +187,7 @@ def resolve(host: HostSnapshot, intent: ApplyLayout) -> ApplyLayout:
         for device in claim.devices
         if device.sriov_totalvfs and device.address not in known
     ]
-    return replace(intent, before=(*intent.before, *found))
+    return replace(checkpoint, functions=(*checkpoint.functions, *found))
 
 
 def _mixes(host: HostSnapshot, device: PciDevice) -> bool | None:
@@ -217,19 +232,19 @@ def binds(host: HostSnapshot, intent: ApplyLayout) -> Iterator[tuple[Bind, froze
 
 
 def _leftovers(
-    host: HostSnapshot, intent: ApplyLayout, steps: Sequence[object]
+    host: HostSnapshot, checkpoint: LayoutCheckpoint, steps: Sequence[object]
 ) -> Iterator[ReplaceFile | SetAutoprobe]:
     """Marks and settings that nothing else in the plan puts right."""
     written = {step.path for step in steps if isinstance(step, ReplaceFile)}
     there = {vgpu.name: vgpu for vgpu in host.vgpus}
     marks = {mark.path: mark.text for mark in host.vgpu_marks}
-    for name in intent.begun:
+    for name in checkpoint.begun:
         vgpu, file = there.get(name), MARKS / name
         before, after = marks.get(file), None if vgpu is None else mark_of(vgpu)
         if file not in written and before != after:
             yield ReplaceFile(file if vgpu is None else mark_file(vgpu), before, after)
     settings = {step.device.address for step in steps if isinstance(step, SetAutoprobe)}
-    for found in intent.before:
+    for found in checkpoint.functions:
         device = host.device_named(str(found.address))
         if device is None or found.autoprobe is None or found.address in settings:
             continue

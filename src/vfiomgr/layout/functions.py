@@ -53,10 +53,11 @@ def to_guests(case: RuleContext, bind: Bind) -> Change:
                     device.address,
                     "passthrough",
                     allow=bind.allow,
-                    autoprobe_after=case.autoprobe(device.address),
                     only=case.is_shared(device),
                 )
-                part, before = switch.brought(before, whole, replace(bind, addresses=()))
+                found = case.found(device.address)
+                rest = replace(bind, addresses=())
+                part, before = switch.brought(before, whole, found, rest)
                 plans.append(part)
         bound = passthrough_plan.plan_bind(before, bind, case.going, case.others)
         return joined(
@@ -85,10 +86,9 @@ def to_host(case: RuleContext, batch: Sequence[PciDevice]) -> Change:
                     device.address,
                     "host",
                     allow=case.allow,
-                    autoprobe_after=case.autoprobe(device.address),
                     only=not is_whole,
                 )
-                part, before = switch.brought(before, whole)
+                part, before = switch.brought(before, whole, case.found(device.address))
                 plans.append(part)
         return joined("", plans)
 

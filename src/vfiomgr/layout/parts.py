@@ -8,7 +8,8 @@ from vfiomgr.diagnostic import Diagnostic, diagnostics_of
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.mode import vgpus_on
-from vfiomgr.layout.requests import ApplyLayout
+from vfiomgr.gpu.requests import SwitchCheckpoint
+from vfiomgr.layout.requests import ApplyLayout, LayoutCheckpoint
 from vfiomgr.layout.select import RuleMatch
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.accounts import NodeOwner
+    from vfiomgr.layout.requests import FunctionBefore
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.mig.model import InstancePlace
 
@@ -71,6 +73,7 @@ class RuleContext(Value):
 
     host: HostSnapshot
     intent: ApplyLayout
+    checkpoint: LayoutCheckpoint
     claim: RuleMatch
     others: frozenset[PciAddress] = frozenset()
     """The functions that other rules select, or have with those."""
@@ -86,22 +89,27 @@ class RuleContext(Value):
         """What its user, and its rule, override."""
         return self.intent.allow | frozenset(self.claim.rule.allow)
 
-    def autoprobe(self, address: PciAddress) -> bool | None:
-        """What a run that is to be finished had found; None where this is none."""
-        return next((b.autoprobe for b in self.intent.before if b.address == address), None)
+    def found(
+        self, address: PciAddress, *, with_mode: bool = False, with_instances: bool = False
+    ) -> SwitchCheckpoint:
+        """What an interrupted run had found of a function; nothing where there was none."""
+        found = next((b for b in self.checkpoint.functions if b.address == address), None)
+        if found is None:
+            return SwitchCheckpoint()
+        return SwitchCheckpoint(
+            heterogeneous=found.heterogeneous if with_mode else None,
+            autoprobe=found.autoprobe,
+            instances=self._instances(found) if with_instances else None,
+        )
 
-    def heterogeneous(self, address: PciAddress) -> bool | None:
-        """The same, of what sizes went together."""
-        return next((b.heterogeneous for b in self.intent.before if b.address == address), None)
-
-    def instances(self, address: PciAddress) -> tuple[InstancePlace, ...] | None:
+    def _instances(self, found: FunctionBefore) -> tuple[InstancePlace, ...] | None:
         """The GPU instances to go back to, where that run has put some of them away."""
-        before = next((b.instances for b in self.intent.before if b.address == address), ())
-        partition = self.host.partition(str(address))
-        if partition is None or set(partition.places) == set(before):
+        partition = self.host.partition(str(found.address))
+        if partition is None or set(partition.places) == set(found.instances):
             return None
         there = {place.specifier for place in partition.places}
-        return before if there.issubset(place.specifier for place in before) else None
+        kept = there.issubset(place.specifier for place in found.instances)
+        return found.instances if kept else None
 
     def owner(self, name: str | None) -> NodeOwner | None:
         """Who is meant by a name of the layout.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.engine.step import Step
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.pci.model import PciAddress
@@ -21,12 +21,24 @@ if TYPE_CHECKING:
 
 
 class FunctionBefore(Value):
-    """What a run that was cut off had found of a function that makes virtual ones."""
+    """What a run found of a function that makes virtual ones."""
 
     address: PciAddress
     autoprobe: bool | None
     heterogeneous: bool | None
     instances: tuple[InstancePlace, ...] = ()
+
+
+class LayoutCheckpoint(Checkpoint):
+    """What a run found of the devices of a layout, and which vGPUs it changed."""
+
+    begun: tuple[str, ...] = ()
+    """The vGPUs that it had made, or removed."""
+    functions: tuple[FunctionBefore, ...] = ()
+
+    def resumed(self, begun: Iterable[str]) -> LayoutCheckpoint:
+        """The checkpoint with the vGPUs that were made or removed already."""
+        return replace(self, begun=tuple(dict.fromkeys((*self.begun, *begun))))
 
 
 class ApplyLayout(Request, Value):
@@ -41,10 +53,8 @@ class ApplyLayout(Request, Value):
     allow: frozenset[Override] = frozenset()
     only: tuple[str, ...] = ()
     """These parts alone, by the device that they stand under."""
-    begun: tuple[str, ...] = ()
-    """The vGPUs that a run which was cut off had made, or removed."""
-    before: tuple[FunctionBefore, ...] = ()
     kind: ClassVar[str] = "apply-layout"
+    checkpoint = LayoutCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -64,10 +74,6 @@ class ApplyLayout(Request, Value):
     def needs_serials(self) -> bool:
         """Whether a rule selects devices by serial number."""
         return self.layout.selects_by_serial
-
-    def resumed(self, begun: Iterable[str]) -> ApplyLayout:
-        """The layout, knowing the vGPUs that were made or removed already."""
-        return replace(self, begun=tuple(dict.fromkeys((*self.begun, *begun))))
 
 
 class RevertLayout(Request, Value):
@@ -91,7 +97,7 @@ class RevertLayout(Request, Value):
 class InstallLayout(Request, Value):
     """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
 
-    wish: ApplyLayout
+    request: ApplyLayout
     text: str
     """The file that it stands in, whole."""
     enforce: bool = False
@@ -118,7 +124,7 @@ class InstallLayout(Request, Value):
     @property
     def needs_serials(self) -> bool:
         """Whether a rule selects devices by serial number."""
-        return self.wish.layout.selects_by_serial
+        return self.request.layout.selects_by_serial
 
 
 class UninstallLayout(Request, Value):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable
+from vfiomgr.engine.old_journals import current
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
 from vfiomgr.errors import InvalidDocument
@@ -23,14 +24,14 @@ _REMEDY = "make it anew with: vfiomgr plan FILE --out PLAN"
 class ReviewedPlan(Value):
     """What was to be done, and the steps that it took on the host as it was."""
 
-    intent: ApplyLayout
+    request: ApplyLayout
     steps: tuple[Step, ...]
 
 
 class _Written(Value):
     """What the document says, whatever request it is about."""
 
-    intent: Request
+    request: Request
     steps: tuple[Step, ...]
 
 
@@ -49,17 +50,18 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
     if document.get("api_version") != API_VERSION:
         message = f"{source}: api_version is {document.get('api_version')!r}, not {API_VERSION!r}"
         raise InvalidDocument(message, _REMEDY)
+    document = current(dict(document))
     told = document.get("steps")
     steps = [_inert(step) for step in told] if isinstance(told, list) else told
     try:
-        plan = from_jsonable(_Written, {"intent": document.get("intent"), "steps": steps})
+        plan = from_jsonable(_Written, {"request": document.get("request"), "steps": steps})
     except Misfit as error:
         message = f"{source}: not a plan of this version: {error}"
         raise InvalidDocument(message, _REMEDY) from None
-    if not isinstance(plan.intent, ApplyLayout):
-        message = f"{source}: not a plan of a layout, but of {plan.intent.kind}"
+    if not isinstance(plan.request, ApplyLayout):
+        message = f"{source}: not a plan of a layout, but of {plan.request.kind}"
         raise InvalidDocument(message, _REMEDY)
-    return ReviewedPlan(plan.intent, plan.steps)
+    return ReviewedPlan(plan.request, plan.steps)
 
 
 def _inert(step: object) -> object:

@@ -15,7 +15,7 @@ from vfiomgr.layout.parts import Change, RuleContext, attempt, counted
 from vfiomgr.layout.select import moving_together
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.sriov import plan as sriov_plan
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 
@@ -122,25 +122,21 @@ def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Cha
     name = str(device.address)
 
     def numbered() -> Plan:
-        after = case.autoprobe(device.address)
-        instances = case.instances(device.address) if count else None
+        found = case.found(device.address, with_instances=count > 0)
         if not device.is_on_vfio and device.sriov_numvfs == count:
-            same = SetVirtualFunctions(
-                device.address, count, autoprobe_after=after, instances_after=instances
-            )
-            return sriov_plan.plan_set(case.host, same)
+            same = SetVirtualFunctions(device.address, count)
+            known = FunctionsCheckpoint(found.autoprobe, instances=found.instances)
+            return sriov_plan.plan_set(case.host, same, known)
         refuse_if_any(sriov_plan.impossible(case.host, device, count), frozenset())
         goal = SwitchGpu(
             device.address,
             "vgpu",
             functions=count,
             allow=case.allow,
-            autoprobe_after=after,
-            instances_after=instances,
             only=case.is_shared(device),
             autoprobe=rule.functions == "host",
         )
-        return switch.brought(case.host, goal)[0]
+        return switch.brought(case.host, goal, found)[0]
 
     functions = attempt(name, numbered, differences(case.host, [device], wanted))
     if device.iommu_group is not None:

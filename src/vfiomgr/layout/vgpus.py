@@ -72,17 +72,15 @@ def _made_ready(case: RuleContext, rule: VgpuRule, device: PciDevice, name: str)
         functions = rule.functions
         if functions is None and device.sriov_numvfs and not device.is_on_vfio:
             functions = device.sriov_numvfs
-        mixed = rule.heterogeneous
         goal = SwitchGpu(
             address,
             "vgpu",
             functions=functions,
-            heterogeneous=case.heterogeneous(address) if mixed is None else mixed,
+            heterogeneous=rule.heterogeneous,
             allow=case.allow,
-            autoprobe_after=case.autoprobe(address),
-            instances_after=case.instances(address),
         )
-        return switch.brought(case.host, goal)[0]
+        found = case.found(address, with_mode=True, with_instances=True)
+        return switch.brought(case.host, goal, found)[0]
 
     difference = Difference(str(address), device.name, use_of(case.host, device), _readiness(rule))
     return attempt(name, planned, (difference,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.host.accounts import NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.reset_capabilities import ResetMethod
@@ -66,15 +66,21 @@ class Unbind(Request, Value):
         return self.addresses
 
 
+class ResetCheckpoint(Checkpoint):
+    """The reset methods of a function, which a reset by another method changes for a moment."""
+
+    methods: str
+    """As sysfs lists them, e.g. `flr bus`; empty where it lists none."""
+
+
 class Reset(Request, Value):
     """Reset a function, by one method or by the first that works."""
 
     address: PciAddress
     method: ResetMethod | None = None
     allow: frozenset[Override] = frozenset()
-    methods_after: str | None = None
-    """None: as they are; else what a run that was cut off had found, e.g. `flr bus`."""
     kind: ClassVar[str] = "reset"
+    checkpoint = ResetCheckpoint
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

@@ -11,7 +11,7 @@ from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
-from vfiomgr.passthrough.requests import Reset
+from vfiomgr.passthrough.requests import Reset, ResetCheckpoint
 from vfiomgr.passthrough.steps import ChangeDriver, ResetFunction, SetResetMethod
 from vfiomgr.pci.original_state import DriverState
 from vfiomgr.pci.reset_capabilities import COMMON_RESETS, RESET_METHODS
@@ -55,7 +55,9 @@ _OTHERS: dict[ResetMethod, str] = {
 
 
 @plans(Reset)
-def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
+def plan_reset(
+    host: HostSnapshot, intent: Reset, checkpoint: ResetCheckpoint | None = None
+) -> Plan:
     """Reset a function; a method that is chosen for it is not kept.
 
     Raises:
@@ -70,7 +72,7 @@ def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
     now = " ".join(device.reset_method)
     said = host.resets_of(device)
     steps: tuple[Step, ...] = (ResetFunction(device.identity, said.kept if said else None),)
-    after = intent.methods_after or now
+    after = (checkpoint.methods if checkpoint is not None else "") or now
     if intent.method is not None and intent.method != now:
         steps = (SetResetMethod(device.identity, before=now, after=intent.method), *steps)
     if (intent.method or now) != after:
@@ -86,10 +88,13 @@ def plan_reset(host: HostSnapshot, intent: Reset) -> Plan:
 
 
 @resolves(Reset)
-def resolve(host: HostSnapshot, intent: Reset) -> Reset:
-    """The intent with what it must restore, so that it can be finished after a crash."""
-    now = " ".join(host.device(intent.address).reset_method)
-    return replace(intent, methods_after=intent.methods_after or now)
+def resolve(
+    host: HostSnapshot, intent: Reset, checkpoint: ResetCheckpoint | None = None
+) -> ResetCheckpoint:
+    """Find the methods to restore."""
+    if checkpoint is not None and checkpoint.methods:
+        return checkpoint
+    return ResetCheckpoint(" ".join(host.device(intent.address).reset_method))
 
 
 def working(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ class SaveOriginalState(Step, Value):
     """Record what a function was like, so that `unbind` can give it back."""
 
     origin: OriginalState
-    kind: ClassVar[str] = "remember-origin"
+    kind: ClassVar[str] = "save-original-state"
 
     is_record: ClassVar[bool] = True
     affects: ClassVar[str] = "origin"
@@ -51,7 +51,7 @@ class DropOriginalState(Step, Value):
     """Drop the record of a function that has been given back."""
 
     origin: OriginalState
-    kind: ClassVar[str] = "forget-origin"
+    kind: ClassVar[str] = "drop-original-state"
 
     is_record: ClassVar[bool] = True
     needs_all_undone: ClassVar[bool] = True

@@ -15,7 +15,12 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.original_state import DriverState
 from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
-from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
+from vfiomgr.sriov.requests import (
+    ChangeQuotas,
+    FunctionsCheckpoint,
+    QuotasCheckpoint,
+    SetVirtualFunctions,
+)
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.model import counted
@@ -36,7 +41,11 @@ _CLASS_NETWORK = "02"
 
 
 @plans(SetVirtualFunctions)
-def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
+def plan_set(
+    host: HostSnapshot,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint | None = None,
+) -> Plan:
     """Have a number of virtual functions: those that exist are removed before others are made.
 
     Raises:
@@ -44,6 +53,7 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
         UnknownDevice: the address names nothing.
 
     """
+    checkpoint = checkpoint or FunctionsCheckpoint()
     device = host.device(intent.address)
     present = _virtual_functions(host, device)
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
@@ -51,7 +61,7 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     refuse_if_any(impossible(host, device, intent.count), frozenset())
     refuse_if_any(_unshareable(host, device, intent), frozenset())
     if device.sriov_numvfs == intent.count:
-        return _plan_as_many(host, device, intent, Plan(summary, (), locks))
+        return _plan_as_many(host, device, intent, checkpoint, Plan(summary, (), locks))
     refuse_if_any(
         [
             *guards.stuck(host, device),
@@ -63,49 +73,48 @@ def plan_set(host: HostSnapshot, intent: SetVirtualFunctions) -> Plan:
     )
     return Plan(
         summary,
-        (*_departures(host, device, present), *_changes(host, device, intent)),
+        (*_departures(host, device, present), *_changes(host, device, intent, checkpoint)),
         locks,
-        notes=tuple(_notes(host, device, intent)),
+        notes=tuple(_notes(host, device, intent, checkpoint)),
     )
 
 
 def _plan_as_many(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions, plan: Plan
+    host: HostSnapshot,
+    device: PciDevice,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint,
+    plan: Plan,
 ) -> Plan:
     """The number is right already; what is around it may not be."""
     already = f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
-    steps = tuple(_changes(host, device, intent))
+    steps = tuple(_changes(host, device, intent, checkpoint))
     if intent.share is None or not intent.count:
         return replace(plan, steps=steps, already=(already,))
-    change = ChangeQuotas(device.address, intent.share, priority_after=intent.priority_after)
-    made = quota_plan.plan_change(host, change)
+    change = ChangeQuotas(device.address, intent.share)
+    made = quota_plan.plan_change(host, change, QuotasCheckpoint(checkpoint.priority))
     return replace(
         plan, steps=(*steps, *made.steps), notes=made.notes, already=(already, *made.already)
     )
 
 
 @resolves(SetVirtualFunctions)
-def resolve(host: HostSnapshot, intent: SetVirtualFunctions) -> SetVirtualFunctions:
-    """The intent with what it must restore, so that it can be finished after a crash."""
+def resolve(
+    host: HostSnapshot,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint | None = None,
+) -> FunctionsCheckpoint:
+    """Find what must be restored."""
     device = host.device(intent.address)
-    if intent.autoprobe_after is None:
-        intent = replace(intent, autoprobe_after=device.sriov_drivers_autoprobe)
-    if makes_by_program(host, device):
-        return _settled_by_program(host, device, intent)
+    found = FunctionsCheckpoint(autoprobe=device.sriov_drivers_autoprobe)
     known = host.quotas_of(device)
-    if intent.priority_after is None and known is not None:
-        intent = replace(intent, priority_after=known.text(PHYSICAL_PRIORITY))
-    return intent
-
-
-def _settled_by_program(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
-) -> SetVirtualFunctions:
-    if intent.heterogeneous_after is None:
-        intent = replace(intent, heterogeneous_after=_is_heterogeneous(host, device))
-    if intent.instances_after is None:
-        intent = replace(intent, instances_after=gpu_instances.places(host, device))
-    return intent
+    if makes_by_program(host, device):
+        mixed = _is_heterogeneous(host, device)
+        instances = gpu_instances.places(host, device)
+        found = replace(found, heterogeneous=mixed, instances=instances)
+    elif known is not None:
+        found = replace(found, priority=known.text(PHYSICAL_PRIORITY))
+    return found if checkpoint is None else checkpoint.completed(found)
 
 
 def _is_heterogeneous(host: HostSnapshot, device: PciDevice) -> bool:
@@ -136,26 +145,34 @@ def _departures(
             yield DropOriginalState(origin)
 
 
-def _changes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[Step]:
+def _changes(
+    host: HostSnapshot,
+    device: PciDevice,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint,
+) -> Iterator[Step]:
     if makes_by_program(host, device):
-        return _changes_by_program(host, device, intent)
-    return _changes_by_kernel(host, device, intent)
+        return _changes_by_program(host, device, intent, checkpoint)
+    return _changes_by_kernel(host, device, intent, checkpoint)
 
 
 def _changes_by_program(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+    host: HostSnapshot,
+    device: PciDevice,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
     """sriov-manage, and what it clears without a word: heterogeneous mode, and GPU instances."""
     identity, present = device.identity, device.sriov_numvfs or 0
     if present != intent.count:
         yield from persistence_before(host, device)
     here = gpu_instances.places(host, device)
-    instances = here if intent.instances_after is None else intent.instances_after
+    instances = here if checkpoint.instances is None else checkpoint.instances
     if present != intent.count and here:
         yield from gpu_instances.exchange(host, device, ())
         host = without_instances(host, device)
     mixed = _is_heterogeneous(host, device)
-    wanted = mixed if intent.heterogeneous_after is None else intent.heterogeneous_after
+    wanted = mixed if checkpoint.heterogeneous is None else checkpoint.heterogeneous
     if present not in (0, intent.count):
         if mixed:
             yield SetHeterogeneous(identity, before=True, after=False)
@@ -170,7 +187,10 @@ def _changes_by_program(
 
 
 def _changes_by_kernel(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+    host: HostSnapshot,
+    device: PciDevice,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
     """The numbers, and autoprobe as each of them wants it; quotas while there is no function.
 
@@ -179,9 +199,12 @@ def _changes_by_kernel(
     """
     identity, present = device.identity, device.sriov_numvfs or 0
     autoprobe = device.sriov_drivers_autoprobe
-    restored = autoprobe if intent.autoprobe_after is None else intent.autoprobe_after
+    restored = autoprobe if checkpoint.autoprobe is None else checkpoint.autoprobe
     changes = present != intent.count
-    shares = _provision(host, device, intent) if changes or not present else Provision()
+    shares = None
+    if changes or not present:
+        shares = quota_plan.provision(host, device, intent, checkpoint.priority)
+    shares = shares or Provision()
     numbers = [(present, 0, False)] if changes and present else []
     numbers += [(0, intent.count, intent.autoprobe)] if changes and intent.count else []
     yield from shares.opening
@@ -197,10 +220,6 @@ def _changes_by_kernel(
     if autoprobe is not None and restored is not None and autoprobe is not restored:
         yield SetAutoprobe(identity, before=autoprobe, after=restored)
     yield from shares.closing
-
-
-def _provision(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Provision:
-    return quota_plan.provision(host, device, intent) or Provision()
 
 
 def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Diagnostic]:
@@ -290,7 +309,7 @@ def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
 
 def _instance_notes(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+    host: HostSnapshot, device: PciDevice, checkpoint: FunctionsCheckpoint
 ) -> Iterator[str]:
     """sriov-manage takes the GPU from its driver, and GPU instances are the driver's."""
     partition = host.partition(str(device.address))
@@ -298,19 +317,24 @@ def _instance_notes(
         yield f"GPU instances (MIG) of {device}, if there are any, are lost: nvidia-smi tells none"
     elif partition.instances:
         fate = "are lost with its virtual functions"
-        if intent.instances_after is None:
+        if checkpoint.instances is None:
             fate = "are destroyed before, since sriov-manage would, and made again where they were"
         yield f"GPU instances (MIG) of {device} {fate}: {counted(partition.places)}"
 
 
-def _notes(host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions) -> Iterator[str]:
+def _notes(
+    host: HostSnapshot,
+    device: PciDevice,
+    intent: SetVirtualFunctions,
+    checkpoint: FunctionsCheckpoint,
+) -> Iterator[str]:
     if makes_by_program(host, device):
         users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
         if users:
             yield f"sriov-manage waits a few seconds for these to let go of {device}: {users}"
         mode = host.gpu_mode(device)
         if mode is not None and mode.mig:
-            yield from _instance_notes(host, device, intent)
+            yield from _instance_notes(host, device, checkpoint)
         return
     known = host.quotas_of(device)
     shared = quota_plan.shares_in_words(known, intent.count, intent.share) if known else None

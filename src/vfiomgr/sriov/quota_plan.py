@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
@@ -13,7 +11,7 @@ from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.engine.step import Step
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import quota_changes
-from vfiomgr.sriov.requests import ChangeQuotas
+from vfiomgr.sriov.requests import ChangeQuotas, QuotasCheckpoint
 from vfiomgr.sriov.steps import SetQuotas
 from vfiomgr.value import Value
 from vfiomgr.vgpu.quota.model import AUTO, PHYSICAL_PRIORITY, in_bytes, is_met, is_of_memory
@@ -44,12 +42,16 @@ class Provision(Value):
 
 
 def provision(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+    host: HostSnapshot,
+    device: PciDevice,
+    intent: SetVirtualFunctions,
+    priority: str | None,
 ) -> Provision | None:
     """The quotas around a change of virtual functions; None where there are none to set.
 
     Where no share is named the driver gives what it wants, once all is as it was before vfiomgr.
-    What the host's own function has is given back with the last of the others.
+    What the host's own function has is given back with the last of the others; `priority` is its
+    own where an interrupted run has changed it.
     """
     count, share = intent.count, intent.share
     known = host.quotas_of(device)
@@ -75,20 +77,23 @@ def provision(
     return Provision(
         opening=tuple(quota_changes.recorded(known, kept | originals)),
         kept=tuple(quota_changes.kept_shares(device, known)),
-        between=tuple(quota_changes.steps(device, known, changed, intent.priority_after)),
+        between=tuple(quota_changes.steps(device, known, changed, priority)),
         checks=tuple(quota_changes.steps(device, known, checks)),
         closing=tuple(quota_changes.recorded(known, kept, kept | originals)),
     )
 
 
 @resolves(ChangeQuotas)
-def resolve(host: HostSnapshot, intent: ChangeQuotas) -> ChangeQuotas:
-    """The intent with the physical function's own priority, which all have for a moment."""
+def resolve(
+    host: HostSnapshot, intent: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
+) -> QuotasCheckpoint:
+    """Find the physical function's own priority, which all have for a moment."""
     named = host.device(intent.address)
     known = host.quotas_of(host.device(named.physical_function or named.address))
-    if intent.is_physical or intent.priority_after is not None or known is None:
-        return intent
-    return replace(intent, priority_after=known.text(PHYSICAL_PRIORITY))
+    if intent.is_physical or known is None:
+        return checkpoint or QuotasCheckpoint()
+    found = QuotasCheckpoint(known.text(PHYSICAL_PRIORITY))
+    return found if checkpoint is None else checkpoint.completed(found)
 
 
 def unaffordable(
@@ -104,7 +109,9 @@ def unaffordable(
 
 
 @plans(ChangeQuotas)
-def plan_change(host: HostSnapshot, intent: ChangeQuotas) -> Plan:
+def plan_change(
+    host: HostSnapshot, intent: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
+) -> Plan:
     """Give functions that are there another share.
 
     Raises:
@@ -143,7 +150,8 @@ def plan_change(host: HostSnapshot, intent: ChangeQuotas) -> Plan:
             ],
             frozenset(),
         )
-    steps = tuple(quota_changes.steps(physical, known, changed, intent.priority_after))
+    priority = None if checkpoint is None else checkpoint.priority
+    steps = tuple(quota_changes.steps(physical, known, changed, priority))
     record = tuple(quota_changes.recorded(known, _first_texts(physical, known, changed)))
     return Plan(
         summary=f"set the quotas of {intent.address}: {intent.share}",

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace
 from vfiomgr.vgpu.quota.model import VfQuota
+
+
+class FunctionsCheckpoint(Checkpoint):
+    """A physical function before its virtual ones change; None: as it is."""
+
+    autoprobe: bool | None = None
+    """Whether the host's drivers took new virtual functions."""
+    heterogeneous: bool | None = None
+    """Whether vGPUs of different sizes could be on the virtual functions."""
+    instances: tuple[InstancePlace, ...] | None = None
+    """The GPU instances (MIG), which go with the functions of a GPU."""
+    priority: str | None = None
+    """Of the physical function, which has that of all others for a moment."""
+
+
+class QuotasCheckpoint(Checkpoint):
+    """The physical function before quotas change."""
+
+    priority: str | None = None
+    """Its own, which all have for a moment; None: as it is."""
 
 
 class SetVirtualFunctions(Request, Value):
@@ -18,17 +38,10 @@ class SetVirtualFunctions(Request, Value):
     count: int
     autoprobe: bool = False
     """Let the host's drivers take the new ones."""
-    autoprobe_after: bool | None = None
-    """None: as it is; else what a run that was cut off had found."""
-    heterogeneous_after: bool | None = None
-    """As `autoprobe_after`: whether vGPUs of different sizes may be on the new ones."""
-    instances_after: tuple[InstancePlace, ...] | None = None
-    """As `autoprobe_after`: the GPU instances (MIG), which go with the functions of a GPU."""
     share: VfQuota | None = None
     """What each of them gets of the GPU; None: what its driver gives."""
-    priority_after: str | None = None
-    """As `autoprobe_after`: of the physical function, which has that of all others for a moment."""
     kind: ClassVar[str] = "set-virtual-functions"
+    checkpoint = FunctionsCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -46,9 +59,8 @@ class ChangeQuotas(Request, Value):
     share: VfQuota
     is_physical: bool = False
     """Of the physical function itself."""
-    priority_after: str | None = None
-    """None: the physical function's own is as it is; else what a run that was cut off had found."""
     kind: ClassVar[str] = "change-quotas"
+    checkpoint = QuotasCheckpoint
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

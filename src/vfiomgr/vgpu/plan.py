@@ -19,7 +19,7 @@ from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import MARKS, Vgpu, mark_file, mark_of, types_called
 from vfiomgr.vgpu.placement import Placement, Placements, choose, find_parents
 from vfiomgr.vgpu.quota.capacity import refuse_function
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 @plans(CreateVgpu)
-def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
+def plan_create(
+    host: HostSnapshot, intent: CreateVgpu, checkpoint: CreateCheckpoint | None = None
+) -> Plan:
     """Make instances, all or none, where there is room for them.
 
     Raises:
@@ -41,15 +43,19 @@ def plan_create(host: HostSnapshot, intent: CreateVgpu) -> Plan:
 
     """
     refuse_function(host, _address_of(host, intent.parent), count=len(intent.uuids))
-    there = _there_already(host, intent)
+    there = _there_already(host, intent, checkpoint)
     missing = [number for number in range(len(intent.uuids)) if number not in there]
     already = tuple(f"{there[number]} exists already" for number in sorted(there))
-    # With places, this run finishes another: what is there was made by that one.
-    unmarked = [v for v in there.values() if intent.places and not host.is_own(v)]
+    # With a checkpoint, this run finishes another: what is there was made by that one.
+    unmarked = [v for v in there.values() if checkpoint is not None and not host.is_own(v)]
     wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
     choice = Placements((), ())
     if missing:
-        choice = _chosen_before(host, intent, missing) or choose(host, wanted)
+        choice = (
+            choose(host, wanted)
+            if checkpoint is None
+            else _chosen_before(host, checkpoint, missing)
+        )
     steps: list[Step] = []
     made: list[Vgpu] = []
     for place, uuid in zip(choice.places, wanted.uuids, strict=True):
@@ -78,11 +84,13 @@ def _address_of(host: HostSnapshot, name: str | None) -> str | None:
 
 
 @resolves(CreateVgpu)
-def resolve(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
-    """The intent with the places that were chosen, so that it can be finished after a crash."""
-    if intent.places:
-        return intent
-    there = _there_already(host, intent)
+def resolve(
+    host: HostSnapshot, intent: CreateVgpu, checkpoint: CreateCheckpoint | None = None
+) -> CreateCheckpoint:
+    """Find the places that are chosen."""
+    if checkpoint is not None:
+        return checkpoint
+    there = _there_already(host, intent, None)
     missing = [number for number in range(len(intent.uuids)) if number not in there]
     wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
     chosen = iter(choose(host, wanted).places if missing else ())
@@ -93,7 +101,7 @@ def resolve(host: HostSnapshot, intent: CreateVgpu) -> CreateVgpu:
         else:
             place = next(chosen)
             places.append((place.parent.name, place.type.id))
-    return replace(intent, places=tuple(places))
+    return CreateCheckpoint(tuple(places))
 
 
 @plans(RemoveVgpu)
@@ -129,7 +137,9 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
     )
 
 
-def _there_already(host: HostSnapshot, intent: CreateVgpu) -> dict[int, Vgpu]:
+def _there_already(
+    host: HostSnapshot, intent: CreateVgpu, checkpoint: CreateCheckpoint | None
+) -> dict[int, Vgpu]:
     """The instances that a second run, or one that finishes another, finds made.
 
     Raises:
@@ -139,24 +149,27 @@ def _there_already(host: HostSnapshot, intent: CreateVgpu) -> dict[int, Vgpu]:
     found: dict[int, Vgpu] = {}
     for number, uuid in enumerate(intent.uuids):
         vgpu = host.vgpu(uuid)
+        place = None if checkpoint is None else checkpoint.places[number]
         if vgpu is not None:
-            if not _is_as_asked(host, vgpu, intent, number):
+            if not _is_as_asked(host, vgpu, intent, place):
                 message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
                 fresh = Option("not-uuid", "leave out --uuid")
                 then = " to get a fresh one, or remove that one first"
                 raise Refusal(message, Remedy("", fresh, then))
             found[number] = vgpu
-        elif intent.places:
-            parent, type_id = intent.places[number]
+        elif place is not None:
+            parent, type_id = place
             other = host.vgpu(parent)
             if other is not None and other.type == type_id:
                 found[number] = other
     return found
 
 
-def _is_as_asked(host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, number: int) -> bool:
-    if intent.places:
-        return intent.places[number] == (vgpu.parent, vgpu.type)
+def _is_as_asked(
+    host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, place: tuple[str, str] | None
+) -> bool:
+    if place is not None:
+        return place == (vgpu.parent, vgpu.type)
     gpu = next((g for g in gpus(host) if vgpu in g.instances), None)
     kind = gpu.type_of(vgpu) if gpu else None
     if intent.parent is not None:
@@ -171,13 +184,11 @@ def _is_as_asked(host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, number: int
 
 
 def _chosen_before(
-    host: HostSnapshot, intent: CreateVgpu, missing: Sequence[int]
-) -> Placements | None:
-    if not intent.places:
-        return None
+    host: HostSnapshot, checkpoint: CreateCheckpoint, missing: Sequence[int]
+) -> Placements:
     places: list[Placement] = []
     for number in missing:
-        name, type_id = intent.places[number]
+        name, type_id = checkpoint.places[number]
         gpu = find_parents(host, name)[0]
         parent = next(parent for parent in gpu.parents if parent.name == name)
         kind = next((kind for kind in gpu.types if kind.id == type_id), None)

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.value import Value
 
 Strategy = Literal["pack", "spread"]
 """Fill one GPU after the other, or give each the same number of vGPUs."""
+
+
+class CreateCheckpoint(Checkpoint):
+    """Where vGPUs were to be made."""
+
+    places: tuple[tuple[str, str], ...]
+    """Parent and type of each."""
 
 
 class CreateVgpu(Request, Value):
@@ -27,9 +34,8 @@ class CreateVgpu(Request, Value):
     """On this device alone: a GPU, or one of its virtual functions."""
     numa_node: int | None = None
     strategy: Strategy = "pack"
-    places: tuple[tuple[str, str], ...] = ()
-    """Parent and type of each, where they were chosen before: a run that is to be finished."""
     kind: ClassVar[str] = "create-vgpu"
+    checkpoint = CreateCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
 

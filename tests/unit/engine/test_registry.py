@@ -13,14 +13,17 @@ from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import Courses, EveryFault, told
-from tests.unit.engine.toy.requests import Label
+from tests.unit.engine.toy.requests import Label, LabelCheckpoint
 from tests.unit.engine.toy.steps import LABELS, SetLabel
 from vfiomgr import capability
 from vfiomgr.capability import Capability
 from vfiomgr.engine import registry
+from vfiomgr.engine.journal_files import names
 from vfiomgr.engine.request import Request
 from vfiomgr.engine.step import Step
+from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal
+from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -71,6 +74,24 @@ def test_its_step_is_read_from_the_journal_by_its_kind(kernel: FakeKernel) -> No
     assert run.summary == f"label {GPU}"
     assert kernel.read_text(FILE) is None
     assert registry.step_kinds()["toy-set-label"] is SetLabel
+
+
+def test_its_checkpoint_goes_from_the_journal_to_the_plan_that_finishes_it(
+    kernel: FakeKernel,
+) -> None:
+    request = Label(GPU, "left", with_driver=True)
+    before = api.scan(kernel).device(GPU).driver
+    kernel.kill(at=3, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(request, tree=kernel)
+    kernel.revive()
+    (name,) = names(kernel)
+    run = read_unfinished(kernel, name)
+    assert (run.request, run.checkpoint) == (request, LabelCheckpoint(before))
+    kernel.write(PCI_DEVICES / str(GPU) / "driver/unbind", str(GPU))
+    assert registry.resolve(api.scan(kernel), request) == LabelCheckpoint(None)
+    api.recover(tree=kernel, finish=True)
+    assert kernel.read_text(FILE) == f"left {before}"
 
 
 def test_its_diagnostic_refuses(kernel: FakeKernel) -> None:

@@ -1,4 +1,4 @@
-"""Journals as they were written before: each is read back to its intent and its steps.
+"""Journals as they were written before: each is read back to its request and its steps.
 
 A host may hold journals of an earlier vfiomgr when a later one is installed, cut off or ended.
 The scenarios of `tests/unit/cli/golden_*cases.py` say what each was written by.
@@ -18,13 +18,34 @@ from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.journal_files import DIRECTORY
-from vfiomgr.engine.unfinished import read_unfinished
+from vfiomgr.engine.journal_records import encode
+from vfiomgr.engine.unfinished import Unfinished, read_unfinished
+from vfiomgr.errors import InvalidDocument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-JOURNALS = sorted((GOLDEN / "journals").iterdir())
+OLD = sorted((GOLDEN / "journals").glob("*.jsonl"))
+"""Of earlier versions: their `intent` held the checkpoint."""
+JOURNALS = sorted((GOLDEN / "journals/with-checkpoint").iterdir())
+RENAMED = {
+    "divide-gpu": "set-mig-instances",
+    "forget-origin": "drop-original-state",
+    "remember-origin": "save-original-state",
+}
+MOVED = {
+    "autoprobe_after": "autoprobe",
+    "before": "functions",
+    "functions_after": "functions",
+    "heterogeneous_after": "heterogeneous",
+    "instances_after": "instances",
+    "methods_after": "methods",
+    "places": "places",
+    "priority_after": "priority",
+    "vgpus": "vgpus",
+}
+"""Fields of intents that are a checkpoint's now; and `begun`, which has two names."""
 FIRST = "000000000001.jsonl"
 UNPLANNED = {"require-answer"}
 """Steps that only undo others, so that no plan has them."""
@@ -42,8 +63,8 @@ def steps(file: Path) -> list[dict[str, Any]]:
     return [step for record in records(file) for step in record.get("steps", ())]
 
 
-@pytest.mark.parametrize("file", JOURNALS, ids=lambda file: file.stem)
-def test_an_old_journal_is_read_to_its_intent_and_its_steps(tmp_path: Path, file: Path) -> None:
+def unfinished(tmp_path: Path, file: Path) -> Unfinished:
+    """The run of a journal, as it would be read without its end."""
     kernel = FakeKernel(tmp_path)
     *begun, end = file.read_text().splitlines(keepends=True)
     assert json.loads(end)["event"] == "end"
@@ -53,15 +74,73 @@ def test_an_old_journal_is_read_to_its_intent_and_its_steps(tmp_path: Path, file
     run = read_unfinished(kernel, left.name)
     plan, *more = records(file)
     assert left.summary == plan["summary"]
-    assert to_jsonable(run.intent) == plan["intent"]
-    assert to_jsonable(run.steps) == steps(file)
     undone = [r["step"] for r in more if r["event"] == "undo-done"]
     assert sorted((*run.begun, *undone)) == sorted(r["step"] for r in more if r["event"] == "begin")
+    return run
 
 
-def test_there_is_a_journal_of_every_intent_and_of_every_step() -> None:
-    requests = {records(file)[0]["intent"]["kind"] for file in JOURNALS}
+@pytest.mark.parametrize("file", JOURNALS, ids=lambda file: file.stem)
+def test_a_journal_is_read_to_its_request_and_its_steps(tmp_path: Path, file: Path) -> None:
+    run, plan = unfinished(tmp_path, file), records(file)[0]
+    assert to_jsonable(run.request) == plan["request"]
+    assert to_jsonable(run.checkpoint) == plan["checkpoint"]
+    assert to_jsonable(run.steps) == steps(file)
+
+
+@pytest.mark.parametrize("file", OLD, ids=lambda file: file.stem)
+def test_an_old_journal_is_read_to_its_request_and_its_steps(tmp_path: Path, file: Path) -> None:
+    """Nothing of it is lost, whatever it is called now."""
+    run = unfinished(tmp_path, file)
+    known = to_jsonable(run.checkpoint) or {}
+    told = to_jsonable(run.request)
+    intent = with_present_kinds(records(file)[0]["intent"])
+    if intent["kind"] == "install-layout":
+        intent["request"] = {k: v for k, v in intent.pop("wish").items() if v or k not in EMPTY}
+    begun = intent.pop("begun", None)
+    assert begun in (known.get("begun"), known.get("missing"))
+    for old, new in MOVED.items():
+        if old in intent:
+            assert known[new] == intent.pop(old), old
+    assert told == intent
+    assert to_jsonable(run.steps) == with_present_kinds(steps(file))
+
+
+EMPTY = {"begun", "before"}
+"""Of a layout that is installed, since it is not applied."""
+
+
+def with_present_kinds(value: Any) -> Any:
+    """The JSON of an old journal, with the present names of kinds."""
+    if isinstance(value, list):
+        return [with_present_kinds(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    bare = {name: with_present_kinds(item) for name, item in value.items()}
+    return bare | {"kind": RENAMED.get(bare["kind"], bare["kind"])} if "kind" in bare else bare
+
+
+def test_a_checkpoint_that_no_request_has_is_refused(tmp_path: Path) -> None:
+    """Neither of a kind without one, nor with fields that this version does not know."""
+    file = next(file for file in JOURNALS if file.stem == "bind")
+    plan, *rest = records(file)
+    changed = tmp_path / "changed.jsonl"
+    bare = {key: value for key, value in plan.items() if key != "crc32"}
+    for kind, checkpoint in (("bind", {}), ("reset", {"methods": "flr", "wheels": 4})):
+        reset = {"address": "0000:01:00.0", "kind": "reset"}
+        request = plan["request"] if kind == "bind" else reset
+        record = bare | {"request": request, "checkpoint": checkpoint}
+        lines = (encode({k: v for k, v in one.items() if k != "crc32"}) for one in (record, *rest))
+        changed.write_bytes(b"".join(lines))
+        with pytest.raises(InvalidDocument, match=r"no checkpoint|wheels"):
+            unfinished(tmp_path / kind, changed)
+
+
+def test_there_is_a_journal_of_every_request_and_of_every_step() -> None:
+    requests = {records(file)[0]["request"]["kind"] for file in JOURNALS}
     assert requests == own(registry.request_kinds())
+    old = {records(file)[0]["intent"]["kind"] for file in OLD}
+    assert {RENAMED.get(kind, kind) for kind in old} == requests
+    assert {file.name for file in OLD} == {file.name for file in JOURNALS}
     planned = {step["kind"] for file in JOURNALS for step in steps(file)}
     assert planned == own(registry.step_kinds()) - UNPLANNED
 

@@ -66,7 +66,7 @@ class Scenario:
     case: str = ""
     """Which of several of the command it is."""
     journals: Mapping[str, str] = field(default_factory=dict)
-    """Golden files in tests/golden/journals, and the intent whose first journal each is."""
+    """Golden files in tests/golden/journals/with-checkpoint, and the kind of request of each."""
     keeps: bool = False
     """What vfiomgr keeps at the end is golden too, in tests/golden/kept."""
     is_document: bool = False
@@ -103,11 +103,11 @@ class Scenario:
 
 
 def first_journal(place: Place, kind: str) -> str:
-    """The first journal of an intent of a kind, without the time; its checksums are right."""
+    """The first journal of a request of a kind, without the time; its checksums are right."""
     for name in names(place.kernel):
         told = json.dumps(read_journal(place.kernel, name))
         records = json.loads(steady(told, place.directory.parent))
-        if records[0]["intent"]["kind"] == kind:
+        if records[0]["request"]["kind"] == kind:
             bare = ({key: r[key] for key in r if key != "crc32"} | {"time": 0.0} for r in records)
             return b"".join(map(encode, bare)).decode()
     message = f"no journal of {kind}"

@@ -91,7 +91,7 @@ VGPU_SCENARIOS = (
         vgpu instances set 41:00.0 1g.5gb=1
         """,
         divided_host,
-        journals={"divide-gpu": "divide-gpu"},
+        journals={"divide-gpu": "set-mig-instances"},
     ),
     Scenario(
         "vgpu list",

@@ -11,7 +11,7 @@ from tests.unit.devices import host_of
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, ON, VFS, run
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
-from vfiomgr.gpu.requests import SetGpuMode
+from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
 from vfiomgr.vgpu.mig.steps import SetMig
 from vfiomgr.vgpu.model import GpuMode, Vgpu
 
@@ -63,9 +63,10 @@ def test_both_at_once_from_mig_to_several_sizes() -> None:
 
 
 def test_a_run_that_was_cut_off_makes_the_functions_again() -> None:
-    wish = resolve(divided(), SetGpuMode(GPU.address, mig=True))
-    assert wish.functions_after == 2
-    assert plan(whole(replace(PLAIN, mig=True)), wish).steps == (run(0, 2),)
+    wish = SetGpuMode(GPU.address, mig=True)
+    checkpoint = resolve(divided(), wish)
+    assert checkpoint == GpuModeCheckpoint(2)
+    assert plan(whole(replace(PLAIN, mig=True)), wish, checkpoint).steps == (run(0, 2),)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, OFF, ON, VFS, 
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
-from vfiomgr.gpu.requests import GpuUse, SwitchGpu
+from vfiomgr.gpu.requests import GpuUse, SwitchCheckpoint, SwitchGpu
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
@@ -206,16 +206,20 @@ def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
 
 
 def test_a_run_that_was_cut_off_remembers_what_it_was_to_remove() -> None:
-    wish = resolve(carrying(), SwitchGpu(GPU.address, "host"))
-    assert wish.vgpus == ("0000:41:00.4",)
+    wish = SwitchGpu(GPU.address, "host")
+    checkpoint = resolve(carrying(), wish)
+    assert isinstance(checkpoint, SwitchCheckpoint)
+    assert checkpoint.vgpus == ("0000:41:00.4",)
     half = replace(whole(), vgpu_marks=(MARK,))
-    assert plan(half, wish).steps == (UNMARKED,)
+    assert plan(half, wish, checkpoint).steps == (UNMARKED,)
+    assert resolve(half, wish, checkpoint) == checkpoint, "also once it is finished"
 
 
 def test_a_run_that_was_cut_off_remembers_how_it_was_to_divide() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
     mixed = replace(PLAIN, heterogeneous=True)
     host = replace(host_of(one, VFS[0]), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mixed,))
-    wish = resolve(host, SwitchGpu(GPU.address, "vgpu"))
-    assert plan(whole(), wish).steps == (run(0, 2), ON)
-    assert plan(divided(), wish).steps == (ON,)
+    wish = SwitchGpu(GPU.address, "vgpu")
+    checkpoint = resolve(host, wish)
+    assert plan(whole(), wish, checkpoint).steps == (run(0, 2), ON)
+    assert plan(divided(), wish, checkpoint).steps == (ON,)

@@ -132,7 +132,7 @@ def test_a_plan_that_cannot_be_written_is_told(run: Run, file: str, tmp_path: Pa
     [
         ({"api_version": "vfiomgr/v9"}, "api_version is 'vfiomgr/v9'"),
         ({"steps": [{"kind": "nonsense"}]}, "not a plan of this version"),
-        ({"intent": None}, "not a plan of this version"),
+        ({"request": None}, "not a plan of this version"),
     ],
 )
 def test_a_damaged_plan_is_no_plan(

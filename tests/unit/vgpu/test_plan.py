@@ -14,7 +14,7 @@ from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
@@ -216,10 +216,10 @@ def test_a_vgpu_of_a_function_is_removed_by_its_address() -> None:
 
 def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> None:
     host = vendor_host()
-    intent = resolve(host, CreateVgpu((UUID, OTHER), type="L40S-2Q"))
-    assert isinstance(intent, CreateVgpu)
-    assert intent.places == (("0000:01:01.0", "1148"), ("0000:01:01.1", "1148"))
-    half = plan(vendor_host(1148), intent)
+    request = CreateVgpu((UUID, OTHER), type="L40S-2Q")
+    checkpoint = resolve(host, request)
+    assert checkpoint == CreateCheckpoint((("0000:01:01.0", "1148"), ("0000:01:01.1", "1148")))
+    half = plan(vendor_host(1148), request, checkpoint)
     assert [s.device.address.function for s in half.steps if isinstance(s, SetVgpuType)] == [1]
     assert half.already == ("vGPU 0000:01:01.0 exists already",)
     marked = [step.path.rpartition("/")[2] for step in half.steps if isinstance(step, ReplaceFile)]
@@ -227,11 +227,14 @@ def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> Non
 
 
 def test_a_place_that_was_taken_meanwhile_cannot_be_finished() -> None:
-    intent = resolve(vendor_host(), CreateVgpu((UUID,), type="L40S-2Q"))
+    request = CreateVgpu((UUID,), type="L40S-2Q")
+    checkpoint = resolve(vendor_host(), request)
     with pytest.raises(Refusal, match=r"0000:01:01\.0 makes no 1148 any more"):
-        plan(vendor_host(1150), intent)
+        plan(vendor_host(1150), request, checkpoint)
 
 
-def test_settling_leaves_what_is_settled() -> None:
-    intent = resolve(vgpu_host(()), CreateVgpu((UUID,), type=a40_type(2).id))
-    assert resolve(vgpu_host(()), intent) == intent
+def test_a_run_that_finishes_another_keeps_its_checkpoint() -> None:
+    request = CreateVgpu((UUID,), type=a40_type(2).id)
+    checkpoint = resolve(vgpu_host(()), request)
+    assert checkpoint is not None
+    assert resolve(vgpu_host(()), request, checkpoint) == checkpoint

@@ -222,7 +222,7 @@ def apply(
     if reviewed is None:
         intent = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     else:
-        intent = reviewed.intent
+        intent = reviewed.request
     if session.dry_run:
         made = host_of(session).plan(intent)
         if reviewed is not None:
@@ -351,7 +351,7 @@ def _planned(intent: requests.ApplyLayout, compared: Comparison, made: Plan) -> 
         "differences": to_jsonable(compared.differences),
         **made.to_document(),
         "later": made.later,
-        "intent": to_jsonable(intent),
+        "request": to_jsonable(intent),
     }
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
+
+
+class LabelCheckpoint(Checkpoint):
+    """The device before it got its label."""
+
+    driver: str | None
 
 
 class Label(Request, Value):
@@ -14,7 +20,10 @@ class Label(Request, Value):
 
     address: PciAddress
     label: str | None
+    with_driver: bool = False
+    """Add the driver that the device has before."""
     kind: ClassVar[str] = "toy-label"
+    checkpoint = LabelCheckpoint
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
