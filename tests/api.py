@@ -9,7 +9,7 @@ from vfiomgr.definitions import restore_apply
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.host.tree import HostTree
-from vfiomgr.layout.named import layout_intent
+from vfiomgr.layout.named import layout_request
 from vfiomgr.library import Host
 from vfiomgr.snapshot import scan as snapshot_scan
 
@@ -35,7 +35,7 @@ __all__ = [
     "apply_each",
     "check",
     "host_at",
-    "layout_intent",
+    "layout_request",
     "plan",
     "recover",
     "restore",

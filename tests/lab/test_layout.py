@@ -185,4 +185,4 @@ def test_killed_at_every_step(topology: Topology, first: dict[str, str]) -> None
 
 
 def intent(chosen: list[Any]) -> ApplyLayout:
-    return api.layout_intent(TREE, "lab", Layout.model_validate({"devices": chosen}))
+    return api.layout_request(TREE, "lab", Layout.model_validate({"devices": chosen}))

@@ -213,7 +213,7 @@ def define(
     read = None if jsonfile is None else _configuration(jsonfile)
     name = name_to_define(session, parent, uuid)
     starts = read.autostart if read else autostart
-    intent = DefineVgpu(
+    request = DefineVgpu(
         name,
         parent=None if name == parent else parent,
         type=read.type_id if read else type_name,
@@ -221,7 +221,7 @@ def define(
         autostart=starts,
         program=own_program() if starts else None,
     )
-    outcome = plan_or_apply(session, intent)
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_defined(session, outcome, name)
 

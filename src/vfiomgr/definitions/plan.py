@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 
 
-def defined(host: HostSnapshot, intent: DefineVgpu) -> tuple[GpuDefinition | None, GpuDefinition]:
+def defined(host: HostSnapshot, request: DefineVgpu) -> tuple[GpuDefinition | None, GpuDefinition]:
     """The definition of a GPU as it is, and with a virtual function as it is to be.
 
     Raises:
@@ -52,13 +52,13 @@ def defined(host: HostSnapshot, intent: DefineVgpu) -> tuple[GpuDefinition | Non
         Refusal: the present document is of another device, or cannot be read.
 
     """
-    address = PciAddress.parse(intent.name)
+    address = PciAddress.parse(request.name)
     gpu = _gpu_of(host, address)
     device = _physical(host, gpu)
     old = _document(host, device)
     function = old.function(address) if old else None
     present = _present(gpu, device, old)
-    return old, present.with_function(_wanted_function(host, intent, gpu, function))
+    return old, present.with_function(_wanted_function(host, request, gpu, function))
 
 
 def replacement(
@@ -126,54 +126,54 @@ def _instances(gpu: Gpu, base: GpuDefinition) -> tuple[str, ...] | None:
 
 
 def _wanted_function(
-    host: HostSnapshot, intent: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
+    host: HostSnapshot, request: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
 ) -> FunctionDefinition:
-    address = PciAddress.parse(intent.name)
-    type_id, type_name = _function_type(host, intent, gpu, old)
-    read = dict(host.defined.attributes_of(intent.name)).get(PARAMETERS, "").strip()
+    address = PciAddress.parse(request.name)
+    type_id, type_name = _function_type(host, request, gpu, old)
+    read = dict(host.defined.attributes_of(request.name)).get(PARAMETERS, "").strip()
     base = old or FunctionDefinition(address, type_id, parameters=read)
     new = replace(base, type_id=type_id, type_name=type_name)
-    if intent.autostart is not None:
-        new = replace(new, start="auto" if intent.autostart else "manual")
-    if intent.attributes is not None:
-        new = replace(new, parameters=_parameters(intent))
+    if request.autostart is not None:
+        new = replace(new, start="auto" if request.autostart else "manual")
+    if request.attributes is not None:
+        new = replace(new, parameters=_parameters(request))
     return new
 
 
 def _function_type(
-    host: HostSnapshot, intent: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
+    host: HostSnapshot, request: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
 ) -> tuple[str, str | None]:
     """Number and name: as told, as defined, or as it is active."""
-    active = host.vgpu(intent.name)
-    if intent.type is None:
+    active = host.vgpu(request.name)
+    if request.type is None:
         if old is not None:
             return old.type_id, old.type_name
         if active is not None:
             return active.type, active.type_name
-        message = f"{intent.name} is no vGPU now that could be defined as it is"
+        message = f"{request.name} is no vGPU now that could be defined as it is"
         raise UsageError(message, "name --type; vfiomgr vgpu types shows them")
-    for kind in types_called(gpu.types, intent.type):
+    for kind in types_called(gpu.types, request.type):
         return kind.id, kind.name
-    if active is not None and intent.type in (active.type, active.type_name):
+    if active is not None and request.type in (active.type, active.type_name):
         return active.type, active.type_name
     names = ", ".join(map(str, gpu.types))
-    message = f"{gpu.name} offers no vGPU type {intent.type}; it offers {names or 'none now'}"
+    message = f"{gpu.name} offers no vGPU type {request.type}; it offers {names or 'none now'}"
     raise UnknownDevice(message, "a GPU names only what still fits; vfiomgr vgpu types shows it")
 
 
-def _parameters(intent: DefineVgpu) -> str:
-    for name, _ in intent.attributes or ():
+def _parameters(request: DefineVgpu) -> str:
+    for name, _ in request.attributes or ():
         if name != PARAMETERS:
             message = f"--attribute {name}: a virtual function keeps {PARAMETERS} alone"
             raise UsageError(message, f"write --attribute {PARAMETERS}=a=1,b=2")
-    return "".join(text for _, text in intent.attributes or ())
+    return "".join(text for _, text in request.attributes or ())
 
 
 LOCK = "vgpu-definitions"
 
 
 @plans(DefineVgpu)
-def plan_define(host: HostSnapshot, intent: DefineVgpu) -> Plan:
+def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
     """Keep what a vGPU is to be, and make sure that something starts it.
 
     Raises:
@@ -182,42 +182,42 @@ def plan_define(host: HostSnapshot, intent: DefineVgpu) -> Plan:
         Refusal: the present file could not be kept.
 
     """
-    _check_attributes(intent.attributes or ())
-    if is_address(intent.name):
-        return _plan_function(host, intent)
-    old = _defined_before(host, intent)
-    definition = _wanted(host, intent, old)
+    _check_attributes(request.attributes or ())
+    if is_address(request.name):
+        return _plan_function(host, request)
+    old = _defined_before(host, request)
+    definition = _wanted(host, request, old)
     text = render_definition(definition)
     before = host.defined.file(definition.path)
     others = [d for d in host.vgpu_definitions if d.path != definition.path]
-    part = exchange(host, [*others, definition], host.defined.gpus, intent.program)
+    part = exchange(host, [*others, definition], host.defined.gpus, request.program)
     return Plan(
         summary=f"define {definition}",
         steps=(*([ReplaceFile(definition.path, before, text)] * (before != text)), *part.steps),
-        locks=(LOCK, f"vgpu-{intent.name}"),
+        locks=(LOCK, f"vgpu-{request.name}"),
         notes=(*_notes(host, definition), *(part.notes if definition.autostart else ())),
         already=(f"{definition} is defined so already",) * (before == text),
     )
 
 
 @plans(UndefineVgpu)
-def plan_undefine(host: HostSnapshot, intent: UndefineVgpu) -> Plan:
+def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
     """Forget definitions, those that cannot be read too."""
-    parent = None if intent.parent is None else canonical(intent.parent)
-    gone = {name: list(_files_of(host, name, parent)) for name in intent.names}
+    parent = None if request.parent is None else canonical(request.parent)
+    gone = {name: list(_files_of(host, name, parent)) for name in request.names}
     files = dict.fromkeys(file for found in gone.values() for file in found)
-    gpus, changed, known = _gpus_without(host, intent.names)
+    gpus, changed, known = _gpus_without(host, request.names)
     mdevs = [d for d in host.vgpu_definitions if d.path not in files]
     part = exchange(host, mdevs, gpus, None)
-    absent = [name for name in intent.names if not gone[name] and name not in known]
+    absent = [name for name in request.names if not gone[name] and name not in known]
     removals = (ReplaceFile(path, host.defined.file(path), None) for path in files)
     return Plan(
-        summary=f"undefine vGPU {', '.join(intent.names)}",
+        summary=f"undefine vGPU {', '.join(request.names)}",
         steps=(*removals, *changed, *part.steps),
-        locks=(LOCK, *sorted(f"vgpu-{name}" for name in intent.names)),
+        locks=(LOCK, *sorted(f"vgpu-{name}" for name in request.names)),
         notes=tuple(
             f"{vgpu} stays active: vfiomgr vgpu remove {name}"
-            for name in intent.names
+            for name in request.names
             if name not in absent and (vgpu := host.vgpu(name)) is not None
         ),
         already=tuple(f"there is no definition of vGPU {name}" for name in absent),
@@ -232,28 +232,28 @@ def canonical(text: str) -> str:
         return text
 
 
-def _plan_function(host: HostSnapshot, intent: DefineVgpu) -> Plan:
+def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
     """The document of a GPU with one virtual function as it is to be."""
-    old, new = defined(host, intent)
+    old, new = defined(host, request)
     step = replacement(host, old, new)
     gpus = [gpu for gpu in host.defined.gpus if gpu.gpu.address != new.gpu.address]
-    part = exchange(host, host.vgpu_definitions, [*gpus, new], intent.program)
-    function = new.function(PciAddress.parse(intent.name))
+    part = exchange(host, host.vgpu_definitions, [*gpus, new], request.program)
+    function = new.function(PciAddress.parse(request.name))
     starts = function is not None and function.autostart
     return Plan(
         summary=f"define {function}",
         steps=(*([step] if step else []), *part.steps),
-        locks=(LOCK, f"vgpu-{intent.name}"),
+        locks=(LOCK, f"vgpu-{request.name}"),
         notes=part.notes if starts else (),
         already=() if step else (f"{function} is defined so already",),
     )
 
 
-def _defined_before(host: HostSnapshot, intent: DefineVgpu) -> VgpuDefinition | None:
+def _defined_before(host: HostSnapshot, request: DefineVgpu) -> VgpuDefinition | None:
     """The definition that is changed, where there is one."""
-    found = [d for d in host.vgpu_definitions if d.uuid == intent.name]
-    if intent.parent is not None:
-        found = [d for d in found if d.parent == canonical(intent.parent)]
+    found = [d for d in host.vgpu_definitions if d.uuid == request.name]
+    if request.parent is not None:
+        found = [d for d in found if d.parent == canonical(request.parent)]
     if len(found) > 1:
         raise ambiguous(found)
     return found[0] if found else None
@@ -266,29 +266,31 @@ def ambiguous(found: Sequence[VgpuDefinition]) -> Refusal:
     return Refusal(message, "name the one with --parent")
 
 
-def _wanted(host: HostSnapshot, intent: DefineVgpu, old: VgpuDefinition | None) -> VgpuDefinition:
-    active = host.vgpu(intent.name)
-    parent = _parent(host, intent, old, active)
-    type_id = _type(host, parent, intent, old, active)
-    base = old or VgpuDefinition(parent, intent.name, type_id, attributes=_read(host, active))
+def _wanted(host: HostSnapshot, request: DefineVgpu, old: VgpuDefinition | None) -> VgpuDefinition:
+    active = host.vgpu(request.name)
+    parent = _parent(host, request, old, active)
+    type_id = _type(host, parent, request, old, active)
+    base = old or VgpuDefinition(parent, request.name, type_id, attributes=_read(host, active))
     if old is None:
         _refuse_unreadable(host, base)
     return replace(
         base,
         type_id=type_id,
-        autostart=base.autostart if intent.autostart is None else intent.autostart,
-        attributes=base.attributes if intent.attributes is None else intent.attributes,
+        autostart=base.autostart if request.autostart is None else request.autostart,
+        attributes=base.attributes if request.attributes is None else request.attributes,
     )
 
 
 def _parent(
-    host: HostSnapshot, intent: DefineVgpu, old: VgpuDefinition | None, active: Vgpu | None
+    host: HostSnapshot, request: DefineVgpu, old: VgpuDefinition | None, active: Vgpu | None
 ) -> str:
     known = old or active
-    if intent.parent is None and known is None:
-        message = f"there is no vGPU {intent.name} that could be defined as it is"
+    if request.parent is None and known is None:
+        message = f"there is no vGPU {request.name} that could be defined as it is"
         raise UsageError(message, "name --parent and --type; vfiomgr vgpu types shows them")
-    name = canonical(intent.parent) if intent.parent is not None else known.parent if known else ""
+    name = (
+        canonical(request.parent) if request.parent is not None else known.parent if known else ""
+    )
     functions = [parent.name for parent in host.vgpu_parents if parent.gpu == name != parent.name]
     if functions:
         message = f"vGPUs of {name} are made on its virtual functions"
@@ -302,21 +304,21 @@ def _parent(
 def _type(
     host: HostSnapshot,
     parent: str,
-    intent: DefineVgpu,
+    request: DefineVgpu,
     old: VgpuDefinition | None,
     active: Vgpu | None,
 ) -> str:
-    if intent.type is None:
+    if request.type is None:
         if old is not None:
             return old.type_id
         if active is not None and active.parent == parent:
             return active.type
-        message = f"of which type shall vGPU {intent.name} be?"
+        message = f"of which type shall vGPU {request.name} be?"
         raise UsageError(message, "name it with --type; vfiomgr vgpu types shows them")
     there = parent_named(host, parent)
-    if there is None and is_name(intent.type):
-        return intent.type
-    return find_type(types_of(host, there) if there else [], intent.type, parent).id
+    if there is None and is_name(request.type):
+        return request.type
+    return find_type(types_of(host, there) if there else [], request.type, parent).id
 
 
 def parent_named(host: HostSnapshot, name: str) -> VgpuParent | None:

@@ -63,13 +63,13 @@ class RestorableVgpu(Value):
 
 @plans(RestoreVgpus)
 def plan_restore(
-    host: HostSnapshot, intent: RestoreVgpus, checkpoint: MissingVgpus | None = None
+    host: HostSnapshot, request: RestoreVgpus, checkpoint: MissingVgpus | None = None
 ) -> Plan:
     """Bring about all that can be, and say why the rest cannot."""
     found = [
         candidate
-        for candidate in candidates(host, intent, checkpoint)
-        if not intent.only or candidate.name in intent.only
+        for candidate in candidates(host, request, checkpoint)
+        if not request.only or candidate.name in request.only
     ]
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
     made = together(host, "restore the vGPUs that start by themselves", plans)
@@ -80,21 +80,21 @@ def plan_restore(
 
 @resolves(RestoreVgpus)
 def resolve(
-    host: HostSnapshot, intent: RestoreVgpus, checkpoint: MissingVgpus | None = None
+    host: HostSnapshot, request: RestoreVgpus, checkpoint: MissingVgpus | None = None
 ) -> MissingVgpus:
     """Find those that the run makes."""
-    found = candidates(host, intent, checkpoint)
+    found = candidates(host, request, checkpoint)
     names = (candidate.name for candidate in found if candidate.type)
     return MissingVgpus(made_by(checkpoint) or missing(host, names))
 
 
 def candidates(
-    host: HostSnapshot, intent: RestoreVgpus, checkpoint: MissingVgpus | None = None
+    host: HostSnapshot, request: RestoreVgpus, checkpoint: MissingVgpus | None = None
 ) -> tuple[RestorableVgpu, ...]:
     """All that starts by itself, GPUs to be prepared before their vGPUs."""
     begun = made_by(checkpoint)
-    parent = None if intent.parent is None else canonical(intent.parent)
-    leaves_mdevs = intent.boot and host.defined.is_started_by_mdevctl
+    parent = None if request.parent is None else canonical(request.parent)
+    leaves_mdevs = request.boot and host.defined.is_started_by_mdevctl
     mdevs = [
         _mdev_candidate(host, target_of(definition), begun)
         for definition in host.vgpu_definitions

@@ -35,10 +35,10 @@ class Restored(Value):
     """Why it failed, or what it waits for."""
 
 
-def restore(intent: RestoreVgpus, work: ApplyContext) -> tuple[Restored, ...]:
+def restore(request: RestoreVgpus, work: ApplyContext) -> tuple[Restored, ...]:
     """Bring them about, each note told once; one that fails keeps no other from it."""
     work = replace(work, on_note=once(work.on_note))
-    return Restoration(intent, lambda: work.scan(intent), lambda part: apply(part, work)).run()
+    return Restoration(request, lambda: work.scan(request), lambda part: apply(part, work)).run()
 
 
 class Restoration:
@@ -46,11 +46,11 @@ class Restoration:
 
     def __init__(
         self,
-        intent: RestoreVgpus,
+        request: RestoreVgpus,
         scan: Callable[[], HostSnapshot],
         apply: Callable[[RestoreVgpus], Outcome],
     ) -> None:
-        self._intent = intent
+        self._request = request
         self._scan = scan
         self._apply = apply
         self._found: tuple[RestorableVgpu, ...] = ()
@@ -68,7 +68,7 @@ class Restoration:
         return tuple(self._told(c) for c in self._found if c.name not in awaited)
 
     def _left(self) -> list[RestorableVgpu]:
-        self._found = candidates(self._scan(), self._intent)
+        self._found = candidates(self._scan(), self._request)
         return sorted(
             (
                 c
@@ -83,7 +83,7 @@ class Restoration:
         names = tuple(candidate.name for candidate in batch)
         self._tried.update((c.name, c.plan.steps) for c in batch if c.plan is not None)
         try:
-            outcome = self._apply(replace(self._intent, only=names))
+            outcome = self._apply(replace(self._request, only=names))
         except RollbackIncomplete as error:  # the kernel may hold the GPU: leave it alone
             self._fail(names, error)
         except VfiomgrError as error:

@@ -56,7 +56,7 @@ class Target(Value):
 
 @plans(StartVgpu)
 def plan_start(
-    host: HostSnapshot, intent: StartVgpu, checkpoint: MissingVgpus | None = None
+    host: HostSnapshot, request: StartVgpu, checkpoint: MissingVgpus | None = None
 ) -> Plan:
     """Make vGPUs as they are defined; what is missing of one that is active, too.
 
@@ -66,16 +66,16 @@ def plan_start(
 
     """
     begun = made_by(checkpoint)
-    plans = [started(host, _target(host, name, intent.parent), begun) for name in intent.names]
-    return together(host, f"start vGPU {', '.join(intent.names)}", plans)
+    plans = [started(host, _target(host, name, request.parent), begun) for name in request.names]
+    return together(host, f"start vGPU {', '.join(request.names)}", plans)
 
 
 @resolves(StartVgpu)
 def resolve(
-    host: HostSnapshot, intent: StartVgpu, checkpoint: MissingVgpus | None = None
+    host: HostSnapshot, request: StartVgpu, checkpoint: MissingVgpus | None = None
 ) -> MissingVgpus:
     """Find those that the run makes."""
-    return MissingVgpus(made_by(checkpoint) or missing(host, intent.names))
+    return MissingVgpus(made_by(checkpoint) or missing(host, request.names))
 
 
 def made_by(checkpoint: MissingVgpus | None) -> tuple[str, ...]:
@@ -89,20 +89,20 @@ def missing(host: HostSnapshot, names: Iterable[str]) -> tuple[str, ...]:
 
 
 @plans(StopVgpu)
-def plan_stop(host: HostSnapshot, intent: StopVgpu) -> Plan:
+def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
     """Remove vGPUs that have definitions, and keep these.
 
     Raises:
         Refusal: a guest holds one of them.
 
     """
-    made = vgpu_plan.plan_remove(host, RemoveVgpu(intent.names, allow=intent.allow))
-    active = [found for name in intent.names if (found := host.vgpu(name)) is not None]
-    defined = [target for target in targets(host) if target.name in intent.names]
+    made = vgpu_plan.plan_remove(host, RemoveVgpu(request.names, allow=request.allow))
+    active = [found for name in request.names if (found := host.vgpu(name)) is not None]
+    defined = [target for target in targets(host) if target.name in request.names]
     names = {target.name for target in defined}
     return replace(
         made,
-        summary=f"stop vGPU {', '.join(intent.names)}",
+        summary=f"stop vGPU {', '.join(request.names)}",
         locks=tuple(sorted({*made.locks, *(_parent_lock(host, t.parent) for t in defined)})),
         notes=(
             *(

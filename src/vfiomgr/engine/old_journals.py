@@ -12,7 +12,7 @@ _KINDS = {
     "forget-origin": "drop-original-state",
     "remember-origin": "save-original-state",
 }
-_FIELDS = {"install-layout": {"wish": "request"}}
+_FIELDS = {"install-layout": {"wish": "apply"}}
 _CHECKPOINTS = {
     "apply-layout": {"begun": "begun", "before": "functions"},
     "change-quotas": {"priority_after": "priority"},

@@ -1,4 +1,4 @@
-"""A plan: the steps from the host as it is to what an intent wants."""
+"""A plan: the steps from the host as it is to what a request wants."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 FIRST = 0
-"""The lane whose steps come before those of all others."""
+"""The group whose steps come before those of all others."""
 LAST = -1
-"""The lane whose steps come after those of all others."""
+"""The group whose steps come after those of all others."""
 
 
 class Plan(Value):
@@ -31,10 +31,10 @@ class Plan(Value):
     """What is in the wanted state and not touched."""
     resolves: tuple[str, ...] = ()
     """The functions and vGPUs that are as somebody wants them afterwards, moved or not."""
-    later: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
     """What can be planned only once this is done: about functions that do not exist yet."""
-    lanes: tuple[int, ...] = ()
-    """For each step its lane; they run side by side, after FIRST, before LAST. Empty: in order."""
+    parallel_groups: tuple[int, ...] = ()
+    """For each step its group; they run side by side, after FIRST, before LAST. Empty: in order."""
     not_checked: tuple[str, ...] = ()
     """What could not be looked at before it was made, and what is missing for that."""
 
@@ -52,7 +52,7 @@ class Plan(Value):
         for number, step in enumerate(self.steps, start=1):
             yield f"{number:3}. {step.describe()}"
             yield from (f"       {command}" for command in step.commands())
-        yield from (f"then: {text}" for text in self.later)
+        yield from (f"then: {text}" for text in self.deferred)
 
     def __str__(self) -> str:
         """The lines, harmless for a terminal; then what was not checked."""
@@ -86,7 +86,7 @@ class Plan(Value):
 
 
 def joined(summary: str, plans: Sequence[Plan]) -> Plan:
-    """One plan of several, whose steps are taken in their order, without lanes."""
+    """One plan of several, whose steps are taken in their order, without groups."""
     return Plan(
         summary,
         tuple(step for plan in plans for step in plan.steps),
@@ -94,7 +94,7 @@ def joined(summary: str, plans: Sequence[Plan]) -> Plan:
         notes=_distinct(note for plan in plans for note in plan.notes),
         already=_distinct(text for plan in plans for text in plan.already),
         resolves=_distinct(name for plan in plans for name in plan.resolves),
-        later=_distinct(text for plan in plans for text in plan.later),
+        deferred=_distinct(text for plan in plans for text in plan.deferred),
     )
 
 

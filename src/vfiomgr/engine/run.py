@@ -1,6 +1,6 @@
 """Carry out a plan: journal, act, verify; on a failure undo in reverse.
 
-Steps are carried out by workers, lanes side by side. A step that the kernel does not return from
+Steps are carried out by workers, groups side by side. A step that the kernel does not return from
 is left behind at the deadline: nothing more is written, and the journal stays open for `recover`.
 """
 

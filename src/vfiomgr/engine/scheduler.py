@@ -1,4 +1,4 @@
-"""Which steps of a plan may begin: lanes side by side, the steps of one lane in their order."""
+"""Which steps of a plan may begin: groups side by side, the steps of one group in their order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """The steps that are left, by lane."""
+    """The steps that are left, by group."""
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
         """`first` is the number of the plan's first step, where others went before."""
-        self._lane_of = dict(enumerate(plan.lanes or (0,) * len(plan.steps), start=first))
+        self._group_of = dict(
+            enumerate(plan.parallel_groups or (0,) * len(plan.steps), start=first)
+        )
         self._left: dict[int, deque[int]] = {}
-        for step, lane in self._lane_of.items():
-            self._left.setdefault(lane, deque()).append(step)
+        for step, group in self._group_of.items():
+            self._left.setdefault(group, deque()).append(step)
         self._busy: set[int] = set()
 
     @property
@@ -29,20 +31,24 @@ class Schedule:
 
     def ready(self) -> list[int]:
         """The steps that may begin now."""
-        under_way = {lane for lane, steps in self._left.items() if steps} | self._busy
+        under_way = {group for group, steps in self._left.items() if steps} | self._busy
         between = under_way - {FIRST, LAST}
-        lanes = [FIRST] if FIRST in under_way else [lane for lane in self._left if lane in between]
-        lanes = lanes or [LAST]
+        groups = (
+            [FIRST] if FIRST in under_way else [group for group in self._left if group in between]
+        )
+        groups = groups or [LAST]
         return [
-            self._left[lane][0] for lane in lanes if lane not in self._busy and self._left.get(lane)
+            self._left[group][0]
+            for group in groups
+            if group not in self._busy and self._left.get(group)
         ]
 
     def begin(self, step: int) -> None:
         """A step is under way."""
-        lane = self._lane_of[step]
-        self._left[lane].popleft()
-        self._busy.add(lane)
+        group = self._group_of[step]
+        self._left[group].popleft()
+        self._busy.add(group)
 
     def finish(self, step: int) -> None:
-        """A step has come to its end; the next one of its lane may begin."""
-        self._busy.discard(self._lane_of[step])
+        """A step has come to its end; the next one of its group may begin."""
+        self._busy.discard(self._group_of[step])

@@ -313,7 +313,7 @@ class _Replanner:
             HostError: another process changes it.
 
         """
-        if not self._last.later:
+        if not self._last.deferred:
             return None
         self._left -= 1
         seen = runs_so_far(self._work.tree)
@@ -321,7 +321,7 @@ class _Replanner:
         if following.is_empty:
             return None  # what was to follow is so already
         if not self._left:
-            message = f"this does not come about: {'; '.join(self._last.later)}"
+            message = f"this does not come about: {'; '.join(self._last.deferred)}"
             raise HostError(message, "vfiomgr plan shows what is left; see dmesg")
         new = set(following.locks) - self._held
         self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @plans(SetGpuMode)
 def plan_mode(
-    host: HostSnapshot, intent: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
+    host: HostSnapshot, request: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
 ) -> Plan:
     """Bring a GPU into modes; its virtual functions are made anew around a change of MIG.
 
@@ -38,16 +38,16 @@ def plan_mode(
         UnknownDevice: the address names nothing.
 
     """
-    device = host.device(intent.address)
+    device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *silent(host, device)], frozenset())
     mode = host.gpu_mode(device)
     assert mode is not None  # noqa: S101 - refused above
-    functions = resolve(host, intent, checkpoint).functions
-    has_mig = mode.mig if intent.mig is None else intent.mig
-    steps, host_then = _mig_steps(host, device, mode, intent)
+    functions = resolve(host, request, checkpoint).functions
+    has_mig = mode.mig if request.mig is None else request.mig
+    steps, host_then = _mig_steps(host, device, mode, request)
     mode_then = replace(mode, mig=has_mig)
     device_then = host_then.device(device.address)
-    mixed = intent.heterogeneous
+    mixed = request.heterogeneous
     if (device_then.sriov_numvfs or 0) != functions:
         again = SetVirtualFunctions(device.address, functions)
         plain = FunctionsCheckpoint(heterogeneous=False)
@@ -60,7 +60,7 @@ def plan_mode(
     if steps:
         refuse_if_any(_carrying(host, device), frozenset())
     return Plan(
-        summary=f"set the mode of {device.address}: {_words(intent)}",
+        summary=f"set the mode of {device.address}: {_words(request)}",
         steps=tuple(steps),
         locks=gpu_locks(host, device),
         already=() if steps else (f"{device} is in this mode already",),
@@ -70,10 +70,10 @@ def plan_mode(
 
 @resolves(SetGpuMode)
 def resolve(
-    host: HostSnapshot, intent: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
+    host: HostSnapshot, request: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
 ) -> GpuModeCheckpoint:
     """Find the number of virtual functions, which come and go around a change of MIG."""
-    return checkpoint or GpuModeCheckpoint(host.device(intent.address).sriov_numvfs or 0)
+    return checkpoint or GpuModeCheckpoint(host.device(request.address).sriov_numvfs or 0)
 
 
 def vgpus_on(host: HostSnapshot, device: PciDevice) -> list[Vgpu]:
@@ -105,11 +105,11 @@ def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Diagnostic]:
 
 
 def _mig_steps(
-    host: HostSnapshot, device: PciDevice, mode: GpuMode, intent: SetGpuMode
+    host: HostSnapshot, device: PciDevice, mode: GpuMode, request: SetGpuMode
 ) -> tuple[list[Step], HostSnapshot]:
     """MIG, while there is no virtual function, and the host as it will be then."""
     steps: list[Step] = []
-    if intent.mig is None or intent.mig is mode.mig:
+    if request.mig is None or request.mig is mode.mig:
         return steps, host
     refuse_if_any(_no_mig(device, mode), frozenset())
     if device.sriov_numvfs:
@@ -120,8 +120,8 @@ def _mig_steps(
     else:
         refuse_if_any(gpu_instances.unmovable(host, device), frozenset())
         steps += gpu_instances.exchange(host, device, ())
-    steps.append(SetMig(device.identity, before=mode.mig is True, after=intent.mig))
-    return steps, with_mode(host, replace(mode, mig=intent.mig, heterogeneous=False))
+    steps.append(SetMig(device.identity, before=mode.mig is True, after=request.mig))
+    return steps, with_mode(host, replace(mode, mig=request.mig, heterogeneous=False))
 
 
 def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
@@ -192,10 +192,10 @@ def _unmixable(
         )
 
 
-def _words(intent: SetGpuMode) -> str:
-    words = {True: "heterogeneous", False: "homogeneous"}.get(intent.heterogeneous or False)
-    parts = [words] if words and intent.heterogeneous is not None else []
-    parts += [f"MIG {'on' if intent.mig else 'off'}"] if intent.mig is not None else []
+def _words(request: SetGpuMode) -> str:
+    words = {True: "heterogeneous", False: "homogeneous"}.get(request.heterogeneous or False)
+    parts = [words] if words and request.heterogeneous is not None else []
+    parts += [f"MIG {'on' if request.mig else 'off'}"] if request.mig is not None else []
     return ", ".join(parts)
 
 

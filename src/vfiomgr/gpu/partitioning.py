@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @plans(SetMigInstances)
-def plan_divide(host: HostSnapshot, intent: SetMigInstances) -> Plan:
+def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
     """Have so many GPU instances of each profile, and no others; those in use stay where they are.
 
     Raises:
@@ -33,12 +33,12 @@ def plan_divide(host: HostSnapshot, intent: SetMigInstances) -> Plan:
         UnknownDevice: the address names nothing, or the GPU has no such profile.
 
     """
-    device = host.device(intent.address)
+    device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *gpu_mode.silent(host, device)], frozenset())
     refuse_if_any(_undivided(host, device), frozenset())
     partition = host.partition(str(device.address))
     assert partition is not None  # noqa: S101 - refused above
-    wanted = {_profile(device, partition, name).id: count for name, count in intent.instances}
+    wanted = {_profile(device, partition, name).id: count for name, count in request.instances}
     fixed = _fixed(host, device, partition, wanted)
     left = {n: c - sum(one.profile == n for one in fixed) for n, c in wanted.items()}
     more = lay_out(partition, {n: count for n, count in left.items() if count}, fixed)

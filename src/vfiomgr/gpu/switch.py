@@ -49,14 +49,14 @@ class _SwitchPlan(Struct):
     """The parts of a plan so far, and the host as they will leave it."""
 
     host: HostSnapshot
-    intent: SwitchGpu
+    request: SwitchGpu
     checkpoint: SwitchCheckpoint
     parts: list[Plan] = field(default_factory=list)
 
     @property
     def device(self) -> PciDevice:
         """The GPU as it will be."""
-        return self.host.device(self.intent.address)
+        return self.host.device(self.request.address)
 
     def add(self, part: Plan, host: HostSnapshot) -> None:
         """Go on."""
@@ -71,7 +71,7 @@ class _SwitchPlan(Struct):
 
 @plans(SwitchGpu)
 def plan_switch(
-    host: HostSnapshot, intent: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
+    host: HostSnapshot, request: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
 ) -> Plan:
     """Bring a GPU to a use, from whichever it has.
 
@@ -80,12 +80,12 @@ def plan_switch(
         UnknownDevice: the address names nothing.
 
     """
-    return brought(host, intent, checkpoint)[0]
+    return brought(host, request, checkpoint)[0]
 
 
 def brought(
     host: HostSnapshot,
-    intent: SwitchGpu,
+    request: SwitchGpu,
     checkpoint: SwitchCheckpoint | None = None,
     bind: Bind | None = None,
 ) -> tuple[Plan, HostSnapshot]:
@@ -93,14 +93,14 @@ def brought(
 
     `bind` is how to hand it to a guest where the plain way is not meant; it may name others too.
     """
-    device = host.device(intent.address)
+    device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
-    course = _SwitchPlan(host, intent, checkpoint or SwitchCheckpoint())
-    match intent.to:
+    course = _SwitchPlan(host, request, checkpoint or SwitchCheckpoint())
+    match request.to:
         case "host":
             _to_host(course)
         case "passthrough":
-            _to_passthrough(course, bind or Bind((intent.address,), allow=intent.allow))
+            _to_passthrough(course, bind or Bind((request.address,), allow=request.allow))
         case "vgpu":
             _to_vgpu(course)
         case _ as never:
@@ -111,15 +111,15 @@ def brought(
 
 @resolves(SwitchGpu)
 def resolve(
-    host: HostSnapshot, intent: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
+    host: HostSnapshot, request: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
 ) -> SwitchCheckpoint:
     """Find what only the host before the switch can tell."""
-    device = host.device(intent.address)
+    device = host.device(request.address)
     found = SwitchCheckpoint(
         vgpus=tuple(v.name for v in gpu_mode.vgpus_on(host, device) if host.is_own(v)),
         autoprobe=device.sriov_drivers_autoprobe,
     )
-    if intent.to == "vgpu":
+    if request.to == "vgpu":
         found = replace(found, instances=gpu_instances.places(host, device))
         if device.sriov_totalvfs:
             mode = host.gpu_mode(device)
@@ -146,7 +146,7 @@ def _to_passthrough(course: _SwitchPlan, bind: Bind) -> None:
 def _to_vgpu(course: _SwitchPlan) -> None:
     _give_back(course)
     device, known = course.device, course.checkpoint
-    wanted, mixed = course.intent.functions, course.intent.heterogeneous
+    wanted, mixed = course.request.functions, course.request.heterogeneous
     if wanted is None:
         wanted = device.sriov_totalvfs if known.functions is None else known.functions
     mixed = known.heterogeneous if mixed is None else mixed
@@ -172,12 +172,12 @@ def _to_vgpu(course: _SwitchPlan) -> None:
 
 def _give_back(course: _SwitchPlan) -> None:
     """Off VFIO, to the driver that it had; what was begun before is brought to its end."""
-    device, intent = course.device, course.intent
-    slot = (device,) if intent.only else course.host.slot(device)
+    device, request = course.device, course.request
+    slot = (device,) if request.only else course.host.slot(device)
     if not any(d.is_on_vfio or course.host.origin(d) is not None for d in slot):
         return
     refuse_if_any(_unknown_driver(course.host, device), frozenset())
-    unbind = Unbind((device.address,), only=intent.only, allow=intent.allow)
+    unbind = Unbind((device.address,), only=request.only, allow=request.allow)
     part = passthrough_plan.plan_unbind(course.host, unbind)
     course.add(part, projection.given_back(course.host, slot))
 
@@ -203,7 +203,7 @@ def _remove_vgpus(course: _SwitchPlan) -> None:
         frozenset(),
     )
     if here:
-        removal = RemoveVgpu(tuple(v.name for v in here), allow=course.intent.allow & {"in-use"})
+        removal = RemoveVgpu(tuple(v.name for v in here), allow=course.request.allow & {"in-use"})
         part = vgpu_plan.plan_remove(course.host, removal)
         course.add(part, projection.without_vgpus(course.host, here))
 
@@ -213,7 +213,7 @@ def _set_functions(course: _SwitchPlan, count: int, *, heterogeneous: bool | Non
     wanted = SetVirtualFunctions(
         device.address,
         count,
-        autoprobe=course.intent.autoprobe or device.driver == _NVIDIA,
+        autoprobe=course.request.autoprobe or device.driver == _NVIDIA,
     )
     checkpoint = FunctionsCheckpoint(
         known.autoprobe, heterogeneous if count else None, known.instances if count else ()
@@ -297,11 +297,11 @@ def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> It
 
 
 def _joined(course: _SwitchPlan) -> Plan:
-    intent = course.intent
-    whole = joined(_USES[intent.to].format(intent.address), course.parts)
+    request = course.request
+    whole = joined(_USES[request.to].format(request.address), course.parts)
     already = whole.already or (f"{course.device} is in this use already",)
     return replace(
         whole,
         already=already if whole.is_empty else (),
-        resolves=tuple(dict.fromkeys([str(intent.address), *whole.resolves])),
+        resolves=tuple(dict.fromkeys([str(request.address), *whole.resolves])),
     )

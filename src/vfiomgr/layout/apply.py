@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     Result = Outcome | VfiomgrError
 
 
-def apply_parts(intent: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Result], ...]:
+def apply_parts(request: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Result], ...]:
     """Each device that differs, with what came of it; one that is missing has no name.
 
     What a guest can have only together, an IOMMU group of several rules, is changed together.
     """
     results: dict[str, Result] = {}
     while True:
-        compared = compare(work.scan(intent), intent)
-        due = [names for names in compared.bundles if _is_due(names, intent, results)]
+        compared = compare(work.scan(request), request)
+        due = [names for names in compared.bundles if _is_due(names, request, results)]
         if not due:
             break
         for names in due:  # and functions that one of them makes are there the next time
-            results |= dict.fromkeys(names, _result(replace(intent, only=names), work))
+            results |= dict.fromkeys(names, _result(replace(request, only=names), work))
     missing = (("", refusal([o])) for o in compared.diagnostics)
     return (*missing, *((name, _judged(name, results[name], compared)) for name in results))
 
 
-def _is_due(names: tuple[str, ...], intent: ApplyLayout, tried: Iterable[str]) -> bool:
+def _is_due(names: tuple[str, ...], request: ApplyLayout, tried: Iterable[str]) -> bool:
     """Whether something of what is changed together is asked for, and was not tried yet."""
-    wanted = (name for name in names if not intent.only or name in intent.only)
+    wanted = (name for name in names if not request.only or name in request.only)
     return any(name not in tried for name in wanted)
 
 
@@ -60,9 +60,9 @@ def _judged(name: str, result: Result, compared: Comparison) -> Result:
     )
 
 
-def _result(intent: ApplyLayout, work: ApplyContext) -> Result:
+def _result(request: ApplyLayout, work: ApplyContext) -> Result:
     try:
-        return apply(intent, work)
+        return apply(request, work)
     except VfiomgrError as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise

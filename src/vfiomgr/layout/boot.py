@@ -59,32 +59,32 @@ class _Rules(Value):
     written: tuple[WrittenRule, ...]
     """Those of them that are the layout's."""
     targets: tuple[PciDevice, ...]
-    pinned: tuple[PciDevice, ...]
-    """Functions that get none, since no rule pins what is to be pinned."""
+    with_settings: tuple[PciDevice, ...]
+    """Functions that get none, since no udev rule sets device settings."""
 
 
 @plans(InstallLayout)
-def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
+def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     """Keep a layout that this host can have, and have it brought about at each boot.
 
     Raises:
         Refusal: the host cannot have it, or no unit could run vfiomgr.
 
     """
-    compared = compare(host, intent.request)
+    compared = compare(host, request.apply)
     refused = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
     refuse_if_any(refused, frozenset())
-    name = intent.request.name
-    services = _services(host, intent)
+    name = request.apply.name
+    services = _services(host, request)
     before = _without_own_rules(host)
-    rules = _rules(host, before, intent)
+    rules = _rules(host, before, request)
     kept = persistence_plan.exchange(
-        host, rules.wanted, intent.program, rebuild=intent.update_initramfs
+        host, rules.wanted, request.program, rebuild=request.update_initramfs
     )
     meanwhile, after = _records(host, name, rules.written)
     steps: list[Step] = [
         *_replaced(host, RECORD, meanwhile),
-        *_replaced(host, FILE, intent.text),
+        *_replaced(host, FILE, request.text),
         *persistence_plan.unswept(host, kept.steps),
         *kept.steps,
         *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
@@ -96,10 +96,10 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
         locks=(LOCK, *kept.locks),
         notes=(
             *persistence_plan.notes_on(before, rules.targets),
-            *_pinned_notes(host, rules.pinned),
+            *_settings_notes(host, rules.with_settings),
             *_replacing_notes(host, rules.written),
             *kept.notes,
-            *_service_notes(host, intent, is_changed=bool(steps)),
+            *_service_notes(host, request, is_changed=bool(steps)),
             *_difference_notes(len(compared.differences)),
         ),
         already=(f"the layout {name} is installed so already",) * (not steps),
@@ -107,14 +107,14 @@ def plan_install(host: HostSnapshot, intent: InstallLayout) -> Plan:
 
 
 @plans(UninstallLayout)
-def plan_uninstall(host: HostSnapshot, intent: UninstallLayout) -> Plan:
+def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     """Take back what `plan_install` wrote, and nothing that others wrote since."""
     before = _without_own_rules(host)
     installed = parse_record(host.file(RECORD))
     # A unit that went with the last rule comes back with it; another is left as it is.
-    program = intent.program if host.file(UNIT) is None else None
+    program = request.program if host.file(UNIT) is None else None
     bindings = persistence_plan.bindings(before)
-    kept = persistence_plan.exchange(host, bindings, program, rebuild=intent.update_initramfs)
+    kept = persistence_plan.exchange(host, bindings, program, rebuild=request.update_initramfs)
     removed = [path for path in (*reversed(SERVICES), FILE, RECORD) if host.file(path) is not None]
     services = [path for path in removed if path in SERVICES]
     files = [path for path in removed if path not in SERVICES]
@@ -167,19 +167,19 @@ def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Ite
 
 
 def _put_aside(host: HostSnapshot, own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
-    """Rules that had to go for what the layout pins, and were not written anew since."""
+    """Rules removed for the device settings of the layout, and not written again since."""
     for path, rules in own.items():
         absence = next((rule for rule in rules if rule.is_absence), None)
         if absence is not None and absence.before is not None and host.file(path) is None:
             yield TextFile(path, absence.before)
 
 
-def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _Rules:
+def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> _Rules:
     wanted = persistence_plan.bindings(before)
     written: list[WrittenRule] = []
     targets: list[PciDevice] = []
-    pinned: list[PciDevice] = []
-    for bind, others in binds(host, intent.request):
+    with_settings: list[PciDevice] = []
+    for bind, others in binds(host, request.apply):
         for address, choice in passthrough_plan.drivers_for(host, bind, others).items():
             device = host.device(address)
             if device.physical_function is not None:
@@ -187,8 +187,8 @@ def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _
             path = rule_file(address)
             there = before.file(path)
             readable = there if parse_rule(there or "") else None
-            if _is_pinned(bind):
-                pinned.append(device)
+            if _has_settings(bind):
+                with_settings.append(device)
                 written.append(WrittenRule(path, None, readable))
                 wanted.pop(address, None)
                 continue
@@ -198,18 +198,18 @@ def _rules(host: HostSnapshot, before: HostSnapshot, intent: InstallLayout) -> _
                 written.append(WrittenRule(path, digest_of(text), readable))
             wanted[address] = binding
             targets.append(device)
-    return _Rules(wanted, tuple(written), tuple(targets), tuple(pinned))
+    return _Rules(wanted, tuple(written), tuple(targets), tuple(with_settings))
 
 
-def _is_pinned(bind: Bind) -> bool:
-    """Whether a function must come from its host driver, whose state is what pins give back."""
+def _has_settings(bind: Bind) -> bool:
+    """Whether a function must come from its host driver, whose device settings are restored."""
     return bind.reset_method is not None or bind.no_d3cold
 
 
 # ---- units
 
 
-def _services(host: HostSnapshot, intent: InstallLayout) -> dict[str, str | None]:
+def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | None]:
     """The texts of all units; none without systemd.
 
     Raises:
@@ -218,20 +218,20 @@ def _services(host: HostSnapshot, intent: InstallLayout) -> dict[str, str | None
     """
     if not host.has_systemd:
         return dict.fromkeys(SERVICES)
-    if intent.program is None:
+    if request.program is None:
         message = "vfiomgr is no installed command here, so that no service can run it at boot"
         raise Refusal(message, "install vfiomgr as its README says, and run that command")
-    name, allow = intent.request.name, _kept_allowances(intent)
+    name, allow = request.apply.name, _kept_allowances(request)
     return {
-        BOOT: render_boot(intent.program, name, allow),
-        WATCH: render_watch(intent.program, name, allow) if intent.enforce else None,
-        WANTED: render_wanted(with_watch=intent.enforce),
+        BOOT: render_boot(request.program, name, allow),
+        WATCH: render_watch(request.program, name, allow) if request.enforce else None,
+        WANTED: render_wanted(with_watch=request.enforce),
     }
 
 
-def _kept_allowances(intent: InstallLayout) -> tuple[str, ...]:
+def _kept_allowances(request: InstallLayout) -> tuple[str, ...]:
     """Those that hold for each boot; who uses a device now is of now."""
-    return tuple(sorted(intent.request.allow - {"in-use"}))
+    return tuple(sorted(request.apply.allow - {"in-use"}))
 
 
 def _replaced(host: HostSnapshot, path: str, text: str | None) -> Iterator[ReplaceFile]:
@@ -241,21 +241,23 @@ def _replaced(host: HostSnapshot, path: str, text: str | None) -> Iterator[Repla
 # ---- what is told
 
 
-def _service_notes(host: HostSnapshot, intent: InstallLayout, *, is_changed: bool) -> Iterator[str]:
+def _service_notes(
+    host: HostSnapshot, request: InstallLayout, *, is_changed: bool
+) -> Iterator[str]:
     if not host.has_systemd:
-        command = boot_command(intent.request.name, _kept_allowances(intent))
+        command = boot_command(request.apply.name, _kept_allowances(request))
         yield (
             f"no systemd here: run `vfiomgr {command}` at boot, once the drivers are loaded and "
             "before anything uses the devices"
         )
-        if intent.enforce:
+        if request.enforce:
             yield "no systemd here: keep `vfiomgr watch --enforce` running"
-    elif intent.enforce and is_changed:
+    elif request.enforce and is_changed:
         yield f"the layout is kept from the next boot on; from now on: systemctl start {WATCH.name}"
 
 
-def _pinned_notes(host: HostSnapshot, pinned: Iterable[PciDevice]) -> Iterator[str]:
-    for device in pinned:
+def _settings_notes(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[str]:
+    for device in devices:
         yield (
             f"{device} gets no rule: what is pinned of it (reset_method, d3cold) is pinned when it "
             "leaves its host driver, once that is loaded"

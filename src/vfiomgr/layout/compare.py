@@ -3,7 +3,7 @@
 Each rule's devices are looked at in parts that can be changed by themselves: the functions of one
 slot or IOMMU group, a physical function with its virtual ones, the GPUs that share a rule's vGPUs.
 A part that is as wanted has no steps, whoever uses it. What concerns functions that do not exist
-yet is planned once they do; the parts' `later` tells of it beforehand.
+yet is planned once they do; the parts' `deferred` tells of it beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vfiomgr.diagnostic import Diagnostic, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, groups, sriov, vgpus
-from vfiomgr.layout.groups import in_lanes
+from vfiomgr.layout.groups import in_parallel_groups
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.layout.parts import Change, Difference, RuleContext, counted
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
@@ -41,7 +41,7 @@ class Comparison(Value):
 
     parts: tuple[Change, ...]
     diagnostics: tuple[Diagnostic, ...]
-    later: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
     """What rules say of virtual functions that are yet to be made."""
     bundles: tuple[tuple[str, ...], ...] = ()
     """The names of parts that differ; those together that are to be changed together."""
@@ -67,7 +67,7 @@ def _told(part: Change) -> Iterator[Difference]:
 
 @plans(ApplyLayout)
 def plan_layout(
-    host: HostSnapshot, intent: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
+    host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> Plan:
     """The steps to a layout, refused whole where a part of it cannot be.
 
@@ -75,13 +75,13 @@ def plan_layout(
         Refusal: all that speaks against it, of all parts.
 
     """
-    compared = compare(host, intent, checkpoint)
-    return plan_of(host, intent, compared, checkpoint)
+    compared = compare(host, request, checkpoint)
+    return plan_of(host, request, compared, checkpoint)
 
 
 def plan_of(
     host: HostSnapshot,
-    intent: ApplyLayout,
+    request: ApplyLayout,
     compared: Comparison,
     checkpoint: LayoutCheckpoint | None = None,
 ) -> Plan:
@@ -91,55 +91,55 @@ def plan_of(
         Refusal: all that speaks against it, of all parts.
 
     """
-    parts = [part for part in compared.parts if not intent.only or part.name in intent.only]
-    if not intent.only:
+    parts = [part for part in compared.parts if not request.only or part.name in request.only]
+    if not request.only:
         refuse_if_any(compared.diagnostics, frozenset())
     refused = [diagnostic for part in parts for diagnostic in part.diagnostics]
     refuse_if_any(refused, frozenset())
-    steps, lanes = in_lanes(parts)
+    steps, numbers = in_parallel_groups(parts)
     leftovers = [] if checkpoint is None else [*_leftovers(host, checkpoint, steps)]
     right = sum(part.is_met for part in parts)
     return Plan(
-        summary=f"apply the layout {intent.name}{_to_these(intent)}",
+        summary=f"apply the layout {request.name}{_to_these(request)}",
         steps=(*steps, *leftovers),
         locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
         notes=_distinct(note for part in parts for note in part.plan.notes),
         already=(_already(right, len(parts)),) if right else (),
         resolves=_distinct(name for part in parts for name in part.plan.resolves),
-        later=(
-            *(text for part in parts for text in part.later),
-            *(() if intent.only else compared.later),
+        deferred=(
+            *(text for part in parts for text in part.deferred),
+            *(() if request.only else compared.deferred),
         ),
-        lanes=(*lanes, *(max(lanes, default=0) + 1 for _ in leftovers)),
+        parallel_groups=(*numbers, *(max(numbers, default=0) + 1 for _ in leftovers)),
     )
 
 
-def _to_these(intent: ApplyLayout) -> str:
-    return f" to {', '.join(intent.only)}" if intent.only else ""
+def _to_these(request: ApplyLayout) -> str:
+    return f" to {', '.join(request.only)}" if request.only else ""
 
 
 def compare(
-    host: HostSnapshot, intent: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
+    host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> Comparison:
     """Look at all that a layout is about; nothing is refused here."""
-    selection = select(host, intent.layout)
+    selection = select(host, request.layout)
     claims = selection.claims
     held = groups.holders(host, claims)
     found = [
         in_terms_of(case.claim.rule, part)
-        for case in _cases(host, intent, claims, held, checkpoint)
+        for case in _cases(host, request, claims, held, checkpoint)
         for part in _parts(case)
     ]
-    clashes = groups.clashes(host, intent, claims, held)
+    clashes = groups.clashes(host, request, claims, held)
     parts = groups.judged(host, found, clashes)
-    coming = sriov.numbers(parts)
-    waiting = [c for c in claims if sriov.is_awaited(host, c, coming)]
+    pending = sriov.numbers(parts)
+    waiting = [c for c in claims if sriov.is_awaited(host, c, pending)]
     diagnostics = [*selection.diagnostics]
     diagnostics += [short for short in selection.shortages if short[0] not in waiting]
     for claim in waiting:
-        shortage = sriov.shortage(claim, claims, coming)
+        shortage = sriov.shortage(claim, claims, pending)
         diagnostics += [(claim, shortage)] if shortage is not None else []
-    parts = tuple(part for part in parts if _divider(host, part) not in coming)
+    parts = tuple(part for part in parts if _divider(host, part) not in pending)
     return Comparison(
         parts,
         tuple(diagnostic for _, diagnostic in sorted(diagnostics, key=lambda one: one[0].number)),
@@ -150,7 +150,7 @@ def compare(
 
 def _cases(
     host: HostSnapshot,
-    intent: ApplyLayout,
+    request: ApplyLayout,
     claims: Sequence[RuleMatch],
     held: Mapping[PciAddress, RuleMatch],
     checkpoint: LayoutCheckpoint | None = None,
@@ -160,7 +160,7 @@ def _cases(
     known = checkpoint or LayoutCheckpoint()
     for claim in claims:
         others = frozenset(a for a, holder in held.items() if holder is not claim)
-        yield RuleContext(host, intent, known, claim, others, going)
+        yield RuleContext(host, request, known, claim, others, going)
 
 
 def _divider(host: HostSnapshot, part: Change) -> str | None:
@@ -170,7 +170,7 @@ def _divider(host: HostSnapshot, part: Change) -> str | None:
 
 @resolves(ApplyLayout)
 def resolve(
-    host: HostSnapshot, intent: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
+    host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> LayoutCheckpoint:
     """Find what only the host before the layout can tell."""
     checkpoint = checkpoint or LayoutCheckpoint()
@@ -182,8 +182,8 @@ def resolve(
             _mixes(host, device),
             gpu_instances.places(host, device),
         )
-        for claim in select(host, intent.layout).claims
-        if not intent.only or not {str(d.address) for d in claim.devices}.isdisjoint(intent.only)
+        for claim in select(host, request.layout).claims
+        if not request.only or not {str(d.address) for d in claim.devices}.isdisjoint(request.only)
         for device in claim.devices
         if device.sriov_totalvfs and device.address not in known
     ]
@@ -219,10 +219,10 @@ def _parts(case: RuleContext) -> Iterator[Change]:
             assert_never(never)
 
 
-def binds(host: HostSnapshot, intent: ApplyLayout) -> Iterator[tuple[Bind, frozenset[PciAddress]]]:
+def binds(host: HostSnapshot, request: ApplyLayout) -> Iterator[tuple[Bind, frozenset[PciAddress]]]:
     """What a layout gives to guests whole, as wishes of their own, and what is not theirs."""
-    claims = select(host, intent.layout).claims
-    for case in _cases(host, intent, claims, groups.holders(host, claims)):
+    claims = select(host, request.layout).claims
+    for case in _cases(host, request, claims, groups.holders(host, claims)):
         if isinstance(case.claim.rule, PassthroughRule):
             for batch in moving_together(case.claim.devices):
                 yield functions.bind_of(case, case.claim.rule, batch), case.others

@@ -121,9 +121,9 @@ def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:
     seen: dict[str, int] = {}
     devices = layout.child("devices")
     for number, rule in enumerate(() if devices is None else devices.items or ()):
-        wishes = rule.child("vgpus")
-        for wish in () if wishes is None else wishes.items or ():
-            uuids = wish.child("uuids")
+        requests = rule.child("vgpus")
+        for request in () if requests is None else requests.items or ():
+            uuids = request.child("uuids")
             for part in () if uuids is None else uuids.items or ():
                 key = part.text.lower()
                 if key in seen:

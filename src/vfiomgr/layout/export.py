@@ -52,9 +52,9 @@ def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iter
     }
     virtual = [host.device(address) for address in device.virtual_functions]
     of_guests = [vf for vf in virtual if vf.is_on_vfio]
-    pins = {tuple(_pins(host, vf).items()) for vf in of_guests}
-    if of_guests == virtual and len(pins) == 1 and _fits_functions(dict(*pins)):
-        yield {**rule, "functions": "passthrough", **dict(*pins)}
+    settings = {tuple(_settings(host, vf).items()) for vf in of_guests}
+    if of_guests == virtual and len(settings) == 1 and _fits_functions(dict(*settings)):
+        yield {**rule, "functions": "passthrough", **dict(*settings)}
         return
     yield rule
     yield from (_one(host, vf) for vf in of_guests)
@@ -65,12 +65,12 @@ def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
     return {
         "select": {"address": str(function.address)},
         "state": "passthrough",
-        **_pins(host, function),
+        **_settings(host, function),
     }
 
 
-def _fits_functions(pins: _Rule) -> bool:
-    return pins.keys() <= {"driver", "owner"}
+def _fits_functions(settings: _Rule) -> bool:
+    return settings.keys() <= {"driver", "owner"}
 
 
 def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
@@ -81,9 +81,9 @@ def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
         if device in told:
             continue
         slot = host.slot(device)
-        rule: _Rule = {"state": "passthrough", **_pins(host, device)}
+        rule: _Rule = {"state": "passthrough", **_settings(host, device)}
         is_whole = all(
-            other.is_on_vfio and _pins(host, other) == _pins(host, device) for other in slot
+            other.is_on_vfio and _settings(host, other) == _settings(host, device) for other in slot
         )
         if is_whole:
             told.update(slot)
@@ -93,7 +93,7 @@ def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
         yield {"select": {"address": names}, **rule}
 
 
-def _pins(host: HostSnapshot, device: PciDevice) -> _Rule:
+def _settings(host: HostSnapshot, device: PciDevice) -> _Rule:
     """What of a function is not as `bind` would have it by itself."""
     found: _Rule = {}
     if device.driver != PLAIN:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def bind_of(case: RuleContext, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind:
-    """A rule's wish for functions that move together, as an intent of its own."""
+    """A rule's request for functions that move together, as a request of its own."""
     return Bind(
         tuple(device.address for device in batch),
         driver=rule.driver,

@@ -99,17 +99,17 @@ def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
 
 
 def clashes(
-    host: HostSnapshot, intent: ApplyLayout, claims: Sequence[RuleMatch], held: Holders
+    host: HostSnapshot, request: ApplyLayout, claims: Sequence[RuleMatch], held: Holders
 ) -> dict[int, Diagnostic]:
     """By group, that two rules want it otherwise, so that neither could stay as it is wanted."""
     by_group: dict[int, list[_Request]] = {}
-    for wish in _wishes(host, claims, held) if len(claims) > 1 else ():
-        if wish.device.iommu_group is not None and not wish.device.is_bridge:
-            by_group.setdefault(wish.device.iommu_group, []).append(wish)
-    access = {owner.name: owner.access for owner in intent.owners}
+    for one in _requests(host, claims, held) if len(claims) > 1 else ():
+        if one.device.iommu_group is not None and not one.device.is_bridge:
+            by_group.setdefault(one.device.iommu_group, []).append(one)
+    access = {owner.name: owner.access for owner in request.owners}
     found: dict[int, Diagnostic] = {}
-    for number, wishes in by_group.items():
-        pairs = itertools.combinations(wishes, 2)
+    for number, requests in by_group.items():
+        pairs = itertools.combinations(requests, 2)
         against = (_against(host, number, pair, access) for pair in pairs)
         first = next((diagnostic for diagnostic in against if diagnostic is not None), None)
         if first is not None:
@@ -129,7 +129,7 @@ def _against(
     return _in_two_states(host, number, one, other) or _of_two_owners(number, one, other, access)
 
 
-def _wishes(host: HostSnapshot, claims: Iterable[RuleMatch], held: Holders) -> Iterator[_Request]:
+def _requests(host: HostSnapshot, claims: Iterable[RuleMatch], held: Holders) -> Iterator[_Request]:
     for claim in claims:
         match claim.rule:
             case PassthroughRule():
@@ -231,7 +231,7 @@ def _refused(part: Change, diagnostics: Iterable[Diagnostic]) -> Change:
     new = tuple(diagnostics)
     if not new:
         return part
-    return replace(part, plan=Plan("", ()), diagnostics=(*part.diagnostics, *new), later=())
+    return replace(part, plan=Plan("", ()), diagnostics=(*part.diagnostics, *new), deferred=())
 
 
 def _waiting(part: Change, incomplete: Mapping[int, Change]) -> Change:
@@ -267,17 +267,17 @@ _PROGRAMS = "NVIDIA's programs"
 """They are run one after the other: they share state of the driver."""
 
 
-def in_lanes(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """All steps with a lane for each; a module is loaded once, before all else."""
+def in_parallel_groups(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """All steps with a number for each; a module is loaded once, before all else."""
     moving = [part for part in parts if part.plan.steps]
     all_steps = [step for part in moving for step in part.plan.steps]
     steps: list[Step] = list(dict.fromkeys(s for s in all_steps if isinstance(s, LoadModule)))
-    lanes = [FIRST] * len(steps)
-    for lane, together in enumerate(components(moving, _bonds), start=1):
+    numbers = [FIRST] * len(steps)
+    for number, together in enumerate(components(moving, _bonds), start=1):
         rest = [s for part in together for s in part.plan.steps if not isinstance(s, LoadModule)]
         steps += rest
-        lanes += [lane] * len(rest)
-    return tuple(steps), tuple(lanes)
+        numbers += [number] * len(rest)
+    return tuple(steps), tuple(numbers)
 
 
 def _bonds(part: Change) -> frozenset[str]:

@@ -84,8 +84,8 @@ def import_layouts(
     return found
 
 
-def _diagnostics(host: HostSnapshot, intent: ApplyLayout) -> tuple[Diagnostic, ...]:
-    compared = compare(host, intent)
+def _diagnostics(host: HostSnapshot, request: ApplyLayout) -> tuple[Diagnostic, ...]:
+    compared = compare(host, request)
     diagnostics = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
     return tuple(dict.fromkeys(diagnostics))
 

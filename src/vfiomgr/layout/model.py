@@ -291,8 +291,8 @@ class Layout(_Document):
     def _uuids(self) -> Iterator[str]:
         for rule in self.devices:
             if isinstance(rule, VgpuRule):
-                for wish in rule.vgpus:
-                    yield from wish.uuids
+                for request in rule.vgpus:
+                    yield from request.uuids
 
 
 class LayoutFile(_Document):

@@ -49,10 +49,10 @@ def layout_of_text(
 
     chosen, layout = choose_layout(read_layouts(text, source), name)
     tree = None if host.snapshot is not None else host.tree
-    return layout_intent(tree, chosen, layout, allow=allow)
+    return layout_request(tree, chosen, layout, allow=allow)
 
 
-def layout_intent(
+def layout_request(
     tree: HostTree | None,
     name: str,
     layout: Layout,

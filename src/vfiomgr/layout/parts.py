@@ -55,7 +55,7 @@ class Change(Value):
     """What is to be done first; empty where all is as wanted, or the part is refused."""
     differences: tuple[Difference, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
-    later: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
     """What is planned once that is done."""
     groups: frozenset[int] = frozenset()
     """The IOMMU groups of the functions that it is about."""
@@ -72,7 +72,7 @@ class RuleContext(Value):
     """A rule with its devices, on a host."""
 
     host: HostSnapshot
-    intent: ApplyLayout
+    request: ApplyLayout
     checkpoint: LayoutCheckpoint
     claim: RuleMatch
     others: frozenset[PciAddress] = frozenset()
@@ -87,7 +87,7 @@ class RuleContext(Value):
     @property
     def allow(self) -> frozenset[Override]:
         """What its user, and its rule, override."""
-        return self.intent.allow | frozenset(self.claim.rule.allow)
+        return self.request.allow | frozenset(self.claim.rule.allow)
 
     def found(
         self, address: PciAddress, *, with_mode: bool = False, with_instances: bool = False
@@ -120,11 +120,11 @@ class RuleContext(Value):
         """
         if name is None:
             return None
-        for owner in self.intent.owners:
+        for owner in self.request.owners:
             if owner.name == name:
                 return owner
         message = f"nobody looked up who {name!r} is"
-        raise UsageError(message, "vfiomgr.layout.named.layout_intent does that")
+        raise UsageError(message, "vfiomgr.layout.named.layout_request does that")
 
 
 def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Difference, ...]) -> Change:

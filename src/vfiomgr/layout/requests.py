@@ -97,7 +97,7 @@ class RevertLayout(Request, Value):
 class InstallLayout(Request, Value):
     """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
 
-    request: ApplyLayout
+    apply: ApplyLayout
     text: str
     """The file that it stands in, whole."""
     enforce: bool = False
@@ -124,7 +124,7 @@ class InstallLayout(Request, Value):
     @property
     def needs_serials(self) -> bool:
         """Whether a rule selects devices by serial number."""
-        return self.request.layout.selects_by_serial
+        return self.apply.layout.selects_by_serial
 
 
 class UninstallLayout(Request, Value):

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 @plans(RevertLayout)
-def plan_revert(host: HostSnapshot, intent: RevertLayout) -> Plan:
+def plan_revert(host: HostSnapshot, request: RevertLayout) -> Plan:
     """Undo all steps of a layout's runs, the last first.
 
     Raises:
         Refusal: somebody holds what would be moved.
 
     """
-    numbers = range(len(intent.steps))
+    numbers = range(len(request.steps))
     undoing = undo.plan_undo(
-        host, intent.steps, numbers, intent.allow, is_of_this_boot=True, can_add_steps=True
+        host, request.steps, numbers, request.allow, is_of_this_boot=True, can_add_steps=True
     )
-    kept = [intent.steps[number] for number in sorted(undoing.steps, reverse=True)]
+    kept = [request.steps[number] for number in sorted(undoing.steps, reverse=True)]
     back = [step for done in kept if (step := done.inverse()) is not None]
-    names = tuple(dict.fromkeys(filter(None, (step.subject for step in intent.steps))))
+    names = tuple(dict.fromkeys(filter(None, (step.subject for step in request.steps))))
     return Plan(
-        summary=f"revert the layout {intent.name}",
+        summary=f"revert the layout {request.name}",
         steps=tuple(_letting_go(host, back)),
-        locks=tuple(sorted({*intent.locks, *_locks(host, names)})),
+        locks=tuple(sorted({*request.locks, *_locks(host, names)})),
         notes=undoing.notes,
         resolves=names,
     )

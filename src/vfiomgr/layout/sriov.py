@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 _FIRST_RULE = "put this rule first, since the first rule that selects a device has it"
-Coming = dict[str, int]
+Pending = dict[str, int]
 """How many virtual functions each physical one will have, of those that are to get others."""
 
 
-def numbers(parts: Iterable[Change]) -> Coming:
+def numbers(parts: Iterable[Change]) -> Pending:
     """What plans make of physical functions; of the new virtual ones nothing is known yet."""
     return {
         str(step.device.address): step.after
@@ -44,15 +44,15 @@ def numbers(parts: Iterable[Change]) -> Coming:
     }
 
 
-def is_awaited(host: HostSnapshot, claim: RuleMatch, coming: Coming) -> bool:
+def is_awaited(host: HostSnapshot, claim: RuleMatch, pending: Pending) -> bool:
     """Whether a rule may be about virtual functions that are yet to be made."""
     select = claim.rule.select
-    if not coming.keys().isdisjoint(map(str, select.physical_function)):
+    if not pending.keys().isdisjoint(map(str, select.physical_function)):
         return True
-    return bool(coming) and any(host.device_named(str(a)) is None for a in select.address)
+    return bool(pending) and any(host.device_named(str(a)) is None for a in select.address)
 
 
-def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], coming: Coming) -> Diagnostic | None:
+def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], pending: Pending) -> Diagnostic | None:
     """That a rule's physical functions will have fewer virtual ones than it wants.
 
     Which addresses, classes and models these will have is not known; only how many there may be.
@@ -62,11 +62,11 @@ def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], coming: Coming) -> D
         return None
     earlier = claims[: claim.number - 1]
     owners = {a: _owner_of_all(a, earlier) for a in select.physical_function}
-    counts = {a: 0 if owners[a] else _count(claim, a, coming) for a in owners}
+    counts = {a: 0 if owners[a] else _count(claim, a, pending) for a in owners}
     most = sum(counts.values())
     if most >= wanted:
         return None
-    told = [_told(a, owners[a], _maker(a, claims), counts[a], coming) for a in counts]
+    told = [_told(a, owners[a], _maker(a, claims), counts[a], pending) for a in counts]
     remedy = "have more made there" if any(a is None for a in owners.values()) else _FIRST_RULE
     return blocker(
         "layout-too-few",
@@ -94,9 +94,9 @@ def _is_of(physical: PciAddress, claim: RuleMatch) -> bool:
     return any(device.address == physical for device in claim.devices)
 
 
-def _count(claim: RuleMatch, physical: PciAddress, coming: Coming) -> int:
+def _count(claim: RuleMatch, physical: PciAddress, pending: Pending) -> int:
     there = sum(device.physical_function == physical for device in claim.devices)
-    return coming.get(str(physical), there)
+    return pending.get(str(physical), there)
 
 
 def _maker(physical: PciAddress, claims: Iterable[RuleMatch]) -> str:
@@ -106,11 +106,11 @@ def _maker(physical: PciAddress, claims: Iterable[RuleMatch]) -> str:
 
 
 def _told(
-    physical: PciAddress, owner: RuleMatch | None, maker: str, count: int, coming: Coming
+    physical: PciAddress, owner: RuleMatch | None, maker: str, count: int, pending: Pending
 ) -> str:
     if owner is not None:
         return f"those of {physical} are what {owner.label} has"
-    if str(physical) in coming:
+    if str(physical) in pending:
         return f"{physical} is to have {counted(count, 'virtual function')}{maker}"
     return f"{physical} has {counted(count, 'virtual function')}"
 
@@ -145,7 +145,7 @@ def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Cha
         yield functions
     elif functions.differences:
         goes_to = "guests" if rule.functions == "passthrough" else "the host's drivers"
-        yield replace(functions, later=(f"{name}: its {wanted} to {goes_to}",))
+        yield replace(functions, deferred=(f"{name}: its {wanted} to {goes_to}",))
     else:
         yield functions
         yield from _virtual(case, rule, device)

@@ -1,4 +1,4 @@
-"""The drivers' parameters of vGPUs, as the wishes of a layout have them."""
+"""The drivers' parameters of vGPUs, as the requests of a layout have them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def found_on(host: HostSnapshot, one: Vgpu) -> str | None:
     return dict(host.defined.attributes_of(one.name)).get(PARAMETERS)
 
 
-def are_others(found: str, wish: VgpuRequest) -> bool:
+def are_others(found: str, request: VgpuRequest) -> bool:
     """Whether a vGPU has others than it is to have, whatever their order and white space."""
-    return _pairs(found) != _pairs(_text(wish))
+    return _pairs(found) != _pairs(_text(request))
 
 
-def setting(name: str, before: str | None, wish: VgpuRequest) -> SetVgpuAttribute:
-    """The step that gives a vGPU what a wish says."""
+def setting(name: str, before: str | None, request: VgpuRequest) -> SetVgpuAttribute:
+    """The step that gives a vGPU what a request says."""
     directory = (PCI_DEVICES if ":" in name else MDEV_DEVICES) / name
-    return SetVgpuAttribute(name, directory, PARAMETERS, before, _text(wish))
+    return SetVgpuAttribute(name, directory, PARAMETERS, before, _text(request))
 
 
 def plan_kept(case: RuleContext, kept: Kept) -> Plan:
@@ -58,8 +58,8 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
     """
     steps: list[SetVgpuAttribute] = []
     diagnostics: list[Diagnostic] = []
-    for wish, one in kept:
-        if wish.parameters is None:
+    for request, one in kept:
+        if request.parameters is None:
             continue
         found = found_on(case.host, one)
         if found is None:
@@ -71,9 +71,9 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
                     "leave parameters out, or load the vendor's vGPU driver",
                 )
             )
-        elif are_others(found, wish):
+        elif are_others(found, request):
             diagnostics += guards.held_by_guest(case.host, one)
-            steps.append(setting(one.name, found, wish))
+            steps.append(setting(one.name, found, request))
     refuse_if_any(diagnostics, case.allow)
     locks = [f"vgpu-{step.vgpu}" for step in steps]
     return Plan("", tuple(steps), locks=tuple(locks), resolves=tuple(s.vgpu for s in steps))
@@ -81,17 +81,17 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
 
 def differences(host: HostSnapshot, kept: Kept) -> Iterator[Difference]:
     """What those that stay have otherwise."""
-    for wish, one in kept:
-        if wish.parameters is None:
+    for request, one in kept:
+        if request.parameters is None:
             continue
         found = found_on(host, one)
-        if found is None or are_others(found, wish):
+        if found is None or are_others(found, request):
             told = "no parameters" if found is None else found.strip() or "no parameters"
-            yield Difference(one.name, "", told, _text(wish) or "no parameters")
+            yield Difference(one.name, "", told, _text(request) or "no parameters")
 
 
-def _text(wish: VgpuRequest) -> str:
-    return ",".join(f"{key}={value}" for key, value in (wish.parameters or {}).items())
+def _text(request: VgpuRequest) -> str:
+    return ",".join(f"{key}={value}" for key, value in (request.parameters or {}).items())
 
 
 def _pairs(text: str) -> frozenset[str]:
@@ -103,9 +103,9 @@ _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
 
 
 class Lacking(Value):
-    """A wish that is not met, the GPUs that may serve it, and how many of it are there."""
+    """A request that is not met, the GPUs that may serve it, and how many of it are there."""
 
-    wish: VgpuRequest
+    request: VgpuRequest
     scope: tuple[Gpu, ...]
     there: int
 
@@ -123,12 +123,12 @@ def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Share
     """Who stays: those that are named first, then those that guests have, then vfiomgr's own."""
     shares = Shares()
     left = {gpu.name: _by_worth(case.host, gpu) for gpu in known}
-    named = {uuid for wish in rule.vgpus for uuid in wish.uuids}
-    for wish in sorted(rule.vgpus, key=_by_choice):
-        for scope in [tuple(known)] if wish.count else [(gpu,) for gpu in known]:
-            count = wish.count or wish.per_gpu or 0
-            mine = frozenset(wish.uuids) or None
-            kinds = {gpu.name: serving(gpu, creation(wish)) for gpu in scope}
+    named = {uuid for request in rule.vgpus for uuid in request.uuids}
+    for request in sorted(rule.vgpus, key=_by_choice):
+        for scope in [tuple(known)] if request.count else [(gpu,) for gpu in known]:
+            count = request.count or request.per_gpu or 0
+            mine = frozenset(request.uuids) or None
+            kinds = {gpu.name: serving(gpu, creation(request)) for gpu in scope}
             kept = [
                 (gpu, one)
                 for gpu in scope
@@ -136,42 +136,42 @@ def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Share
                 if gpu.type_of(one) in kinds[gpu.name]
                 and (one.name not in named if mine is None else one.name in mine)
             ]
-            kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], wish))
+            kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], request))
             kept = kept[:count]
             for gpu, one in kept:
                 left[gpu.name].remove(one)
-                shares.kept.append((wish, one))
+                shares.kept.append((request, one))
             if len(kept) < count:
-                lacking = Lacking(wish, scope, len(kept))
+                lacking = Lacking(request, scope, len(kept))
                 shares.missing.append((lacking, _names(case, lacking, count - len(kept), shares)))
     shares.surplus = [one for gpu in known for one in left[gpu.name]]
     return shares
 
 
-def creation(wish: VgpuRequest, names: tuple[str, ...] = ()) -> CreateVgpu:
-    """A wish as an intent of its own."""
+def creation(request: VgpuRequest, names: tuple[str, ...] = ()) -> CreateVgpu:
+    """A request as a request of its own."""
     return CreateVgpu(
         names,
-        type=wish.type,
-        framebuffer=wish.framebuffer,
-        series=wish.series,
-        heads=wish.heads,
+        type=request.type,
+        framebuffer=request.framebuffer,
+        series=request.series,
+        heads=request.heads,
     )
 
 
-def _by_choice(wish: VgpuRequest) -> tuple[bool, bool, bool, bool, int]:
+def _by_choice(request: VgpuRequest) -> tuple[bool, bool, bool, bool, int]:
     """Those that few vGPUs can meet come first."""
     return (
-        not wish.uuids,
-        wish.parameters is None,
-        wish.per_gpu is None,
-        wish.type is None,
-        -(wish.framebuffer or 0),
+        not request.uuids,
+        request.parameters is None,
+        request.per_gpu is None,
+        request.type is None,
+        -(request.framebuffer or 0),
     )
 
 
-def _has_other_parameters(host: HostSnapshot, one: Vgpu, wish: VgpuRequest) -> bool:
-    return are_others(found_on(host, one) or "", wish)
+def _has_other_parameters(host: HostSnapshot, one: Vgpu, request: VgpuRequest) -> bool:
+    return are_others(found_on(host, one) or "", request)
 
 
 def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
@@ -182,14 +182,14 @@ def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
 
 
 def _names(case: RuleContext, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
-    """Names for new ones: the wish's own, or the first that are free of an endless row of them."""
-    wish = lacking.wish
+    """The request's own names for new ones, or the first free ones of an endless row."""
+    request = lacking.request
     taken = {one.name for one in case.host.vgpus}
     taken.update(name for _, names in shares.missing for name in names)
-    place = lacking.scope[0].name if wish.per_gpu else ""
-    row = f"{case.intent.seed} {case.intent.name} {place} {wish}"
+    place = lacking.scope[0].name if request.per_gpu else ""
+    row = f"{case.request.seed} {case.request.name} {place} {request}"
     endless = (str(uuids.uuid5(_NAMES, f"{row} {number}")) for number in itertools.count())
-    names = iter(wish.uuids) if wish.uuids else endless
+    names = iter(request.uuids) if request.uuids else endless
     return tuple(itertools.islice((name for name in names if name not in taken), count))
 
 
@@ -208,30 +208,32 @@ def impossible(
         yield from _too_many(rule, gpu)
 
 
-def _serving(gpu: Gpu, wish: VgpuRequest) -> list[VgpuType]:
-    """The types of a GPU that would meet a wish."""
-    return serving(gpu, creation(wish))
+def _serving(gpu: Gpu, request: VgpuRequest) -> list[VgpuType]:
+    """The types of a GPU that would meet a request."""
+    return serving(gpu, creation(request))
 
 
 def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
-    """A wish for more than its GPUs could ever carry, or for what none of them makes."""
-    wish = lacking.wish
-    kinds = {gpu.name: _serving(gpu, wish) for gpu in lacking.scope}
+    """A request for more than its GPUs could ever carry, or for what none of them makes."""
+    request = lacking.request
+    kinds = {gpu.name: _serving(gpu, request) for gpu in lacking.scope}
     if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
         names = ", ".join(gpu.name for gpu in lacking.scope)
         yield blocker(
             "vgpu-type-unavailable",
             names,
-            f"{names} makes no {wish}" if len(kinds) == 1 else f"none of {names} makes {wish}",
+            f"{names} makes no {request}"
+            if len(kinds) == 1
+            else f"none of {names} makes {request}",
             "vfiomgr vgpu types shows what each makes",
         )
     most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
-    count = wish.count or wish.per_gpu or 0
+    count = request.count or request.per_gpu or 0
     if 0 < sum(most) < count:
         yield blocker(
             "vgpu-no-room",
             case.claim.label,
-            f"{case.claim.label} wants {count} x {wish}, and its GPUs carry {sum(most)}",
+            f"{case.claim.label} wants {count} x {request}, and its GPUs carry {sum(most)}",
             "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
         )
 
@@ -264,7 +266,7 @@ def _taken_names(
 ) -> Iterator[Diagnostic]:
     kept = {one.name for _, one in shares.kept}
     going = {one.name for one in shares.surplus}
-    for name in (uuid for wish in rule.vgpus for uuid in wish.uuids):
+    for name in (uuid for request in rule.vgpus for uuid in request.uuids):
         there = host.vgpu(name)
         if there is not None and name not in kept | going:
             yield blocker(
@@ -278,8 +280,10 @@ def _taken_names(
 
 def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
     """What each GPU is to carry by itself, against what its types say."""
-    wishes = [wish for wish in rule.vgpus if wish.per_gpu is not None]
-    kinds = [(wish.per_gpu or 0, kind) for wish in wishes for kind in _serving(gpu, wish)[:1]]
+    requests = [request for request in rule.vgpus if request.per_gpu is not None]
+    kinds = [
+        (request.per_gpu or 0, kind) for request in requests for kind in _serving(gpu, request)[:1]
+    ]
     functions = [parent for parent in gpu.parents if parent.is_virtual_function]
     total = sum(count for count, _ in kinds)
     if functions and total > len(functions):

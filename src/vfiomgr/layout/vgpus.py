@@ -46,16 +46,16 @@ def _parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
     if not any(part.differences for part in ready):
         yield _carrying(case, rule, names)
         return
-    wishes = " and ".join(map(_told, rule.vgpus))
-    goal = wishes or (_readiness(rule) if rule.mig is not None else "")
-    later = (f"{', '.join(names)}: {goal}",) if goal else ()
-    yield replace(ready[0], later=later)
+    requests = " and ".join(map(_told, rule.vgpus))
+    goal = requests or (_readiness(rule) if rule.mig is not None else "")
+    deferred = (f"{', '.join(names)}: {goal}",) if goal else ()
+    yield replace(ready[0], deferred=deferred)
     yield from ready[1:]
 
 
-def _told(wish: VgpuRequest) -> str:
+def _told(request: VgpuRequest) -> str:
     """`4 x A40-4Q`, with `on each` where that is meant."""
-    return f"{wish.count or wish.per_gpu} x {wish}{' on each' if wish.per_gpu else ''}"
+    return f"{request.count or request.per_gpu} x {request}{' on each' if request.per_gpu else ''}"
 
 
 # ---- ready for vGPUs
@@ -124,11 +124,11 @@ def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Chan
         return together(host, "", parts)
 
     part = attempt(names[0], planned, tuple(_differences(shares, known, names)))
-    wishes = " and ".join(map(_told, rule.vgpus))
+    requests = " and ".join(map(_told, rule.vgpus))
     return replace(
         part,
         differences=part.differences or tuple(vgpu_shares.differences(host, shares.kept)),
-        later=(f"{', '.join(names)}: {wishes}",) if waits and part.plan.steps else (),
+        deferred=(f"{', '.join(names)}: {requests}",) if waits and part.plan.steps else (),
     )
 
 
@@ -151,13 +151,13 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
         alone = _narrowed(host, [by_gpu[gpu.name] for gpu in lacking.scope])
         places = {parent.name for parent in alone.vgpu_parents}
         narrow = projection.with_vgpus(alone, [one for one in made if one.parent in places])
-        intent = replace(creation(lacking.wish, names), strategy=rule.strategy)
-        plan = vgpu_plan.plan_create(narrow, intent)
+        request = replace(creation(lacking.request, names), strategy=rule.strategy)
+        plan = vgpu_plan.plan_create(narrow, request)
         new = [one for step in plan.steps if (one := _made_by(narrow, step)) is not None]
         parameters = [
-            vgpu_shares.setting(one.name, None, lacking.wish)
+            vgpu_shares.setting(one.name, None, lacking.request)
             for one in new
-            if lacking.wish.parameters
+            if lacking.request.parameters
         ]
         plans.append(replace(plan, steps=(*plan.steps, *parameters)))
         made += new
@@ -222,7 +222,7 @@ def _differences(
         where = ", ".join(gpu.name for gpu in lacking.scope) or ", ".join(names_of_rule)
         device = lacking.scope[0].device if len(lacking.scope) == 1 else None
         found, wanted = lacking.there, lacking.there + len(names)
-        told = f"{found} x {lacking.wish}", f"{wanted} x {lacking.wish}"
+        told = f"{found} x {lacking.request}", f"{wanted} x {lacking.request}"
         yield Difference(where, device.name if device else "", *told)
     for gpu in known:
         model = gpu.device.name if gpu.device else ""

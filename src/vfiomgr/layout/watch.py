@@ -127,7 +127,7 @@ class LayoutWatch:
     ) -> None:
         self.clock = clock
         self._wish = wish
-        self._intent = wish.read()
+        self._request = wish.read()
         self._compare = compare
         self._tell = tell
         self._correct = correct
@@ -155,13 +155,13 @@ class LayoutWatch:
         if not self._wish.is_stale():
             return
         try:
-            self._intent = self._wish.read()
+            self._request = self._wish.read()
         except VfiomgrError as error:
             details = "; ".join((error.message, *error.details))
             self._tell_failure("", f"{details}; the layout before stays in force", error.hint)
 
     def _look(self) -> float:
-        compared = self._compare(self._intent)
+        compared = self._compare(self._request)
         self._tell_changes(compared.differences, frozenset())
         if self._correct is None:
             return IDLE
@@ -190,8 +190,8 @@ class LayoutWatch:
     def _put_right(
         self, due: Iterable[str], cases: Mapping[str, _Case], correct: Correct
     ) -> Mapping[str, _Case]:
-        results = {name: correct(self._intent, name) for name in due}
-        compared = self._compare(self._intent)
+        results = {name: correct(self._request, name) for name in due}
+        compared = self._compare(self._request)
         after = _cases(compared)
         now = self.clock()
         for name, result in results.items():

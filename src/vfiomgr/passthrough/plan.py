@@ -121,7 +121,7 @@ def plan_bind(
     return Plan(
         summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
         steps=tuple(steps),
-        lanes=_lanes(host, steps),
+        parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(*_companion_notes(named, targets, moving), *kept.notes),
@@ -194,7 +194,7 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
     return Plan(
         summary=f"give {_listed(named)} back to the host",
         steps=tuple(steps),
-        lanes=_lanes(host, steps),
+        parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(
@@ -263,9 +263,9 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
     return LoadModule(PLAIN, PLAIN)
 
 
-def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
-    """One lane for each IOMMU group; modules come first, files last."""
-    lanes: dict[int | str, int] = {}
+def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
+    """One parallel group for each IOMMU group; modules come first, files last."""
+    numbers: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
         name = step.subject
@@ -274,7 +274,7 @@ def _lanes(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
             continue
         device = host.device_named(name)
         group = None if device is None else device.iommu_group
-        found.append(lanes.setdefault(name if group is None else group, len(lanes) + 1))
+        found.append(numbers.setdefault(name if group is None else group, len(numbers) + 1))
     return tuple(found)
 
 

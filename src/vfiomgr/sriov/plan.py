@@ -43,7 +43,7 @@ _CLASS_NETWORK = "02"
 @plans(SetVirtualFunctions)
 def plan_set(
     host: HostSnapshot,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint | None = None,
 ) -> Plan:
     """Have a number of virtual functions: those that exist are removed before others are made.
@@ -54,14 +54,14 @@ def plan_set(
 
     """
     checkpoint = checkpoint or FunctionsCheckpoint()
-    device = host.device(intent.address)
+    device = host.device(request.address)
     present = _virtual_functions(host, device)
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
-    summary = f"set the virtual functions of {device.address} to {intent.count}"
-    refuse_if_any(impossible(host, device, intent.count), frozenset())
-    refuse_if_any(_unshareable(host, device, intent), frozenset())
-    if device.sriov_numvfs == intent.count:
-        return _plan_as_many(host, device, intent, checkpoint, Plan(summary, (), locks))
+    summary = f"set the virtual functions of {device.address} to {request.count}"
+    refuse_if_any(impossible(host, device, request.count), frozenset())
+    refuse_if_any(_unshareable(host, device, request), frozenset())
+    if device.sriov_numvfs == request.count:
+        return _plan_as_many(host, device, request, checkpoint, Plan(summary, (), locks))
     refuse_if_any(
         [
             *guards.stuck(host, device),
@@ -73,25 +73,25 @@ def plan_set(
     )
     return Plan(
         summary,
-        (*_departures(host, device, present), *_changes(host, device, intent, checkpoint)),
+        (*_departures(host, device, present), *_changes(host, device, request, checkpoint)),
         locks,
-        notes=tuple(_notes(host, device, intent, checkpoint)),
+        notes=tuple(_notes(host, device, request, checkpoint)),
     )
 
 
 def _plan_as_many(
     host: HostSnapshot,
     device: PciDevice,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
     plan: Plan,
 ) -> Plan:
     """The number is right already; what is around it may not be."""
-    already = f"{device} has {intent.count} of {device.sriov_totalvfs} virtual functions already"
-    steps = tuple(_changes(host, device, intent, checkpoint))
-    if intent.share is None or not intent.count:
+    already = f"{device} has {request.count} of {device.sriov_totalvfs} virtual functions already"
+    steps = tuple(_changes(host, device, request, checkpoint))
+    if request.share is None or not request.count:
         return replace(plan, steps=steps, already=(already,))
-    change = ChangeQuotas(device.address, intent.share)
+    change = ChangeQuotas(device.address, request.share)
     made = quota_plan.plan_change(host, change, QuotasCheckpoint(checkpoint.priority))
     return replace(
         plan, steps=(*steps, *made.steps), notes=made.notes, already=(already, *made.already)
@@ -101,11 +101,11 @@ def _plan_as_many(
 @resolves(SetVirtualFunctions)
 def resolve(
     host: HostSnapshot,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint | None = None,
 ) -> FunctionsCheckpoint:
     """Find what must be restored."""
-    device = host.device(intent.address)
+    device = host.device(request.address)
     found = FunctionsCheckpoint(autoprobe=device.sriov_drivers_autoprobe)
     known = host.quotas_of(device)
     if makes_by_program(host, device):
@@ -148,40 +148,40 @@ def _departures(
 def _changes(
     host: HostSnapshot,
     device: PciDevice,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
     if makes_by_program(host, device):
-        return _changes_by_program(host, device, intent, checkpoint)
-    return _changes_by_kernel(host, device, intent, checkpoint)
+        return _changes_by_program(host, device, request, checkpoint)
+    return _changes_by_kernel(host, device, request, checkpoint)
 
 
 def _changes_by_program(
     host: HostSnapshot,
     device: PciDevice,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
     """sriov-manage, and what it clears without a word: heterogeneous mode, and GPU instances."""
     identity, present = device.identity, device.sriov_numvfs or 0
-    if present != intent.count:
+    if present != request.count:
         yield from persistence_before(host, device)
     here = gpu_instances.places(host, device)
     instances = here if checkpoint.instances is None else checkpoint.instances
-    if present != intent.count and here:
+    if present != request.count and here:
         yield from gpu_instances.exchange(host, device, ())
         host = without_instances(host, device)
     mixed = _is_heterogeneous(host, device)
     wanted = mixed if checkpoint.heterogeneous is None else checkpoint.heterogeneous
-    if present not in (0, intent.count):
+    if present not in (0, request.count):
         if mixed:
             yield SetHeterogeneous(identity, before=True, after=False)
         yield RunSriovManage(identity, before=present, after=0)
         present, mixed = 0, False
-    if present != intent.count:
-        yield RunSriovManage(identity, before=0, after=intent.count)
+    if present != request.count:
+        yield RunSriovManage(identity, before=0, after=request.count)
         mixed = False
-    if intent.count and mixed is not wanted:
+    if request.count and mixed is not wanted:
         yield SetHeterogeneous(identity, before=mixed, after=wanted)
     yield from gpu_instances.exchange(host, device, instances)
 
@@ -189,7 +189,7 @@ def _changes_by_program(
 def _changes_by_kernel(
     host: HostSnapshot,
     device: PciDevice,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
     """The numbers, and autoprobe as each of them wants it; quotas while there is no function.
@@ -200,13 +200,13 @@ def _changes_by_kernel(
     identity, present = device.identity, device.sriov_numvfs or 0
     autoprobe = device.sriov_drivers_autoprobe
     restored = autoprobe if checkpoint.autoprobe is None else checkpoint.autoprobe
-    changes = present != intent.count
+    changes = present != request.count
     shares = None
     if changes or not present:
-        shares = quota_plan.provision(host, device, intent, checkpoint.priority)
+        shares = quota_plan.provision(host, device, request, checkpoint.priority)
     shares = shares or Provision()
     numbers = [(present, 0, False)] if changes and present else []
-    numbers += [(0, intent.count, intent.autoprobe)] if changes and intent.count else []
+    numbers += [(0, request.count, request.autoprobe)] if changes and request.count else []
     yield from shares.opening
     if not present:
         yield from shares.between
@@ -262,12 +262,12 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
 
 
 def _unshareable(
-    host: HostSnapshot, device: PciDevice, intent: SetVirtualFunctions
+    host: HostSnapshot, device: PciDevice, request: SetVirtualFunctions
 ) -> Iterator[Diagnostic]:
     """Quotas that the driver does not have, or that nobody would get; more than there is."""
-    if intent.share is None:
+    if request.share is None:
         return
-    if not intent.count:
+    if not request.count:
         yield blocker(
             "quota-without-functions",
             device,
@@ -275,9 +275,9 @@ def _unshareable(
             "leave the quotas out: those that vfiomgr set go with the functions",
         )
         return
-    yield from refusals.impossible(host, device, intent.share)
-    if device.sriov_numvfs != intent.count:
-        yield from quota_plan.unaffordable(host, device, intent.count, intent.share)
+    yield from refusals.impossible(host, device, request.share)
+    if device.sriov_numvfs != request.count:
+        yield from quota_plan.unaffordable(host, device, request.count, request.share)
 
 
 def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:
@@ -325,7 +325,7 @@ def _instance_notes(
 def _notes(
     host: HostSnapshot,
     device: PciDevice,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[str]:
     if makes_by_program(host, device):
@@ -337,14 +337,14 @@ def _notes(
             yield from _instance_notes(host, device, checkpoint)
         return
     known = host.quotas_of(device)
-    shared = quota_plan.shares_in_words(known, intent.count, intent.share) if known else None
+    shared = quota_plan.shares_in_words(known, request.count, request.share) if known else None
     if shared is not None:
         yield shared
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the present virtual functions are lost"
-    if not intent.count:
+    if not request.count:
         return
     if device.sriov_drivers_autoprobe is None:
         yield "this kernel has no sriov_drivers_autoprobe: host drivers may take the new functions"
-    elif not device.sriov_drivers_autoprobe and not intent.autoprobe:
+    elif not device.sriov_drivers_autoprobe and not request.autoprobe:
         yield f"sriov_drivers_autoprobe of {device.address} is 0, and stays so"

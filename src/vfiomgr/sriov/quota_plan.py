@@ -44,7 +44,7 @@ class Provision(Value):
 def provision(
     host: HostSnapshot,
     device: PciDevice,
-    intent: SetVirtualFunctions,
+    request: SetVirtualFunctions,
     priority: str | None,
 ) -> Provision | None:
     """The quotas around a change of virtual functions; None where there are none to set.
@@ -53,7 +53,7 @@ def provision(
     What the host's own function has is given back with the last of the others; `priority` is its
     own where an interrupted run has changed it.
     """
-    count, share = intent.count, intent.share
+    count, share = request.count, request.share
     known = host.quotas_of(device)
     if known is None or known.interface == "debugfs":
         return None
@@ -85,12 +85,12 @@ def provision(
 
 @resolves(ChangeQuotas)
 def resolve(
-    host: HostSnapshot, intent: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
+    host: HostSnapshot, request: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
 ) -> QuotasCheckpoint:
     """Find the physical function's own priority, which all have for a moment."""
-    named = host.device(intent.address)
+    named = host.device(request.address)
     known = host.quotas_of(host.device(named.physical_function or named.address))
-    if intent.is_physical or known is None:
+    if request.is_physical or known is None:
         return checkpoint or QuotasCheckpoint()
     found = QuotasCheckpoint(known.text(PHYSICAL_PRIORITY))
     return found if checkpoint is None else checkpoint.completed(found)
@@ -110,7 +110,7 @@ def unaffordable(
 
 @plans(ChangeQuotas)
 def plan_change(
-    host: HostSnapshot, intent: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
+    host: HostSnapshot, request: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
 ) -> Plan:
     """Give functions that are there another share.
 
@@ -119,33 +119,33 @@ def plan_change(
         UnknownDevice: the address names nothing.
 
     """
-    named = host.device(intent.address)
+    named = host.device(request.address)
     physical = named
     if named.physical_function is not None:
         physical = host.device(named.physical_function)
-    numbers = _numbers(physical, named, intent)
+    numbers = _numbers(physical, named, request)
     refuse_if_any(
         [
             *guards.stuck(host, physical),
-            *impossible(host, physical, intent.share, is_physical=intent.is_physical),
+            *impossible(host, physical, request.share, is_physical=request.is_physical),
         ],
         frozenset(),
     )
     known = host.quotas_of(physical)
     assert known is not None  # noqa: S101 - refused above
-    refuse_if_any(_no_function(physical, numbers, intent), frozenset())
-    wanted = quota_changes.wanted(known, intent.share, numbers)
+    refuse_if_any(_no_function(physical, numbers, request), frozenset())
+    wanted = quota_changes.wanted(known, request.share, numbers)
     texts = quota_changes.texts(known)
     changed = {
         name: (texts[name] or quota_changes.default(name), text)
         for name, text in wanted.items()
         if not is_met(name, text, texts[name])
     }
-    refuse_if_any(_unchangeable(physical, named, known, intent, changed), frozenset())
-    if intent.share.memory is not None and changed:
+    refuse_if_any(_unchangeable(physical, named, known, request, changed), frozenset())
+    if request.share.memory is not None and changed:
         refuse_if_any(
             [
-                *too_much(physical, known, intent.share, numbers, _others(known, numbers)),
+                *too_much(physical, known, request.share, numbers, _others(known, numbers)),
                 *_held(host, physical, numbers),
             ],
             frozenset(),
@@ -154,11 +154,11 @@ def plan_change(
     steps = tuple(quota_changes.steps(physical, known, changed, priority))
     record = tuple(quota_changes.recorded(known, _first_texts(physical, known, changed)))
     return Plan(
-        summary=f"set the quotas of {intent.address}: {intent.share}",
+        summary=f"set the quotas of {request.address}: {request.share}",
         steps=(*(record if steps else ()), *steps),
         locks=_locks(host, physical),
-        notes=tuple(_notes(known, intent)) if steps else (),
-        already=() if steps else (f"{named} has {intent.share} already",),
+        notes=tuple(_notes(known, request)) if steps else (),
+        already=() if steps else (f"{named} has {request.share} already",),
     )
 
 
@@ -178,9 +178,9 @@ def _first_texts(
     return firsts | quota_changes.originals(known)
 
 
-def _numbers(physical: PciDevice, named: PciDevice, intent: ChangeQuotas) -> tuple[int, ...]:
+def _numbers(physical: PciDevice, named: PciDevice, request: ChangeQuotas) -> tuple[int, ...]:
     """The numbers of the functions that are meant."""
-    if intent.is_physical:
+    if request.is_physical:
         return (0,)
     if named is not physical:
         return (physical.virtual_functions.index(named.address) + 1,)
@@ -188,13 +188,13 @@ def _numbers(physical: PciDevice, named: PciDevice, intent: ChangeQuotas) -> tup
 
 
 def _no_function(
-    physical: PciDevice, numbers: tuple[int, ...], intent: ChangeQuotas
+    physical: PciDevice, numbers: tuple[int, ...], request: ChangeQuotas
 ) -> Iterator[Diagnostic]:
-    if intent.is_physical and physical.address != intent.address:
+    if request.is_physical and physical.address != request.address:
         yield blocker(
             "not-a-physical-function",
-            intent.address,
-            f"{intent.address} is a virtual function, and not the physical one",
+            request.address,
+            f"{request.address} is a virtual function, and not the physical one",
             f"leave out --physical, or name {physical.address}",
         )
     elif not numbers:
@@ -203,7 +203,7 @@ def _no_function(
             physical,
             f"{physical} has no virtual functions",
             f"make them with their share: vfiomgr sriov set {physical.address} N "
-            f"{_options(intent.share)}",
+            f"{_options(request.share)}",
         )
 
 
@@ -211,19 +211,19 @@ def _unchangeable(
     physical: PciDevice,
     named: PciDevice,
     known: GpuQuotas,
-    intent: ChangeQuotas,
+    request: ChangeQuotas,
     changed: dict[str, tuple[str, str]],
 ) -> Iterator[Diagnostic]:
     """What the driver does not let be changed of a function, or of one alone."""
     is_virtual = named is not physical
-    if is_virtual and intent.share.sched_priority is not None and changed:
+    if is_virtual and request.share.sched_priority is not None and changed:
         yield blocker(
             "quota-of-all",
             named,
             f"the priority of {named} cannot be changed alone: the GPU's firmware (GuC) has one "
             "for all virtual functions",
             f"name its physical function: vfiomgr sriov quota {physical.address} "
-            f"--priority {intent.share.sched_priority}",
+            f"--priority {request.share.sched_priority}",
         )
     if known.interface == "i915" and any(map(is_of_memory, changed)):
         count = len(physical.virtual_functions)
@@ -233,7 +233,7 @@ def _unchangeable(
             f"i915 does not change the memory of virtual functions that are there, and {physical} "
             f"has {count}",
             f"vfiomgr sriov set {physical.address} 0, then vfiomgr sriov set {physical.address} "
-            f"{count} {_options(intent.share)}",
+            f"{count} {_options(request.share)}",
         )
 
 
@@ -270,8 +270,8 @@ def _locks(host: HostSnapshot, physical: PciDevice) -> tuple[str, ...]:
     return tuple(sorted({device_lock(physical), *map(device_lock, functions)}))
 
 
-def _notes(known: GpuQuotas, intent: ChangeQuotas) -> Iterator[str]:
-    if intent.share.memory is not None:
+def _notes(known: GpuQuotas, request: ChangeQuotas) -> Iterator[str]:
+    if request.share.memory is not None:
         yield "a driver in a guest sees its memory when it starts: start it anew afterwards"
     yield (
         f"what the quotas of {known.gpu} were is kept, and comes back with: "

@@ -39,7 +39,7 @@ class Placements(Value):
     notes: tuple[str, ...]
 
 
-def choose(host: HostSnapshot, intent: CreateVgpu) -> Placements:
+def choose(host: HostSnapshot, request: CreateVgpu) -> Placements:
     """Find places for all instances that are asked for.
 
     Raises:
@@ -47,13 +47,13 @@ def choose(host: HostSnapshot, intent: CreateVgpu) -> Placements:
         Refusal: there is no room for all of them; why, for each GPU.
 
     """
-    asked = _asked_gpus(host, intent)
-    fitting = {gpu.name: _serving(gpu, intent) for gpu in asked}
+    asked = _asked_gpus(host, request)
+    fitting = {gpu.name: _serving(gpu, request) for gpu in asked}
     if not any(fitting.values()):
-        raise _no_such_type(asked, intent)
+        raise _no_such_type(asked, request)
     reasons: dict[str, str] = {}
-    open_gpus = [gpu for gpu in asked if _is_open(gpu, fitting[gpu.name], intent, reasons)]
-    count = len(intent.uuids)
+    open_gpus = [gpu for gpu in asked if _is_open(gpu, fitting[gpu.name], request, reasons)]
+    count = len(request.uuids)
     sizes = _sizes(fitting[gpu.name] for gpu in open_gpus)
     for makes_instances, size in itertools.product((False, True), sizes):
         candidates = list(_candidates(open_gpus, fitting, size, makes_instances=makes_instances))
@@ -62,8 +62,8 @@ def choose(host: HostSnapshot, intent: CreateVgpu) -> Placements:
             for gpu in open_gpus:
                 if gpu.name not in considered:
                     reasons[gpu.name] = _why_none(gpu, fitting[gpu.name])
-            return _placed(candidates, intent, reasons)
-    raise _no_room(open_gpus, fitting, intent, reasons)
+            return _placed(candidates, request, reasons)
+    raise _no_room(open_gpus, fitting, request, reasons)
 
 
 def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
@@ -109,8 +109,8 @@ def _is_same(text: str, name: str) -> bool:
         return False
 
 
-def _asked_gpus(host: HostSnapshot, intent: CreateVgpu) -> list[Gpu]:
-    found = find_parents(host, intent.parent) if intent.parent is not None else list(gpus(host))
+def _asked_gpus(host: HostSnapshot, request: CreateVgpu) -> list[Gpu]:
+    found = find_parents(host, request.parent) if request.parent is not None else list(gpus(host))
     if not found:
         message = "no device of this host makes vGPUs"
         raise UnknownDevice(
@@ -119,9 +119,9 @@ def _asked_gpus(host: HostSnapshot, intent: CreateVgpu) -> list[Gpu]:
     return found
 
 
-def _serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
+def _serving(gpu: Gpu, request: CreateVgpu) -> list[VgpuType]:
     """The types of a GPU that serve a request, the smallest first."""
-    return sorted(serving(gpu, intent), key=_by_size)
+    return sorted(serving(gpu, request), key=_by_size)
 
 
 def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
@@ -130,29 +130,29 @@ def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
     return int(unknown), kind.framebuffer or 0, kind.heads or 0, by_number(kind)
 
 
-def serving(gpu: Gpu, intent: CreateVgpu) -> list[VgpuType]:
+def serving(gpu: Gpu, request: CreateVgpu) -> list[VgpuType]:
     """The types of a GPU that a request means, by name or by need, in the order of the driver."""
-    kinds = gpu.types if intent.type is None else types_called(gpu.types, intent.type)
-    return [kind for kind in kinds if _meets_need(kind, intent)]
+    kinds = gpu.types if request.type is None else types_called(gpu.types, request.type)
+    return [kind for kind in kinds if _meets_need(kind, request)]
 
 
-def _meets_need(kind: VgpuType, intent: CreateVgpu) -> bool:
-    if intent.series is not None and kind.series != intent.series:
+def _meets_need(kind: VgpuType, request: CreateVgpu) -> bool:
+    if request.series is not None and kind.series != request.series:
         return False
-    if intent.framebuffer is not None and (kind.framebuffer or 0) < intent.framebuffer:
+    if request.framebuffer is not None and (kind.framebuffer or 0) < request.framebuffer:
         return False
-    return intent.heads is None or (kind.heads or 0) >= intent.heads
+    return request.heads is None or (kind.heads or 0) >= request.heads
 
 
 def _is_open(
-    gpu: Gpu, kinds: Sequence[VgpuType], intent: CreateVgpu, reasons: dict[str, str]
+    gpu: Gpu, kinds: Sequence[VgpuType], request: CreateVgpu, reasons: dict[str, str]
 ) -> bool:
     """Whether a GPU may be considered at all; else a reason."""
     if not kinds:
-        reasons[gpu.name] = f"has no type {_request(intent)}"
-    elif intent.numa_node is not None and gpu.numa_node != intent.numa_node:
+        reasons[gpu.name] = f"has no type {_request(request)}"
+    elif request.numa_node is not None and gpu.numa_node != request.numa_node:
         node = "none" if gpu.numa_node is None else gpu.numa_node
-        reasons[gpu.name] = f"its NUMA node is {node}, not {intent.numa_node}"
+        reasons[gpu.name] = f"its NUMA node is {node}, not {request.numa_node}"
     else:
         return True
     return False
@@ -189,10 +189,10 @@ def _candidates(
 
 
 def _placed(
-    candidates: Sequence[tuple[Gpu, Capacity]], intent: CreateVgpu, reasons: dict[str, str]
+    candidates: Sequence[tuple[Gpu, Capacity]], request: CreateVgpu, reasons: dict[str, str]
 ) -> Placements:
-    count = len(intent.uuids)
-    spread = _share_out(candidates, count, intent.strategy)
+    count = len(request.uuids)
+    spread = _share_out(candidates, count, request.strategy)
     places: list[Placement] = []
     notes: list[str] = []
     for gpu, found in candidates:
@@ -206,7 +206,7 @@ def _placed(
         if number:
             notes.append(f"{gpu.name}: {number} x {kind}, {_why_chosen(gpu, found, number)}")
         else:
-            reasons[gpu.name] = f"has room, but {intent.strategy} prefers another"
+            reasons[gpu.name] = f"has room, but {request.strategy} prefers another"
     order = {gpu.name: place for place, (gpu, _) in enumerate(candidates)}
     places.sort(key=lambda place: order[place.gpu.name])
     return Placements(tuple(places), (*notes, *_listed(reasons)))
@@ -255,17 +255,17 @@ def _packing(item: tuple[Gpu, Capacity]) -> tuple[bool, int, bool, tuple[int, Pc
     return not is_alike, stranded, not gpu.instances, in_order(gpu.name)
 
 
-def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | Refusal:
+def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | Refusal:
     """Nothing serves, whatever there is room for."""
     where = asked[0].name if len(asked) == 1 else "no GPU of this host"
     kinds = {str(kind): kind for gpu in asked for kind in gpu.types}
     full = [gpu for gpu in asked if gpu.is_divided and not gpu.free]
-    if len(full) == len(asked) and intent.type not in {kind.id for kind in kinds.values()}:
+    if len(full) == len(asked) and request.type not in {kind.id for kind in kinds.values()}:
         why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
-        text = f"there is no room for a vGPU {_request(intent)}: {'; '.join(why)}"
+        text = f"there is no room for a vGPU {_request(request)}: {'; '.join(why)}"
         return Refusal(text, "remove one with vfiomgr vgpu remove; vfiomgr vgpu list shows all")
     verb = "has no" if len(asked) == 1 else "has a"
-    message = f"{where} {verb} vGPU type {_request(intent)}"
+    message = f"{where} {verb} vGPU type {_request(request)}"
     if not kinds:
         return Refusal(
             f"{message}: its driver offers none now", "see dmesg, and nvidia-smi vgpu -c"
@@ -274,14 +274,14 @@ def _no_such_type(asked: Sequence[Gpu], intent: CreateVgpu) -> UnknownDevice | R
     if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
         message += ", which go together with the vGPUs that run: the driver names no others now"
         return Refusal(message, "remove those vGPUs first (vfiomgr vgpu list)")
-    untold = _untold(tuple(kinds.values()), intent)
+    untold = _untold(tuple(kinds.values()), request)
     if untold:
         first = next(iter(kinds.values())).id
         return UnknownDevice(
             f"{message}, and nothing here tells their {' and '.join(untold)}",
             Remedy("name one by its identifier: ", Option("type", f"--type {first}", first)),
         )
-    return UnknownDevice(message, guess(kinds.values(), intent.type or ""))
+    return UnknownDevice(message, guess(kinds.values(), request.type or ""))
 
 
 def guess(kinds: Iterable[VgpuType], text: str) -> str:
@@ -300,16 +300,16 @@ def guess(kinds: Iterable[VgpuType], text: str) -> str:
     return f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
 
 
-def _untold(kinds: Sequence[VgpuType], intent: CreateVgpu) -> list[str]:
+def _untold(kinds: Sequence[VgpuType], request: CreateVgpu) -> list[str]:
     """What is asked for, and told of none of the types; an identifier needs no name."""
     prefixes = {kind.id.removesuffix(kind.number) for kind in kinds}
-    text = intent.type or ""
+    text = request.type or ""
     is_identifier = text.isdecimal() or any(text.startswith(prefix) for prefix in prefixes)
     asked = {
         "names": text != "" and not is_identifier and all(k.name in (None, k.id) for k in kinds),
-        "memory": intent.framebuffer is not None and all(k.framebuffer is None for k in kinds),
-        "series": intent.series is not None and all(k.series is None for k in kinds),
-        "heads": intent.heads is not None and all(k.heads is None for k in kinds),
+        "memory": request.framebuffer is not None and all(k.framebuffer is None for k in kinds),
+        "series": request.series is not None and all(k.series is None for k in kinds),
+        "heads": request.heads is not None and all(k.heads is None for k in kinds),
     }
     return [what for what, is_untold in asked.items() if is_untold]
 
@@ -317,10 +317,10 @@ def _untold(kinds: Sequence[VgpuType], intent: CreateVgpu) -> list[str]:
 def _no_room(
     open_gpus: Sequence[Gpu],
     fitting: dict[str, list[VgpuType]],
-    intent: CreateVgpu,
+    request: CreateVgpu,
     reasons: dict[str, str],
 ) -> Refusal:
-    count = len(intent.uuids)
+    count = len(request.uuids)
     room_in_all = 0
     for gpu in open_gpus:
         best = max((room(gpu, kind) for kind in fitting[gpu.name]), key=_room_in_the_end)
@@ -331,7 +331,7 @@ def _no_room(
             else _why_none(gpu, fitting[gpu.name])
         )
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
-    message = f"there is no room for {wanted} {_request(intent)}"
+    message = f"there is no room for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""
     return Refusal(
         f"{message}: {'; '.join(_listed(reasons))}",
@@ -357,11 +357,11 @@ def _listed(reasons: dict[str, str]) -> list[str]:
     return lines if left <= 0 else [*lines[:_MOST_REASONS], f"and {left} more GPUs"]
 
 
-def _request(intent: CreateVgpu) -> str:
+def _request(request: CreateVgpu) -> str:
     """What is asked for, in words."""
-    parts = [f"called {intent.type}"] if intent.type is not None else []
-    parts += [f"of series {intent.series}"] if intent.series is not None else []
-    if intent.framebuffer is not None:
-        parts.append(f"of {intent.framebuffer} MiB or more")
-    parts += [f"with {intent.heads} heads or more"] if intent.heads is not None else []
+    parts = [f"called {request.type}"] if request.type is not None else []
+    parts += [f"of series {request.series}"] if request.series is not None else []
+    if request.framebuffer is not None:
+        parts.append(f"of {request.framebuffer} MiB or more")
+    parts += [f"with {request.heads} heads or more"] if request.heads is not None else []
     return ", ".join(parts) or "of any kind"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @plans(CreateVgpu)
 def plan_create(
-    host: HostSnapshot, intent: CreateVgpu, checkpoint: CreateCheckpoint | None = None
+    host: HostSnapshot, request: CreateVgpu, checkpoint: CreateCheckpoint | None = None
 ) -> Plan:
     """Make instances, all or none, where there is room for them.
 
@@ -42,13 +42,13 @@ def plan_create(
         Refusal: there is no room, or a UUID is taken by another vGPU.
 
     """
-    refuse_function(host, _address_of(host, intent.parent), count=len(intent.uuids))
-    there = _there_already(host, intent, checkpoint)
-    missing = [number for number in range(len(intent.uuids)) if number not in there]
+    refuse_function(host, _address_of(host, request.parent), count=len(request.uuids))
+    there = _there_already(host, request, checkpoint)
+    missing = [number for number in range(len(request.uuids)) if number not in there]
     already = tuple(f"{there[number]} exists already" for number in sorted(there))
     # With a checkpoint, this run finishes another: what is there was made by that one.
     unmarked = [v for v in there.values() if checkpoint is not None and not host.is_own(v)]
-    wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
+    wanted = replace(request, uuids=tuple(request.uuids[number] for number in missing))
     choice = Placements((), ())
     if missing:
         choice = (
@@ -67,7 +67,7 @@ def plan_create(
     locks = {name for place in choice.places for name in _gpu_locks(host, place)}
     locks |= {name for vgpu in there.values() for name in _locks(host, vgpu)}
     return Plan(
-        _summary(intent, choice.places),
+        _summary(request, choice.places),
         (*instances, *steps, *(_fresh(host, mark) for mark in marks)),
         locks=tuple(sorted({*locks, *(f"vgpu-{vgpu.name}" for vgpu in made)})),
         notes=(*choice.notes, *gpu_instances.notes(instances)),
@@ -85,17 +85,17 @@ def _address_of(host: HostSnapshot, name: str | None) -> str | None:
 
 @resolves(CreateVgpu)
 def resolve(
-    host: HostSnapshot, intent: CreateVgpu, checkpoint: CreateCheckpoint | None = None
+    host: HostSnapshot, request: CreateVgpu, checkpoint: CreateCheckpoint | None = None
 ) -> CreateCheckpoint:
     """Find the places that are chosen."""
     if checkpoint is not None:
         return checkpoint
-    there = _there_already(host, intent, None)
-    missing = [number for number in range(len(intent.uuids)) if number not in there]
-    wanted = replace(intent, uuids=tuple(intent.uuids[number] for number in missing))
+    there = _there_already(host, request, None)
+    missing = [number for number in range(len(request.uuids)) if number not in there]
+    wanted = replace(request, uuids=tuple(request.uuids[number] for number in missing))
     chosen = iter(choose(host, wanted).places if missing else ())
     places: list[tuple[str, str]] = []
-    for number in range(len(intent.uuids)):
+    for number in range(len(request.uuids)):
         if number in there:
             places.append((there[number].parent, there[number].type))
         else:
@@ -105,7 +105,7 @@ def resolve(
 
 
 @plans(RemoveVgpu)
-def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
+def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
     """Remove instances; one that is gone already is no error.
 
     Raises:
@@ -113,32 +113,32 @@ def plan_remove(host: HostSnapshot, intent: RemoveVgpu) -> Plan:
         UnknownDevice: a name is neither a vGPU's nor could be one's.
 
     """
-    for name in intent.names:
+    for name in request.names:
         refuse_function(host, name)
-    found, already = _named(host, intent)
+    found, already = _named(host, request)
     diagnostics = [o for vgpu in found for o in guards.held_by_guest(host, vgpu)]
-    refuse_if_any(diagnostics, intent.allow)
+    refuse_if_any(diagnostics, request.allow)
     names = [vgpu.name for vgpu in found]
     locks = {name for vgpu in found for name in _locks(host, vgpu)}
-    locks |= {f"vgpu-{name}" for name in intent.names}
-    left = _left_marks(host, [name for name in intent.names if name not in names])
+    locks |= {f"vgpu-{name}" for name in request.names}
+    left = _left_marks(host, [name for name in request.names if name not in names])
     locks |= {_parent_lock(host, parent) for parent in left.values()}
     return Plan(
-        summary=_removal_summary(intent, names),
+        summary=_removal_summary(request, names),
         steps=(
             *(step for vgpu in found for step in _remembered(host, vgpu)),
             *(_removal(host, vgpu) for vgpu in found),
             *_unmarkings(host, {*map(mark_file, found), *(MARKS / name for name in left)}),
         ),
         locks=tuple(sorted(locks)),
-        notes=(*_foreign_notes(host, intent), *device_notes(host, found)),
+        notes=(*_foreign_notes(host, request), *device_notes(host, found)),
         already=already,
-        resolves=(*names, *(name for name in intent.names if name not in names)),
+        resolves=(*names, *(name for name in request.names if name not in names)),
     )
 
 
 def _there_already(
-    host: HostSnapshot, intent: CreateVgpu, checkpoint: CreateCheckpoint | None
+    host: HostSnapshot, request: CreateVgpu, checkpoint: CreateCheckpoint | None
 ) -> dict[int, Vgpu]:
     """The instances that a second run, or one that finishes another, finds made.
 
@@ -147,11 +147,11 @@ def _there_already(
 
     """
     found: dict[int, Vgpu] = {}
-    for number, uuid in enumerate(intent.uuids):
+    for number, uuid in enumerate(request.uuids):
         vgpu = host.vgpu(uuid)
         place = None if checkpoint is None else checkpoint.places[number]
         if vgpu is not None:
-            if not _is_as_asked(host, vgpu, intent, place):
+            if not _is_as_asked(host, vgpu, request, place):
                 message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
                 fresh = Option("not-uuid", "leave out --uuid")
                 then = " to get a fresh one, or remove that one first"
@@ -166,21 +166,21 @@ def _there_already(
 
 
 def _is_as_asked(
-    host: HostSnapshot, vgpu: Vgpu, intent: CreateVgpu, place: tuple[str, str] | None
+    host: HostSnapshot, vgpu: Vgpu, request: CreateVgpu, place: tuple[str, str] | None
 ) -> bool:
     if place is not None:
         return place == (vgpu.parent, vgpu.type)
     gpu = next((g for g in gpus(host) if vgpu in g.instances), None)
     kind = gpu.type_of(vgpu) if gpu else None
-    if intent.parent is not None:
-        places = {p.name for g in find_parents(host, intent.parent) for p in g.parents}
+    if request.parent is not None:
+        places = {p.name for g in find_parents(host, request.parent) for p in g.parents}
         if vgpu.parent not in places:
             return False
-    if intent.type is None:
+    if request.type is None:
         return True
     if gpu is None or kind is None:
-        return vgpu.type == intent.type
-    return kind in types_called(gpu.types, intent.type)
+        return vgpu.type == request.type
+    return kind in types_called(gpu.types, request.type)
 
 
 def _chosen_before(
@@ -246,14 +246,14 @@ def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:
     return {name: parent for name, parent in parents.items() if parent} | functions
 
 
-def _named(host: HostSnapshot, intent: RemoveVgpu) -> tuple[list[Vgpu], tuple[str, ...]]:
+def _named(host: HostSnapshot, request: RemoveVgpu) -> tuple[list[Vgpu], tuple[str, ...]]:
     """The vGPUs that are meant, and words for those that are not there."""
-    if intent.every:
-        own = [vgpu for vgpu in _below(host, intent.parent) if host.is_own(vgpu)]
+    if request.every:
+        own = [vgpu for vgpu in _below(host, request.parent) if host.is_own(vgpu)]
         return own, () if own else ("there is no vGPU that vfiomgr made",)
     found: list[Vgpu] = []
     absent: list[str] = []
-    for name in intent.names:
+    for name in request.names:
         vgpu = host.vgpu(name)
         if vgpu is None:
             _require_no_parent(host, name)
@@ -290,28 +290,28 @@ def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
     return [v for gpu in asked for v in gpu.instances if gpu.asked in (None, v.parent)]
 
 
-def _foreign_notes(host: HostSnapshot, intent: RemoveVgpu) -> Iterator[str]:
-    if intent.every:
-        for vgpu in _below(host, intent.parent):
+def _foreign_notes(host: HostSnapshot, request: RemoveVgpu) -> Iterator[str]:
+    if request.every:
+        for vgpu in _below(host, request.parent):
             if not host.is_own(vgpu):
                 yield f"{vgpu} on {vgpu.parent} was not made by vfiomgr, and stays: name it"
 
 
-def _summary(intent: CreateVgpu, places: Sequence[Placement]) -> str:
+def _summary(request: CreateVgpu, places: Sequence[Placement]) -> str:
     kinds = dict.fromkeys(str(place.type) for place in places)
     on = dict.fromkeys(place.gpu.name for place in places)
     if len(places) == 1 and places[0].parent.family == "mdev":
-        what = f"vGPU {intent.uuids[-1].lower()}"
+        what = f"vGPU {request.uuids[-1].lower()}"
     else:
-        what = f"{len(places) or len(intent.uuids)} vGPUs" if len(places) != 1 else "a vGPU"
+        what = f"{len(places) or len(request.uuids)} vGPUs" if len(places) != 1 else "a vGPU"
     if not places:
         return f"create {what}"
     return f"create {what} of type {' and '.join(kinds)} on {', '.join(on)}"
 
 
-def _removal_summary(intent: RemoveVgpu, names: Sequence[str]) -> str:
-    if names or intent.names:
-        return f"remove vGPU {', '.join(names or intent.names)}"
+def _removal_summary(request: RemoveVgpu, names: Sequence[str]) -> str:
+    if names or request.names:
+        return f"remove vGPU {', '.join(names or request.names)}"
     return "remove the vGPUs that vfiomgr made"
 
 

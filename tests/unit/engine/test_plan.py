@@ -16,8 +16,8 @@ def test_steps_stay_in_their_order_and_all_else_is_told_once() -> None:
         notes=("it comes along",),
         already=("a is so",),
         resolves=("a",),
-        later=("c follows",),
-        lanes=(1,),
+        deferred=("c follows",),
+        parallel_groups=(1,),
     )
     second = Plan(
         "second",
@@ -26,7 +26,7 @@ def test_steps_stay_in_their_order_and_all_else_is_told_once() -> None:
         notes=("it is new", "it comes along"),
         already=("b is so", "a is so"),
         resolves=("b", "a"),
-        later=("c follows",),
+        deferred=("c follows",),
     )
     assert joined("both", [first, second]) == Plan(
         "both",
@@ -35,7 +35,7 @@ def test_steps_stay_in_their_order_and_all_else_is_told_once() -> None:
         notes=("it comes along", "it is new"),
         already=("a is so", "b is so"),
         resolves=("a", "b"),
-        later=("c follows",),
+        deferred=("c follows",),
     )
 
 

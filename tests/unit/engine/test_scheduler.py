@@ -1,4 +1,4 @@
-"""Lanes side by side, each in its order."""
+"""Parallel groups side by side, each in its order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from vfiomgr.engine.step import Step
 
 
-def schedule(*lanes: int) -> Schedule:
-    steps: tuple[Step, ...] = tuple(LoadModule(str(n), str(n)) for n in range(len(lanes) or 3))
-    return Schedule(Plan("lanes", steps, lanes=lanes))
+def schedule(*groups: int) -> Schedule:
+    steps: tuple[Step, ...] = tuple(LoadModule(str(n), str(n)) for n in range(len(groups) or 3))
+    return Schedule(Plan("groups", steps, parallel_groups=groups))
 
 
-def test_without_lanes_all_steps_go_one_after_another() -> None:
+def test_without_groups_all_steps_go_one_after_another() -> None:
     left = schedule()
     order = []
     while ready := left.ready():
@@ -30,7 +30,7 @@ def test_without_lanes_all_steps_go_one_after_another() -> None:
     assert left.width == 1
 
 
-def test_lane_0_comes_before_the_others_which_go_side_by_side() -> None:
+def test_group_0_comes_before_the_others_which_go_side_by_side() -> None:
     left = schedule(1, 0, 2, 1)
     assert left.width == 2
     assert left.ready() == [1]
@@ -45,7 +45,7 @@ def test_lane_0_comes_before_the_others_which_go_side_by_side() -> None:
     assert left.ready() == [3]
 
 
-def test_the_last_lane_waits_for_all_others() -> None:
+def test_the_last_group_waits_for_all_others() -> None:
     left = schedule(1, LAST, 2, LAST)
     assert left.width == 2
     assert left.ready() == [0, 2]

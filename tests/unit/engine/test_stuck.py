@@ -125,7 +125,7 @@ def test_side_by_side_through_children_gives_what_one_after_another_does(
     before = kernel.state()
     functions = (GPU, PciAddress.parse("0000:02:00.0"), PciAddress.parse("10000:01:00.0"))
     outcome = api.apply(Bind(functions), tree=kernel)
-    assert len(set(outcome.plan.lanes)) == 3
+    assert len(set(outcome.plan.parallel_groups)) == 3
     assert {read_driver_state(kernel, address).driver for address in functions} == {"vfio-pci"}
     api.apply(Unbind(functions), tree=kernel)
     assert kernel.state() == before

@@ -53,7 +53,7 @@ WHOLE: list[dict[str, Any]] = [
 
 def layout(*rules: dict[str, Any], name: str = "whole") -> ApplyLayout:
     document = Layout.model_validate({"devices": list(rules or WHOLE)})
-    return api.layout_intent(None, name, document)
+    return api.layout_request(None, name, document)
 
 
 def apply(kernel: FakeKernel, intent: ApplyLayout) -> api.Outcome:
@@ -136,7 +136,7 @@ def test_what_is_exported_changes_nothing(tmp_path: Path) -> None:
     before = kept(kernel)
     exported = export(api.scan(kernel))
     assert [rule.state for rule in exported.devices] == ["sriov", "passthrough", "vgpu"]
-    outcome = apply(kernel, api.layout_intent(None, "exported", exported))
+    outcome = apply(kernel, api.layout_request(None, "exported", exported))
     assert not outcome.is_changed
     assert kept(kernel) == before
 
@@ -359,7 +359,7 @@ def test_a_function_for_a_guest_is_no_place_for_a_vgpu(
     assert [vgpu.parent for vgpu in host.vgpus] == [str(second)]
     exported = export(host)
     assert [r.state for r in exported.devices] == ["passthrough", "vgpu"]
-    assert not apply(kernel, api.layout_intent(None, "exported", exported)).is_changed
+    assert not apply(kernel, api.layout_request(None, "exported", exported)).is_changed
 
 
 def test_a_parent_belongs_to_the_first_rule_that_names_it(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_need_takes_no_vgpu_that_a_type_asks_for(tmp_path: Path) -> None:
     ]
     wanted = layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wishes))
     resolves(kernel, wanted)
-    resolves(kernel, api.layout_intent(None, "exported", export(api.scan(kernel))))
+    resolves(kernel, api.layout_request(None, "exported", export(api.scan(kernel))))
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])

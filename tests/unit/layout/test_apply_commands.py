@@ -49,7 +49,7 @@ def test_a_plan_tells_what_differs_what_is_done_and_what_follows(
     told = json.loads(run("plan", file, "--format", "json").stdout)
     assert told["kind"] == "LayoutPlan"
     assert [d["device"] for d in told["differences"]] == [GPU, NIC, "mbochs"]
-    assert told["later"] == [f"{NIC}: its 2 virtual functions to guests"]
+    assert told["deferred"] == [f"{NIC}: its 2 virtual functions to guests"]
     assert len(kernel.operations) == done
 
 
@@ -106,6 +106,21 @@ def test_a_plan_on_file_is_applied_only_to_the_host_that_it_was_made_for(
     assert f"has changed since the plan was made: {GPU}" in refused.stderr
     run("unbind", GPU)
     assert run("apply", plan).status == 0
+    assert run("assert", file).status == 0
+
+
+def test_a_plan_that_an_earlier_version_wrote_is_applied(
+    run: Run, file: str, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    run("plan", file, "--out", str(plan))
+    document = json.loads(plan.read_text())
+    document["intent"] = {**document.pop("request"), "begun": [], "before": []}
+    old = {"save-original-state": "remember-origin"}
+    steps = [{**step, "kind": old.get(step["kind"], step["kind"])} for step in document["steps"]]
+    assert steps != document["steps"]
+    plan.write_text(json.dumps({**document, "steps": steps}))
+    assert run("apply", str(plan)).status == 0
     assert run("assert", file).status == 0
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def layout(*rules: dict[str, Any]) -> ApplyLayout:
-    return api.layout_intent(None, "test", Layout.model_validate({"devices": rules}))
+    return api.layout_request(None, "test", Layout.model_validate({"devices": rules}))
 
 
 def scanned(kernel: FakeKernel) -> HostSnapshot:
@@ -60,10 +60,10 @@ def places(plan: Plan) -> list[str]:
 def test_each_gpu_has_a_lane_and_a_module_is_loaded_once(tmp_path: Path) -> None:
     plan = planned(workstation(tmp_path), {"select": {"id": "10de:2684"}, "state": "passthrough"})
     (module,) = [step for step in plan.steps if isinstance(step, LoadModule)]
-    assert plan.lanes[plan.steps.index(module)] == FIRST
+    assert plan.parallel_groups[plan.steps.index(module)] == FIRST
     lanes = {
         step.device.address.bus: lane
-        for step, lane in zip(plan.steps, plan.lanes, strict=True)
+        for step, lane in zip(plan.steps, plan.parallel_groups, strict=True)
         if isinstance(step, ChangeDriver)
     }
     assert len(set(lanes.values())) == 2
@@ -98,7 +98,7 @@ def test_members_of_a_group_may_go_by_several_rules(tmp_path: Path) -> None:
     plan = planned(kernel, network, rest)
     moved = {str(s.device.address) for s in plan.steps if isinstance(s, ChangeDriver)}
     assert moved == {"0000:04:00.0", "0000:04:01.0", "0000:04:02.0"}
-    assert len({lane for lane in plan.lanes if lane != FIRST}) == 1
+    assert len({lane for lane in plan.parallel_groups if lane != FIRST}) == 1
 
 
 def test_what_is_missing_is_a_difference_and_a_refusal() -> None:
@@ -142,7 +142,7 @@ def test_functions_that_are_asked_for_and_not_made_are_refused_beforehand(tmp_pa
     message = refused(kernel, sriov(4), of_nic(1), of_nic(1))
     assert f"those of {NIC} are what rule 2 (physical_function {NIC}) has" in message
     for rules in ((sriov(2), of_nic(2)), (sriov(2), of_nic(0)), (sriov(4), of_nic(3, numa_node=0))):
-        assert planned(kernel, *rules).later
+        assert planned(kernel, *rules).deferred
 
 
 def test_functions_that_are_taken_away_are_none_for_another_rule(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ GPU = "0000:01:00.0"
 
 
 def words(kernel: FakeKernel, *rules: dict[str, Any]) -> list[str]:
-    intent = api.layout_intent(kernel, "test", Layout.model_validate({"devices": rules}))
+    intent = api.layout_request(kernel, "test", Layout.model_validate({"devices": rules}))
     found = compare(api.scan(kernel, with_users=True), intent).differences
     return [f"{d.device}: {d.found} -> {d.wanted}" for d in found]
 
@@ -255,7 +255,7 @@ def test_functions_are_made_first_and_vgpus_are_told_of(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
     plan = planned(kernel, vgpus({"type": "L40S-4Q", "count": 2}, heterogeneous=True))
     assert [step.kind for step in plan.steps] == ["run-sriov-manage", "set-heterogeneous"]
-    assert plan.later == (f"{GPUS[0]}: 2 x L40S-4Q",)
+    assert plan.deferred == (f"{GPUS[0]}: 2 x L40S-4Q",)
 
 
 def test_parameters_are_written_with_what_is_made_and_compared_with_what_is_there(

@@ -34,7 +34,7 @@ ON_VFIO: dict[str, Any] = {"driver": "vfio-pci", "driver_override": "vfio-pci"}
 
 def layout(*rules: dict[str, Any]) -> ApplyLayout:
     document = Layout.model_validate({"devices": rules})
-    return api.layout_intent(None, "test", document)
+    return api.layout_request(None, "test", document)
 
 
 def rule(device: PciDevice, state: str = "passthrough", **more: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def layout(*types: str) -> ApplyLayout:
     """The GPU with one vGPU of each type."""
     wishes = [{"type": name, "count": 1} for name in types]
     rule = {"select": {"address": str(GPU)}, "state": "vgpu", "mig": True, "vgpus": wishes}
-    return api.layout_intent(None, "mig", Layout.model_validate({"devices": [rule]}))
+    return api.layout_request(None, "mig", Layout.model_validate({"devices": [rule]}))
 
 
 def there(kernel: FakeKernel) -> list[str]:
@@ -280,7 +280,7 @@ def test_nvidias_configurations_for_blackwell_are_applied_once(
     kernel.call("/usr/lib/nvidia/sriov-manage", "-e", str(GPU))
     text = f"{{devices: all, vgpu-devices: {{{configuration}}}}}"
     configs = read_vgpu_configs(f"version: v1\nvgpu-configs: {{a: [{text}]}}", "config.yaml")
-    intent = api.layout_intent(None, "a", import_layouts(None, configs).layouts["a"])
+    intent = api.layout_request(None, "a", import_layouts(None, configs).layouts["a"])
     apply(kernel, intent)
     host = api.scan(kernel, with_gpu_modes=True)
     assert {vgpu.type_name for vgpu in host.vgpus} == {f"NVIDIA RTX Pro 6000 Blackwell {made}"}

@@ -144,8 +144,8 @@ def switch(
     (address,) = session.addresses((gpu,))
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {gpu}?")
-    intent = SwitchGpu(address, to, functions, heterogeneous, frozenset(allow))
-    outcome = plan_or_apply(session, intent)
+    request = SwitchGpu(address, to, functions, heterogeneous, frozenset(allow))
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_use(session, outcome, address)
 

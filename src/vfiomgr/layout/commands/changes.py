@@ -173,13 +173,13 @@ def plan(
 
     library = host_of(session)
     tell_of_cut_off_runs(session)
-    intent = ApplyLayout(file, name, frozenset(allow)).request(session)
-    host = library.facts_for(intent)
-    compared = compare(host, intent)
+    request = ApplyLayout(file, name, frozenset(allow)).request(session)
+    host = library.facts_for(request)
+    compared = compare(host, request)
     if session.format == "table":
         _print_differences(compared)
-    made = replace(plan_of(host, intent, compared), not_checked=not_checked(host, intent))
-    body = _planned(intent, compared, made)
+    made = replace(plan_of(host, request, compared), not_checked=not_checked(host, request))
+    body = _planned(request, compared, made)
     if out is not None:
         _write_plan(out, body)
         note(f"written to {out}; apply it with: vfiomgr apply {shlex.quote(str(out))}")
@@ -220,22 +220,22 @@ def apply(
         option = "--layout" if name else "--keep-going" if keep_going else "--allow"
         forbid_together("a plan", option, "a plan was made for all that it says, and no more")
     if reviewed is None:
-        intent = layout_of_text(session, text, source_of(file), name, frozenset(allow))
+        request = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     else:
-        intent = reviewed.request
+        request = reviewed.request
     if session.dry_run:
-        made = host_of(session).plan(intent)
+        made = host_of(session).plan(request)
         if reviewed is not None:
             refuse_other_steps(made.steps, reviewed.steps)
         print_plan(session, made)
         return 0
     session.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
     if keep_going:
-        return _apply_each(session, intent)
+        return _apply_each(session, request)
     with followed(session) as host:
-        outcome = host.apply(intent, reviewed=reviewed.steps if reviewed else None)
-    done = [f"the host is as the layout {intent.name} wants it"] if outcome.is_changed else []
-    print_outcome(session, outcome, done, layout=intent.name)
+        outcome = host.apply(request, reviewed=reviewed.steps if reviewed else None)
+    done = [f"the host is as the layout {request.name} wants it"] if outcome.is_changed else []
+    print_outcome(session, outcome, done, layout=request.name)
     if outcome.is_changed and session.format == "table":
         note("undo with: vfiomgr revert")
     return 0
@@ -255,12 +255,12 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
     """
     from vfiomgr.layout.compare import compare  # noqa: PLC0415 - brings pydantic
 
-    intent = ApplyLayout(file, name, frozenset(allow)).request(session)
-    compared = compare(host_of(session).facts_for(intent), intent)
+    request = ApplyLayout(file, name, frozenset(allow)).request(session)
+    compared = compare(host_of(session).facts_for(request), request)
     differences = compared.differences
     if session.format != "table":
         body = {
-            "layout": intent.name,
+            "layout": request.name,
             "is_met": not differences,
             "differences": to_jsonable(differences),
         }
@@ -268,7 +268,7 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
     elif differences:
         _print_differences(compared)
     else:
-        say(f"the host is as the layout {intent.name} wants it")
+        say(f"the host is as the layout {request.name} wants it")
     return _DRIFT if differences else 0
 
 
@@ -320,11 +320,11 @@ def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
     session.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
     if session.dry_run:
         try:
-            intent = reversion(session.tree, session.tree.read(BOOT_ID), frozenset(allow))
+            request = reversion(session.tree, session.tree.read(BOOT_ID), frozenset(allow))
         except PermissionError:
             message = "the journal can be read by root alone"
             raise HostError(message, "run it as root, e.g. with sudo") from None
-        print_plan(session, host_of(session).plan(intent))
+        print_plan(session, host_of(session).plan(request))
         return
     with followed(session) as host:
         outcome = host.revert_layout(allow)
@@ -345,13 +345,13 @@ def _reviewed(text: str, source: str) -> ReviewedPlan | None:
     return read_plan(document, source) if is_plan(document) else None
 
 
-def _planned(intent: requests.ApplyLayout, compared: Comparison, made: Plan) -> dict[str, object]:
+def _planned(request: requests.ApplyLayout, compared: Comparison, made: Plan) -> dict[str, object]:
     return {
-        "layout": intent.name,
+        "layout": request.name,
         "differences": to_jsonable(compared.differences),
         **made.to_document(),
-        "later": made.later,
-        "request": to_jsonable(intent),
+        "deferred": made.deferred,
+        "request": to_jsonable(request),
     }
 
 
@@ -371,9 +371,9 @@ def _is_changed(result: Outcome | VfiomgrError) -> bool:
     return result.is_changed
 
 
-def _apply_each(session: Session, intent: requests.ApplyLayout) -> int:
+def _apply_each(session: Session, request: requests.ApplyLayout) -> int:
     with followed(session) as host:
-        results = host.apply_each(intent)
+        results = host.apply_each(request)
     failed = [error for _, error in results if isinstance(error, VfiomgrError)]
     if session.format != "table":
         items = [
@@ -385,7 +385,7 @@ def _apply_each(session: Session, intent: requests.ApplyLayout) -> int:
             }
             for name, result in results
         ]
-        print_document("LayoutResults", {"layout": intent.name, "items": items}, session.format)
+        print_document("LayoutResults", {"layout": request.name, "items": items}, session.format)
     else:
         for name, result in results:
             if isinstance(result, VfiomgrError):

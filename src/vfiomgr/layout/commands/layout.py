@@ -77,14 +77,14 @@ def install(
 
     text = text_of(file, "a layout file")
     wish = layout_of_text(session, text, source_of(file), name, frozenset(allow))
-    intent = InstallLayout(
+    request = InstallLayout(
         wish,
         text,
         enforce=enforce,
         update_initramfs=update_initramfs,
         program=program_for_units(session),
     )
-    _told(session, plan_or_apply(session, intent), "vfiomgr layout uninstall", layout=wish.name)
+    _told(session, plan_or_apply(session, request), "vfiomgr layout uninstall", layout=wish.name)
 
 
 @click.command("uninstall")

@@ -119,9 +119,9 @@ class _FollowedLayout:
         if text is None:
             text = text_of(self._file, "a layout file")
         name = self._name or self._installed_name()
-        intent = layout_of_text(self._session, text, source_of(self._file), name, self._allow)
-        self.chosen = intent.name
-        return intent
+        request = layout_of_text(self._session, text, source_of(self._file), name, self._allow)
+        self.chosen = request.name
+        return request
 
     def is_stale(self) -> bool:
         """Whether the file is another one than was read."""
