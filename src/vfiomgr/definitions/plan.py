@@ -22,6 +22,7 @@ from vfiomgr.definitions.model.vgpu import (
     render_definition,
 )
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
@@ -83,7 +84,16 @@ def _gpu_of(host: HostSnapshot, address: PciAddress) -> Gpu:
 def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
     if gpu.mode is not None and gpu.mode.mig and gpu.partition is None:
         message = f"{gpu} is divided by MIG, and nvidia-smi tells nothing of its GPU instances"
-        raise Refusal(message, f"run it by hand to see why: nvidia-smi mig -lgip -i {gpu.name}")
+        raise refusal(
+            [
+                blocker(
+                    "nvidia-smi-silent",
+                    gpu,
+                    message,
+                    f"run it by hand to see why: nvidia-smi mig -lgip -i {gpu.name}",
+                )
+            ]
+        )
     return host.device(PciAddress.parse(gpu.name))
 
 
@@ -92,11 +102,20 @@ def _document(host: HostSnapshot, device: PciDevice) -> GpuDefinition | None:
     for problem in host.vgpu_definition_problems:
         if problem.path == path:
             message = f"{path} is there, and defines nothing: {problem.reason}"
-            raise Refusal(message, "mend it, or remove it")
+            raise refusal([blocker("definition-unusable", path, message, "mend it, or remove it")])
     known = next((g for g in host.defined.gpus if g.gpu.address == device.address), None)
     if known is not None and not known.gpu.is_same_as(device.identity):
         message = f"{path} is about another device: {known.gpu}; there is {device.identity} now"
-        raise Refusal(message, f"remove it, or undefine its vGPUs first: {_names(known)}")
+        raise refusal(
+            [
+                blocker(
+                    "another-device",
+                    device,
+                    message,
+                    f"remove it, or undefine its vGPUs first: {_names(known)}",
+                )
+            ]
+        )
     return known
 
 
@@ -263,7 +282,9 @@ def ambiguous(found: Sequence[VgpuDefinition]) -> Refusal:
     """One UUID that is defined for several parents."""
     parents = ", ".join(d.parent for d in found)
     message = f"vGPU {found[0].uuid} is defined on several parents: {parents}"
-    return Refusal(message, "name the one with --parent")
+    return refusal(
+        [blocker("definition-ambiguous", found[0].uuid, message, "name the one with --parent")]
+    )
 
 
 def _wanted(host: HostSnapshot, request: DefineVgpu, old: VgpuDefinition | None) -> VgpuDefinition:
@@ -368,7 +389,16 @@ def _refuse_unreadable(host: HostSnapshot, definition: VgpuDefinition) -> None:
     for problem in host.vgpu_definition_problems:
         if problem.path == definition.path:
             message = f"{problem.path} is there, and defines nothing: {problem.reason}"
-            raise Refusal(message, f"mend it, or vfiomgr vgpu undefine {definition.uuid} first")
+            raise refusal(
+                [
+                    blocker(
+                        "definition-unusable",
+                        problem.path,
+                        message,
+                        f"mend it, or vfiomgr vgpu undefine {definition.uuid} first",
+                    )
+                ]
+            )
 
 
 def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:

@@ -17,10 +17,10 @@ from vfiomgr.definitions.start import (
     target_of,
     together,
 )
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.errors import VfiomgrError
 from vfiomgr.gpu import mode
 from vfiomgr.gpu.mode import gpu_locks
 from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
@@ -130,7 +130,16 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
         return _divided(host, device, definition, Plan(f"prepare {device}", ()))
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
-        raise Refusal(message, f"make them anew: vfiomgr sriov set {device.address} 0")
+        raise refusal(
+            [
+                blocker(
+                    "functions-not-as-defined",
+                    device,
+                    message,
+                    f"make them anew: vfiomgr sriov set {device.address} 0",
+                )
+            ]
+        )
     count = definition.virtual_functions
     if sriov_manage.makes_by_program(host, device):  # all, and those defined are among them
         count = device.sriov_totalvfs or count

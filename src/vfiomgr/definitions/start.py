@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from vfiomgr.definitions.model.vgpu import Attributes, differing
 from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.errors import Refusal, UnknownDevice, VfiomgrError
+from vfiomgr.errors import UnknownDevice, VfiomgrError
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import is_address
@@ -172,7 +173,16 @@ def _undefined(host: HostSnapshot, name: str) -> VfiomgrError:
     for problem in host.vgpu_definition_problems:
         if problem.path.endswith(f"/{name}"):
             message = f"the definition of vGPU {name} cannot be used: {problem.reason}"
-            return Refusal(message, f"mend {problem.path}, or vfiomgr vgpu undefine {name}")
+            return refusal(
+                [
+                    blocker(
+                        "definition-unusable",
+                        name,
+                        message,
+                        f"mend {problem.path}, or vfiomgr vgpu undefine {name}",
+                    )
+                ]
+            )
     return UnknownDevice(
         f"there is no definition of vGPU {name}",
         "vfiomgr vgpu list --defined shows all; vfiomgr vgpu define makes one",
@@ -204,7 +214,9 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
     if (active.parent, active.type) != (target.parent, target.type_id):
         message = f"{active} is a {active.type} on {active.parent}, and defined as"
         message += f" {target.type_id} on {target.parent}"
-        raise Refusal(message, f"vfiomgr vgpu stop {target.name} first")
+        raise refusal(
+            [blocker("vgpu-differs", active, message, f"vfiomgr vgpu stop {target.name} first")]
+        )
     place = CreateCheckpoint(((active.parent, active.type),))
     present = vgpu_plan.plan_create(host, CreateVgpu((target.name,)), place)
     present = replace(present, locks=tuple(sorted({*present.locks, *_gpu_locks(host, active)})))
@@ -237,12 +249,30 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     kind = find_type(types_of(host, parent), target.type_id, target.parent)
     if target.type_name is not None and kind.name not in (None, target.type_name):
         message = f"{target} was defined as {target.type_name}, and {kind.id} is {kind.name} now"
-        raise Refusal(message, "define it anew: the numbers of another driver differ")
+        raise refusal(
+            [
+                blocker(
+                    "vgpu-type-renumbered",
+                    target,
+                    message,
+                    "define it anew: the numbers of another driver differ",
+                )
+            ]
+        )
     gpu = next(known for known in gpus(host) if known.name == parent.gpu)
     found = room(gpu, kind)
     if not found.more and not found.makeable:
         message = f"{target.parent} has no room for another {kind}: {found.why_not}"
-        raise Refusal(message, "remove one with vfiomgr vgpu remove; vgpu types shows what fits")
+        raise refusal(
+            [
+                blocker(
+                    "vgpu-no-room",
+                    target.parent,
+                    message,
+                    "remove one with vfiomgr vgpu remove; vgpu types shows what fits",
+                )
+            ]
+        )
     return parent, kind
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.engine.journal_files import DIRECTORY
-from vfiomgr.errors import Refusal
 from vfiomgr.pci import original_state
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.journal import Damaged, Survey
     from vfiomgr.engine.plan import Plan
+    from vfiomgr.errors import Refusal
     from vfiomgr.host.tree import HostTree
 
 
@@ -51,7 +52,13 @@ def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
 
 def _refusal(devices: list[str], file: str, why: str) -> Refusal:
     of = ", ".join(devices) or "devices (which ones is not known)"
-    return Refusal(
-        f"{file} may hold the original state of {of}, and cannot be read: {why}",
-        f"look at the devices, then move the file away: mv {file} /root/",
+    return refusal(
+        [
+            blocker(
+                "journal-unreadable",
+                file,
+                f"{file} may hold the original state of {of}, and cannot be read: {why}",
+                f"look at the devices, then move the file away: mv {file} /root/",
+            )
+        ]
     )

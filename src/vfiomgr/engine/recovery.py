@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.engine.journal import Journal, cut_off_runs, supersede, survey, unreadable
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.privileges import without_kernel
@@ -66,7 +67,16 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
         return
     if work.needs_kernel(read_unfinished(work.tree, run.name).request):
         message = f"{run.summary}: {without_kernel(work.tree)}"
-        raise Refusal(message, "run vfiomgr recover on that host itself; of files it is done here")
+        raise refusal(
+            [
+                blocker(
+                    "not-a-running-host",
+                    run.name,
+                    message,
+                    "run vfiomgr recover on that host itself; of files it is done here",
+                )
+            ]
+        )
 
 
 def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]) -> None:
@@ -111,7 +121,9 @@ def _still_left(
     left = tuple(run for run in now if any(run in group for group in groups))
     if not locks.issuperset(lock for run in left for lock in run.locks):
         message = "another vfiomgr was interrupted meanwhile on the same devices"
-        raise Refusal(message, "vfiomgr recover")
+        raise refusal(
+            [blocker("interrupted-meanwhile", ", ".join(sorted(locks)), message, "vfiomgr recover")]
+        )
     return left
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
 from vfiomgr.engine.registry import undo_guards
-from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.errors import UnknownDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -123,7 +123,16 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
     for step in steps:
         found = None if step.tied_to is None else _present(host, step.tied_to)
         if isinstance(found, str):
-            raise Refusal(found, "vfiomgr recover --undo closes the run without touching it")
+            raise refusal(
+                [
+                    blocker(
+                        "another-device",
+                        step.tied_to,
+                        found,
+                        "vfiomgr recover --undo closes the run without touching it",
+                    )
+                ]
+            )
 
 
 def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
@@ -141,7 +150,16 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
     changed += [step for step in then if step not in now]
     names = dict.fromkeys(step.subject or step.describe() for step in changed)
     message = f"the host has changed since the plan was made: {', '.join(names) or 'the order'}"
-    raise Refusal(message, "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN")
+    raise refusal(
+        [
+            blocker(
+                "plan-outdated",
+                ", ".join(names),
+                message,
+                "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN",
+            )
+        ]
+    )
 
 
 def _present(host: HostSnapshot, expected: DeviceIdentity) -> PciDevice | str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import names
 from vfiomgr.engine.registry import checks
 from vfiomgr.engine.unfinished import read_unfinished
-from vfiomgr.errors import Refusal
 from vfiomgr.layout.requests import ApplyLayout, RevertLayout
 from vfiomgr.layout.revert import of_several
 from vfiomgr.paths import BOOT_ID
@@ -50,7 +50,7 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -
     if not runs:
         message = "no layout was applied since this host was started, or it is reverted already"
         remedy = "vfiomgr unbind, sriov set and vgpu remove take back what else was done"
-        raise Refusal(message, remedy)
+        raise refusal([blocker("no-layout-applied", "layout", message, remedy)])
     steps = of_several(_taken(tree, run) for run in runs)
     name = str(runs[0].request["name"])
     locks = sorted({lock for run in runs for lock in run.locks})
@@ -67,7 +67,16 @@ def refuse_other_reversion(request: RevertLayout, tree: HostTree) -> None:
     """
     if not request.is_same_as(reversion(tree, tree.read(BOOT_ID), request.allow)):
         message = "another vfiomgr applied or reverted a layout meanwhile"
-        raise Refusal(message, "look at vfiomgr revert --dry-run, and run the command again")
+        raise refusal(
+            [
+                blocker(
+                    "layout-changed-meanwhile",
+                    request.name,
+                    message,
+                    "look at vfiomgr revert --dry-run, and run the command again",
+                )
+            ]
+        )
 
 
 def _taken(tree: HostTree, run: _Run) -> Iterator[Step]:

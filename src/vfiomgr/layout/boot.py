@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.errors import Refusal
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.parts import counted
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
@@ -220,7 +219,16 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
         return dict.fromkeys(SERVICES)
     if request.program is None:
         message = "vfiomgr is no installed command here, so that no service can run it at boot"
-        raise Refusal(message, "install vfiomgr as its README says, and run that command")
+        raise refusal(
+            [
+                blocker(
+                    "not-installed",
+                    "vfiomgr",
+                    message,
+                    "install vfiomgr as its README says, and run that command",
+                )
+            ]
+        )
     name, allow = request.apply.name, _kept_allowances(request)
     return {
         BOOT: render_boot(request.program, name, allow),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, blocker
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.engine.plan import Plan
-from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.mig.capacity import lacking, occupants
 from vfiomgr.vgpu.mig.model import InstancePlace, counted
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.engine.step import Step
+    from vfiomgr.errors import Refusal
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
@@ -67,7 +67,16 @@ def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> P
         profile = partition.called(name)
         if profile is None:
             message = f"{device} has no GPU instance profile {name}"
-            raise Refusal(message, f"it has {', '.join(p.name for p in partition.profiles)}")
+            raise refusal(
+                [
+                    blocker(
+                        "no-gpu-instance-profile",
+                        device,
+                        message,
+                        f"it has {', '.join(p.name for p in partition.profiles)}",
+                    )
+                ]
+            )
         there = sum(one.profile == profile.id for one in partition.instances)
         if names.count(name) > there:
             missing[profile.id] = names.count(name) - there
@@ -182,4 +191,4 @@ def _no_room(
     there = counted(partition.places)
     message = f"{device.address} has no room for GPU instances {wanted} beside those there: {there}"
     remedy = f"divide it otherwise: vfiomgr vgpu instances set {device.address} PROFILE=COUNT"
-    return Refusal(message, remedy)
+    return refusal([blocker("gpu-instances-do-not-fit", device, message, remedy)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Option, Remedy
+from vfiomgr.diagnostic import Option, Remedy, blocker, refusal
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -263,17 +263,42 @@ def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | 
     if len(full) == len(asked) and request.type not in {kind.id for kind in kinds.values()}:
         why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
         text = f"there is no room for a vGPU {_request(request)}: {'; '.join(why)}"
-        return Refusal(text, "remove one with vfiomgr vgpu remove; vfiomgr vgpu list shows all")
+        return refusal(
+            [
+                blocker(
+                    "vgpu-no-room",
+                    ", ".join(gpu.name for gpu in asked),
+                    text,
+                    "remove one with vfiomgr vgpu remove; vfiomgr vgpu list shows all",
+                )
+            ]
+        )
     verb = "has no" if len(asked) == 1 else "has a"
     message = f"{where} {verb} vGPU type {_request(request)}"
     if not kinds:
-        return Refusal(
-            f"{message}: its driver offers none now", "see dmesg, and nvidia-smi vgpu -c"
+        return refusal(
+            [
+                blocker(
+                    "vgpu-type-unavailable",
+                    ", ".join(gpu.name for gpu in asked),
+                    f"{message}: its driver offers none now",
+                    "see dmesg, and nvidia-smi vgpu -c",
+                )
+            ]
         )
     message += f"; there is {', '.join(kinds)}"
     if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
         message += ", which go together with the vGPUs that run: the driver names no others now"
-        return Refusal(message, "remove those vGPUs first (vfiomgr vgpu list)")
+        return refusal(
+            [
+                blocker(
+                    "vgpu-type-unavailable",
+                    ", ".join(gpu.name for gpu in asked),
+                    message,
+                    "remove those vGPUs first (vfiomgr vgpu list)",
+                )
+            ]
+        )
     untold = _untold(tuple(kinds.values()), request)
     if untold:
         first = next(iter(kinds.values())).id
@@ -333,10 +358,16 @@ def _no_room(
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
     message = f"there is no room for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""
-    return Refusal(
-        f"{message}: {'; '.join(_listed(reasons))}",
-        "remove one with vfiomgr vgpu remove, or ask for another type: vfiomgr vgpu types "
-        "shows what still fits",
+    return refusal(
+        [
+            blocker(
+                "vgpu-no-room",
+                ", ".join(reasons),
+                f"{message}: {'; '.join(_listed(reasons))}",
+                "remove one with vfiomgr vgpu remove, or ask for another type: vfiomgr vgpu types "
+                "shows what still fits",
+            )
+        ]
     )
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
+from vfiomgr.diagnostic import Option, Remedy, blocker, refusal, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import device_notes, plans, resolves
-from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.errors import UnknownDevice
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.persistence.steps import ReplaceFile
@@ -155,7 +155,7 @@ def _there_already(
                 message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
                 fresh = Option("not-uuid", "leave out --uuid")
                 then = " to get a fresh one, or remove that one first"
-                raise Refusal(message, Remedy("", fresh, then))
+                raise refusal([blocker("vgpu-exists", vgpu, message, Remedy("", fresh, then))])
             found[number] = vgpu
         elif place is not None:
             parent, type_id = place
@@ -194,7 +194,16 @@ def _chosen_before(
         kind = next((kind for kind in gpu.types if kind.id == type_id), None)
         if kind is None or parent not in gpu.free:
             message = f"{name} makes no {type_id} any more"
-            raise Refusal(message, "vfiomgr recover --undo takes back what was begun")
+            raise refusal(
+                [
+                    blocker(
+                        "vgpu-type-unavailable",
+                        name,
+                        message,
+                        "vfiomgr recover --undo takes back what was begun",
+                    )
+                ]
+            )
         places.append(Placement(gpu, parent, kind))
     return Placements(tuple(places), ())
 

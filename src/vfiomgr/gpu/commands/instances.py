@@ -10,7 +10,8 @@ import click
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.errors import UsageError
 from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.model import by_start
@@ -54,7 +55,16 @@ def list_instances(session: Session, gpu: str | None) -> None:
         found = tuple(known for known in found if known.gpu == str(device.address))
         if not found:
             message = f"{device} is not in MIG mode, or nvidia-smi does not tell"
-            raise Refusal(message, f"vfiomgr vgpu mode {device.address} shows its modes")
+            raise refusal(
+                [
+                    blocker(
+                        "mig-mode",
+                        device,
+                        message,
+                        f"vfiomgr vgpu mode {device.address} shows its modes",
+                    )
+                ]
+            )
     if session.format != "table":
         items = [_item(host, known) for known in found]
         print_document("GpuInstanceList", {"items": items}, session.format)

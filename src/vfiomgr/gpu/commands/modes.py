@@ -9,9 +9,9 @@ import click
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, complete_address, session_options
-from vfiomgr.diagnostic import OVERRIDES, Override
+from vfiomgr.diagnostic import OVERRIDES, Override, blocker, refusal
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.errors import UsageError
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
 from vfiomgr.usage import forbid_together
@@ -69,7 +69,16 @@ def _show(session: Session, gpu: str | None) -> None:
         modes = tuple(found for found in modes if found.gpu == str(address))
         if not modes:
             message = f"nvidia-smi tells nothing of {address}"
-            raise Refusal(message, "is it on the driver nvidia, and does nvidia-smi -q work?")
+            raise refusal(
+                [
+                    blocker(
+                        "nvidia-smi-silent",
+                        address,
+                        message,
+                        "is it on the driver nvidia, and does nvidia-smi -q work?",
+                    )
+                ]
+            )
     if session.format != "table":
         items = [_item(host, found) for found in modes]
         print_document("GpuModeList", {"items": items}, session.format)

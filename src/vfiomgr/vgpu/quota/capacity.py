@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import refusal
-from vfiomgr.errors import Refusal
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 from vfiomgr.vgpu.quota.model import in_bytes
@@ -71,7 +70,7 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
                 f"vfiomgr sriov set {gpu.address} {count + len(functions)}{memory} makes them; "
                 "each is then taken to a guest with vfiomgr bind"
             )
-        raise Refusal(message, remedy)
+        raise refusal([blocker("functions-made-together", gpu, message, remedy)])
 
 
 def _divided(host: HostSnapshot) -> Iterator[PciDevice]:
