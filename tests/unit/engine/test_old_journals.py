@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import api
 from tests.fakes.faults import PowerCut
-from vfiomgr import api
 from vfiomgr.engine.journal_files import DIRECTORY, names
 from vfiomgr.engine.journal_records import encode
 from vfiomgr.engine.old_journals import current
