@@ -92,7 +92,7 @@ class EntryChange:
 
         """
         ready = self._make()
-        found = plan(scan_for(ready.intent, self._host.files, None), ready.intent)
+        found = plan(scan_for(ready.request, self._host.files, None), ready.request)
         return EntryPlan(found, ready.unchecked, dict(_differences(found)))
 
     def apply(self) -> EntryOutcome:

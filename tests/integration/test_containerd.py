@@ -246,11 +246,11 @@ def test_a_second_time_nothing_is_written_and_taking_it_back_gives_the_same_byte
     node.install()
     once = node.read()
     assert once != before
-    assert node.prepare().intent.changes == ()
+    assert node.prepare().request.changes == ()
     assert node.read() == once
     node.uninstall()
     assert node.read() == before
-    assert node.prepare_removal().intent.changes == ()
+    assert node.prepare_removal().request.changes == ()
 
 
 @pytest.mark.parametrize("first", ["kata-vfio", "crun"])
@@ -267,7 +267,7 @@ def test_two_entries_come_and_go_and_leave_the_first_bytes(
     last = ({"kata-vfio", "crun"} - {first}).pop()
     node.uninstall(first)
     assert last in node.runtimes()
-    assert not node.prepare_removal(last).intent.notes, "nobody else changed anything"
+    assert not node.prepare_removal(last).request.notes, "nobody else changed anything"
     node.uninstall(last)
     assert node.read() == before
 

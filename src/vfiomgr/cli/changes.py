@@ -1,4 +1,4 @@
-"""What all commands that change the host share: plan or apply an intent, say what came of it."""
+"""What all commands that change the host share: plan or apply a request, say what came of it."""
 
 from __future__ import annotations
 

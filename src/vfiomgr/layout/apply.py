@@ -87,12 +87,12 @@ def watch_layout(
 
     """
 
-    def compared(intent: ApplyLayout) -> Comparison:
+    def compared(request: ApplyLayout) -> Comparison:
         # Looked at after every event: no disk is opened for it, which could disturb a mount.
-        return compare(scan_for(intent, host.tree, host.machine, with_claims=False), intent)
+        return compare(scan_for(request, host.tree, host.machine, with_claims=False), request)
 
-    def correct(intent: ApplyLayout, name: str) -> Result | None:
-        return dict(host.apply_each(replace(intent, only=(name,)))).get(name)
+    def correct(request: ApplyLayout, name: str) -> Result | None:
+        return dict(host.apply_each(replace(request, only=(name,)))).get(name)
 
     if enforce:
         require_rights(host.tree)

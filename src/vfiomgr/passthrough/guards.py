@@ -359,7 +359,7 @@ def _all(
 def foreign_members(
     host: HostSnapshot,
     devices: Sequence[PciDevice],
-    intent: Bind,
+    request: Bind,
     going: frozenset[PciAddress] = frozenset(),
 ) -> Iterator[Diagnostic]:
     """Members of the groups that would stay on host drivers: no guest could own such a group.
@@ -372,7 +372,7 @@ def foreign_members(
         staying = [d for d in blockers(host.group_members(number)) if d.address not in taken]
         for members, lift in (
             ([d for d in staying if d.is_bridge], ()),
-            ([d for d in staying if not d.is_bridge], (_lift(staying, slots, intent),)),
+            ([d for d in staying if not d.is_bridge], (_lift(staying, slots, request),)),
         ):
             if members:
                 names = ", ".join(f"{d} on {d.driver}" for d in members)
@@ -386,8 +386,8 @@ def foreign_members(
                 )
 
 
-def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], intent: Bind) -> Remedy:
-    if intent.only and all(device.address.slot in slots for device in members):
+def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], request: Bind) -> Remedy:
+    if request.only and all(device.address.slot in slots for device in members):
         return Remedy("", Option("not-only", "leave out --only"))
     return Remedy("", Option("with-group", "pass --with-group to take them too"))
 

@@ -74,7 +74,7 @@ _DRIVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 @plans(Bind)
 def plan_bind(
     host: HostSnapshot,
-    intent: Bind,
+    request: Bind,
     going: frozenset[PciAddress] = _NONE,
     others: frozenset[PciAddress] = _NONE,
 ) -> Plan:
@@ -88,33 +88,33 @@ def plan_bind(
         UsageError: an address names nothing, or the driver's name is none.
 
     """
-    _check_driver(host, intent.driver)
-    named = [host.device(address) for address in intent.addresses]
-    wanted = drivers_for(host, intent, others)
+    _check_driver(host, request.driver)
+    named = [host.device(address) for address in request.addresses]
+    wanted = drivers_for(host, request, others)
     targets = [host.device(address) for address in wanted]
     moving = [device for device in targets if device.driver != wanted[device.address].driver]
     refuse_if_any(
         [
             *guards.taking(host, moving),
-            *guards.foreign_members(host, targets, intent, going),
-            *reset.diagnostics(host, named, intent),
-            *(persistence_plan.diagnostics(host, targets) if intent.persist else ()),
+            *guards.foreign_members(host, targets, request, going),
+            *reset.diagnostics(host, named, request),
+            *(persistence_plan.diagnostics(host, targets) if request.persist else ()),
         ],
-        intent.allow,
+        request.allow,
     )
     drivers = [wanted[device.address].driver for device in named]
     staying = [d for d in targets if d not in moving and host.origin(d) is not None]
-    repinned = {d.address: step for d in staying if (step := reset.repin(d, intent))}
-    kept = persistence_plan.part_of_bind(host, wanted, moving, intent)
+    repinned = {d.address: step for d in staying if (step := reset.repin(d, request))}
+    kept = persistence_plan.part_of_bind(host, wanted, moving, request)
     steps: list[Step] = [
         *_loading(host, moving, wanted),
-        *(step for d in moving for step in _take(host, d, wanted[d.address].driver, intent)),
+        *(step for d in moving for step in _take(host, d, wanted[d.address].driver, request)),
         *repinned.values(),
         *_awaiting(moving),
         *kept.steps,
     ]
     on_it = (
-        f"{d} is on {d.driver} already{reset.unpinned(d, intent)}"
+        f"{d} is on {d.driver} already{reset.unpinned(d, request)}"
         for d in targets
         if d not in moving and d.address not in repinned
     )
@@ -141,26 +141,28 @@ def _awaiting(moving: Sequence[PciDevice]) -> Iterable[Step]:
     return [AwaitVfioNode(number, first[number].identity) for number in sorted(first)]
 
 
-def drivers_for(host: HostSnapshot, intent: Bind, others: frozenset[PciAddress] = _NONE) -> Drivers:
+def drivers_for(
+    host: HostSnapshot, request: Bind, others: frozenset[PciAddress] = _NONE
+) -> Drivers:
     """The VFIO driver of each function that a bind is about, with those that come along."""
     return {
-        d.address: _wanted_driver(host, d, intent.driver) for d in moved_by(host, intent, others)
+        d.address: _wanted_driver(host, d, request.driver) for d in moved_by(host, request, others)
     }
 
 
 def moved_by(
-    host: HostSnapshot, intent: Bind | Unbind, others: frozenset[PciAddress] = _NONE
+    host: HostSnapshot, request: Bind | Unbind, others: frozenset[PciAddress] = _NONE
 ) -> list[PciDevice]:
     """The named functions, the rest of their slots, and on request of their groups.
 
     A bridge that somebody named stays in the list, for a guard to refuse; others never come along.
     """
-    named = [host.device(address) for address in intent.addresses]
+    named = [host.device(address) for address in request.addresses]
     found = {device.address: device for device in named}
     companions: list[PciDevice] = []
-    if not intent.only:
+    if not request.only:
         companions += [other for device in named for other in host.slot(device)]
-    if intent.with_group:
+    if request.with_group:
         groups = {d.iommu_group for d in (*named, *companions)}
         companions += [other for n in groups for other in host.group_members(n)]
     for other in companions:
@@ -170,7 +172,7 @@ def moved_by(
 
 
 @plans(Unbind)
-def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
+def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
     """Give functions back to the drivers that they had, with override and power control.
 
     Raises:
@@ -178,18 +180,18 @@ def plan_unbind(host: HostSnapshot, intent: Unbind) -> Plan:
         UnknownDevice: an address names nothing.
 
     """
-    named = [host.device(address) for address in intent.addresses]
-    targets = moved_by(host, intent)
+    named = [host.device(address) for address in request.addresses]
+    targets = moved_by(host, request)
     recorded = [d for d in targets if host.origin(d) is not None]
     moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
-    refuse_if_any(guards.releasing(host, moving), intent.allow)
+    refuse_if_any(guards.releasing(host, moving), request.allow)
     steps: list[Step] = [*persistence_plan.revoke_access(host, moving)]
     for device in targets:
         if device in moving:
             steps += _give_back(host, device)
         elif (origin := host.origin(device)) is not None:
             steps.append(DropOriginalState(origin))
-    kept = persistence_plan.part_of_unbind(host, targets, intent)
+    kept = persistence_plan.part_of_unbind(host, targets, request)
     steps += kept.steps
     return Plan(
         summary=f"give {_listed(named)} back to the host",
@@ -278,7 +280,7 @@ def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ..
     return tuple(found)
 
 
-def _take(host: HostSnapshot, device: PciDevice, driver: str, intent: Bind) -> Iterable[Step]:
+def _take(host: HostSnapshot, device: PciDevice, driver: str, request: Bind) -> Iterable[Step]:
     before = reset.state_of(device)
     if host.origin(device) is None or _is_elsewhere(host, device):
         first = before
@@ -289,7 +291,7 @@ def _take(host: HostSnapshot, device: PciDevice, driver: str, intent: Bind) -> I
             OriginalState(device.identity, first, device.driver_module, host.boot_id or "")
         )
     target = DriverState(driver, driver)
-    yield ChangeDriver(device.identity, before, reset.pinned(target, device, intent))
+    yield ChangeDriver(device.identity, before, reset.pinned(target, device, request))
 
 
 def _is_elsewhere(host: HostSnapshot, device: PciDevice) -> bool:

@@ -56,7 +56,7 @@ _OTHERS: dict[ResetMethod, str] = {
 
 @plans(Reset)
 def plan_reset(
-    host: HostSnapshot, intent: Reset, checkpoint: ResetCheckpoint | None = None
+    host: HostSnapshot, request: Reset, checkpoint: ResetCheckpoint | None = None
 ) -> Plan:
     """Reset a function; a method that is chosen for it is not kept.
 
@@ -65,20 +65,21 @@ def plan_reset(
         UnknownDevice: the address names nothing.
 
     """
-    device = host.device(intent.address)
+    device = host.device(request.address)
     refuse_if_any(
-        [*_obstacles(host, device), *method_diagnostics(host, device, intent.method)], intent.allow
+        [*_obstacles(host, device), *method_diagnostics(host, device, request.method)],
+        request.allow,
     )
     now = " ".join(device.reset_method)
     said = host.resets_of(device)
     steps: tuple[Step, ...] = (ResetFunction(device.identity, said.kept if said else None),)
     after = (checkpoint.methods if checkpoint is not None else "") or now
-    if intent.method is not None and intent.method != now:
-        steps = (SetResetMethod(device.identity, before=now, after=intent.method), *steps)
-    if (intent.method or now) != after:
-        restored = SetResetMethod(device.identity, before=intent.method or now, after=after)
+    if request.method is not None and request.method != now:
+        steps = (SetResetMethod(device.identity, before=now, after=request.method), *steps)
+    if (request.method or now) != after:
+        restored = SetResetMethod(device.identity, before=request.method or now, after=after)
         steps = (*steps, restored)
-    methods = intent.method or methods_in_words(host, device) or "what the kernel finds"
+    methods = request.method or methods_in_words(host, device) or "what the kernel finds"
     return Plan(
         summary=f"reset {device.address} by {methods}",
         steps=steps,
@@ -89,12 +90,12 @@ def plan_reset(
 
 @resolves(Reset)
 def resolve(
-    host: HostSnapshot, intent: Reset, checkpoint: ResetCheckpoint | None = None
+    host: HostSnapshot, request: Reset, checkpoint: ResetCheckpoint | None = None
 ) -> ResetCheckpoint:
     """Find the methods to restore."""
     if checkpoint is not None and checkpoint.methods:
         return checkpoint
-    return ResetCheckpoint(" ".join(host.device(intent.address).reset_method))
+    return ResetCheckpoint(" ".join(host.device(request.address).reset_method))
 
 
 def working(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
@@ -222,33 +223,33 @@ def state_of(device: PciDevice) -> DriverState:
     )
 
 
-def pinned(state: DriverState, device: PciDevice, intent: Bind) -> DriverState:
+def pinned(state: DriverState, device: PciDevice, request: Bind) -> DriverState:
     """A state with the pins: the way of reset for named functions alone, D3cold for the slot."""
-    if intent.reset_method is not None and device.address in intent.addresses:
-        state = replace(state, reset_method=intent.reset_method)
-    if intent.no_d3cold and device.d3cold_allowed is not None:
+    if request.reset_method is not None and device.address in request.addresses:
+        state = replace(state, reset_method=request.reset_method)
+    if request.no_d3cold and device.d3cold_allowed is not None:
         state = replace(state, d3cold_allowed=False)
     return state
 
 
-def repin(device: PciDevice, intent: Bind) -> ChangeDriver | None:
+def repin(device: PciDevice, request: Bind) -> ChangeDriver | None:
     """Pin a function that stays on its driver; None where it is as wanted."""
     now = state_of(device)
-    target = pinned(now, device, intent)
+    target = pinned(now, device, request)
     return None if target == now else ChangeDriver(device.identity, now, target)
 
 
-def unpinned(device: PciDevice, intent: Bind) -> str:
+def unpinned(device: PciDevice, request: Bind) -> str:
     """What to say of a function that is bound already, and has no record to restore its pins."""
-    if repin(device, intent) is None:
+    if repin(device, request) is None:
         return ""
     return f", but not by vfiomgr, so it is not pinned: vfiomgr unbind {device.address} first"
 
 
 def diagnostics(
-    host: HostSnapshot, named: Sequence[PciDevice], intent: Bind
+    host: HostSnapshot, named: Sequence[PciDevice], request: Bind
 ) -> Iterator[Diagnostic]:
     """Named functions that cannot be reset in the way that is asked for."""
-    if intent.reset_method is not None:
+    if request.reset_method is not None:
         for device in named:
-            yield from method_diagnostics(host, device, intent.reset_method)
+            yield from method_diagnostics(host, device, request.reset_method)

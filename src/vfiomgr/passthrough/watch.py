@@ -133,9 +133,9 @@ def put_right(
     for slot in sorted({binding.address.slot for binding in bindings}):
         here = [binding for binding in bindings if binding.address.slot == slot]
         addresses = tuple(binding.address for binding in here)
-        intent = Bind(addresses, driver=here[0].driver, only=True, allow=allow)
+        request = Bind(addresses, driver=here[0].driver, only=True, allow=allow)
         try:
-            carry_out(intent, ApplyContext(tree, on_note=on_note))
+            carry_out(request, ApplyContext(tree, on_note=on_note))
         except VfiomgrError as error:  # and the others are put right all the same
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise

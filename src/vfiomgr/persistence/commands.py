@@ -127,8 +127,8 @@ def watch(session: Session) -> None:
     watch_machine(session)
 
 
-def _carry_out(session: Session, intent: Request) -> None:
-    outcome = plan_or_apply(session, intent)
+def _carry_out(session: Session, request: Request) -> None:
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
         print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])

@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 @plans(ChangeFiles)
-def plan_change(host: HostSnapshot, intent: ChangeFiles) -> Plan:
+def plan_change(host: HostSnapshot, request: ChangeFiles) -> Plan:
     """The changes that are still to be made: a run that was cut off may have made some.
 
     Raises:
         Refusal: a file holds none of the texts that it is to have on the way.
 
     """
-    wanted = set(_wanted(host, intent))
+    wanted = set(_wanted(host, request))
     steps = tuple(
         ReplaceFile(change.path, change.before, change.after, change.mode)
-        for number, change in enumerate(intent.changes)
+        for number, change in enumerate(request.changes)
         if number in wanted
     )
     return Plan(
-        intent.summary,
+        request.summary,
         steps,
-        locks=intent.locks,
-        notes=intent.notes,
-        already=() if steps else intent.already,
+        locks=request.locks,
+        notes=request.notes,
+        already=() if steps else request.already,
     )
 
 
-def _wanted(host: HostSnapshot, intent: ChangeFiles) -> Iterator[int]:
+def _wanted(host: HostSnapshot, request: ChangeFiles) -> Iterator[int]:
     """The numbers of changes that are still to be made."""
     by_path: dict[str, list[tuple[int, FileChange]]] = {}
-    for numbered in enumerate(intent.changes):
+    for numbered in enumerate(request.changes):
         by_path.setdefault(numbered[1].path, []).append(numbered)
     for path, changes in by_path.items():
         texts = [changes[0][1].before, *(change.after for _, change in changes)]

@@ -127,22 +127,22 @@ def part_of_bind(
     host: HostSnapshot,
     drivers: Mapping[PciAddress, LoadModule],
     moving: Sequence[PciDevice],
-    intent: Bind,
+    request: Bind,
 ) -> Part:
     """Rules for all functions that a plan takes or has taken, and access to their nodes."""
     targets = [host.device(address) for address in drivers]
-    access = tuple(_access_steps(host, targets, moving, intent.owner))
+    access = tuple(_access_steps(host, targets, moving, request.owner))
     notes = tuple(_driverctl_notes(host, targets))
-    if not intent.persist:
+    if not request.persist:
         if access:
             notes += ("its owner has the node until the next unbind; --persist keeps it",)
         return Part(access, notes)
     wanted = bindings(host)
     for device in targets:
         choice = drivers[device.address]
-        wanted[device.address] = binding_for(host, device, choice, intent.owner)
+        wanted[device.address] = binding_for(host, device, choice, request.owner)
     replacing = replacement_notes(host, [wanted[d.address] for d in targets])
-    part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    part = exchange(host, wanted, request.program, rebuild=request.update_initramfs)
     return Part(
         (*access, *part.steps),
         (
@@ -157,12 +157,12 @@ def part_of_bind(
     )
 
 
-def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], intent: Unbind) -> Part:
+def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Unbind) -> Part:
     """What becomes of the rules of functions that go back to the host."""
     kept = [d.address for d in targets if host.file(rule_file(d.address)) is not None]
     again = tuple(removal_notes(host, [device.address for device in targets]))
-    if intent.forget:
-        return _without(host, kept, rebuild=intent.update_initramfs).with_notes(again)
+    if request.forget:
+        return _without(host, kept, rebuild=request.update_initramfs).with_notes(again)
     names = [str(a) for a in kept if of_layout(host, a) is None]
     if not names:
         return Part(notes=again)
@@ -182,11 +182,11 @@ def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[S
 
 
 @plans(ForgetPersisted)
-def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
+def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
     """Remove rules; what they bound stays where it is until unbind or the next boot."""
-    addresses = intent.addresses
+    addresses = request.addresses
     notes: list[str] = []
-    if intent.every:
+    if request.every:
         addresses = tuple(binding.address for binding in host.persisted)
         staying = [a for a in addresses if of_layout(host, a) is not None]
         addresses = tuple(a for a in addresses if a not in staying)
@@ -194,7 +194,7 @@ def plan_forget(host: HostSnapshot, intent: ForgetPersisted) -> Plan:
     gone = [a for a in addresses if host.file(rule_file(a)) is None]
     there = [a for a in addresses if a not in gone]
     notes += [*removal_notes(host, there), *_staying_notes(host, there)]
-    part = _without(host, there, rebuild=intent.update_initramfs)
+    part = _without(host, there, rebuild=request.update_initramfs)
     return Plan(
         summary=f"forget {', '.join(map(str, addresses)) or 'all that is persisted'}",
         steps=part.steps,
@@ -213,7 +213,7 @@ def _of_layout_note(host: HostSnapshot, staying: Iterable[PciAddress]) -> str:
 
 
 @plans(ImportDriverctl)
-def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
+def plan_import(host: HostSnapshot, request: ImportDriverctl) -> Plan:
     """Take over entries of driverctl that are for VFIO drivers; leave the others and say why."""
     wanted, taken, notes = bindings(host), [], []
     present = {device.address: device for device in host.devices}
@@ -226,7 +226,7 @@ def plan_import(host: HostSnapshot, intent: ImportDriverctl) -> Plan:
         choice = LoadModule(entry.driver, entry.driver)
         wanted[entry.address] = binding_for(host, device, choice, None)
         taken.append(entry)
-    part = exchange(host, wanted, intent.program, rebuild=intent.update_initramfs)
+    part = exchange(host, wanted, request.program, rebuild=request.update_initramfs)
     removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
     return Plan(
         summary=f"take over {', '.join(str(e.address) for e in taken) or 'nothing'} of driverctl",

@@ -117,7 +117,7 @@ def test_cri_o_has_a_drop_in_and_reads_nothing_else_otherwise(kernel: FakeKernel
             "privileged_without_host_devices": True,
         }
     }
-    assert not install(kernel, kata("crio")).intent.changes
+    assert not install(kernel, kata("crio")).request.changes
     uninstall(kernel, program="crio")
     assert configuration(kernel) == before
 
@@ -180,12 +180,12 @@ def test_a_default_that_a_later_file_of_cri_os_sets_is_told(kernel: FakeKernel) 
 
 def test_a_default_that_is_taken_back_is_told(kernel: FakeKernel) -> None:
     install(kernel, kata("crio", set_default=True))
-    (note,) = prepare(kernel, kata("crio")).intent.notes
+    (note,) = prepare(kernel, kata("crio")).request.notes
     assert "kata-vfio is the default one no more" in note
     assert "--set-default" in note
-    assert not prepare(kernel, kata("crio", set_default=True)).intent.notes
+    assert not prepare(kernel, kata("crio", set_default=True)).request.notes
     install(kernel, kata("crio"))
-    assert not prepare(kernel, kata("crio")).intent.notes
+    assert not prepare(kernel, kata("crio")).request.notes
 
 
 def test_cdi_of_an_old_cri_o_is_refused(kernel: FakeKernel) -> None:
@@ -220,7 +220,7 @@ def test_docker_keeps_all_else_in_its_order_and_looks_at_it_first(kernel: FakeKe
     bring(kernel, "dockerd", dockerd("27.3.1"))
     prepared = install(kernel, kata("docker"))
     assert prepared.unchecked == ()
-    assert any("Kata 3.29" in note for note in prepared.intent.notes)
+    assert any("Kata 3.29" in note for note in prepared.request.notes)
     written = json.loads(text(kernel, DAEMON) or "")
     assert list(written) == ["log-driver", "features", "runtimes"]
     assert written["features"] == {"buildkit": True}
@@ -290,7 +290,7 @@ def test_the_format_is_that_of_the_program_whatever_the_file_is_called(
     place = locate(kernel, "docker", other)
     apply_prepared(prepare_entry(kernel, place, kata("docker"), ""), ApplyContext(kernel))
     assert "kata-vfio" in json.loads(text(kernel, other) or "")["runtimes"]
-    assert not prepare_entry(kernel, place, kata("docker"), "").intent.changes
+    assert not prepare_entry(kernel, place, kata("docker"), "").request.changes
     put(kernel, other, (text(kernel, other) or "").replace("{", '{"later": 1,', 1))
     apply_prepared(prepare_removal(kernel, place, "kata-vfio", ""), ApplyContext(kernel))
     assert json.loads(text(kernel, other) or "") == {**json.loads(before or "{}"), "later": 1}
@@ -333,7 +333,7 @@ def test_the_template_is_the_one_of_the_configuration_that_was_made_last(
     assert ("cri.v1.runtime" in made) == (version == 3)
     assert "when it starts" in prepared.unchecked[0]
     put(kernel, place / "config.toml", rendered(version) + made.partition("\n")[2])
-    assert not install(kernel, kata(program)).intent.changes
+    assert not install(kernel, kata(program)).request.changes
     uninstall(kernel, program=program)
     assert text(kernel, place / name) is None
 
@@ -418,9 +418,9 @@ def test_cdi_that_k3s_has_off_cannot_be_asked_for(
         assert "leave out --cdi" in refusal.value.hint
     else:
         prepare(kernel, wish)
-    assert len(prepare(kernel, kata("k3s")).intent.notes) == is_off
+    assert len(prepare(kernel, kata("k3s")).request.notes) == is_off
     bring(kernel, "k3s", lambda _: Said(output="k3s version v1.34.1+k3s1 (6a322f12)\n"))
-    assert len(prepare(kernel, kata("k3s")).intent.notes) == ("false" in line)
+    assert len(prepare(kernel, kata("k3s")).request.notes) == ("false" in line)
 
 
 @pytest.mark.parametrize(
@@ -446,5 +446,5 @@ def test_a_template_that_nobody_can_tell_is_refused(kernel: FakeKernel) -> None:
         prepare(kernel, kata("k3s"))
     assert "--containerd-version" in refusal.value.hint
     place = locate(kernel, "k3s", None, Version(2, 0))
-    changes = prepare_entry(kernel, place, kata("k3s"), "").intent.changes
+    changes = prepare_entry(kernel, place, kata("k3s"), "").request.changes
     assert changes[-1].path == K3S / "config-v3.toml.tmpl"

@@ -114,7 +114,7 @@ def test_containerd_reads_the_entry_and_all_else_as_before(
     assert entry["runtime_path"] == SHIM
     assert entry["options"] == {"ConfigPath": CONFIGURATION}
     assert entry["privileged_without_host_devices"] is True
-    assert prepare_entry(kernel, locate(kernel, "containerd"), kata(), "").intent.changes == ()
+    assert prepare_entry(kernel, locate(kernel, "containerd"), kata(), "").request.changes == ()
     assert without_zeros(without_entry(new)) == without_zeros(without_entry(old))
     uninstall(kernel)
     assert {p: t for p, t in configuration(kernel).items() if t != "/"} == before
@@ -191,7 +191,7 @@ def test_2_3_takes_overlayfs_for_the_snapshotter_of_version_2_which_is_told(
     tmp_path: Path,
 ) -> None:
     kernel, containerd = host(tmp_path, "2.3.4", V2)
-    (note,) = prepare(kernel).intent.notes
+    (note,) = prepare(kernel).request.notes
     assert "takes overlayfs for the snapshotter nydus" in note
     assert "containerd config migrate" in note
     assert dump(kernel, containerd)["plugins"][IMAGES]["snapshotter"] == "overlayfs"
@@ -235,7 +235,7 @@ def test_before_2_0_a_drop_in_that_holds_cri_has_the_last_word_and_is_edited(
     before = configuration(kernel)
     prepared = install(kernel)
     nvidia = "/etc/containerd/conf.d/99-nvidia.toml"
-    assert any(nvidia in note and "is written there" in note for note in prepared.intent.notes)
+    assert any(nvidia in note and "is written there" in note for note in prepared.request.notes)
     assert text(kernel, MAIN) == main
     assert "kata-vfio" in (text(kernel, nvidia) or "")
     read = dump(kernel, containerd)["plugins"][CRI]["containerd"]
@@ -369,7 +369,7 @@ def test_a_copy_that_stays_is_named(tmp_path: Path) -> None:
     put(kernel, MAIN, f"{text(kernel, MAIN)}# somebody else's line\n")
     prepared = uninstall(kernel)
     copy = f"{MAIN}.vfiomgr-20261121T120000Z"
-    assert any(copy in note and "stays" in note for note in prepared.intent.notes)
+    assert any(copy in note and "stays" in note for note in prepared.request.notes)
     assert text(kernel, copy) == V2
 
 
@@ -390,7 +390,7 @@ def test_an_entry_whose_record_is_gone_is_told_with_what_to_do(
 
 def test_an_entry_of_somebody_else_is_nothing_to_take_back(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "1.7.28", V2.replace("runtimes.runc", "runtimes.kata-vfio"))
-    assert "no entry kata-vfio of vfiomgr's" in uninstall(kernel).intent.summary
+    assert "no entry kata-vfio of vfiomgr's" in uninstall(kernel).request.summary
 
 
 # ---- files of several versions, and releases that nobody tried
@@ -420,7 +420,7 @@ def test_a_file_of_another_version_is_told_with_what_this_release_makes_of_it(
 ) -> None:
     kernel, _ = host(tmp_path, None, f"{_IMPORTING}{main}", **{"99-nvidia": other})
     place = locate(kernel, "containerd", None, Version.parse(version))
-    notes = prepare_entry(kernel, place, kata(), "").intent.notes
+    notes = prepare_entry(kernel, place, kata(), "").request.notes
     told = [note for note in notes if "99-nvidia.toml" in note and "is written there" not in note]
     assert len(told) == (words is not None)
     assert all(words in note for note in told if words)
@@ -433,7 +433,7 @@ def test_a_containerd_that_takes_no_path_of_a_shim_is_refused(tmp_path: Path, ve
     with pytest.raises(Refusal, match=rf"needs containerd 1\.6, and this is {version}"):
         prepare_entry(kernel, place, kata(), "")
     crun = RuntimeRequest("containerd", "crun", "/usr/bin/crun")
-    notes = prepare_entry(kernel, place, crun, "").intent.notes
+    notes = prepare_entry(kernel, place, crun, "").request.notes
     assert any("was not tried" in note for note in notes)
 
 
@@ -478,7 +478,7 @@ def test_where_releases_import_different_files_the_release_is_asked_for(
     assert "cannot tell which files /etc/containerd/config.toml imports" in refusal.value.message
     assert "--containerd-version 1.7.24" in refusal.value.hint
     kernel.remove(MAIN.parent / "conf.d/99-nvidia.toml")
-    assert prepare_entry(kernel, place, kata(), "").intent.changes, "both find nothing"
+    assert prepare_entry(kernel, place, kata(), "").request.changes, "both find nothing"
 
 
 @pytest.mark.parametrize(("version", "main"), [("1.6.20", V2), ("1.7.28", V2), ("2.1.9", V3)])
@@ -520,21 +520,21 @@ def test_a_setting_that_an_entry_would_wake_up_is_told_with_the_reason(
     kernel, _ = host(tmp_path, version if is_asked else None, main)
     place = locate(kernel, "containerd", None, Version.parse(version))
     if not is_dormant:
-        assert prepare_entry(kernel, place, kata(), "").intent.changes
+        assert prepare_entry(kernel, place, kata(), "").request.changes
         return
     with pytest.raises(Refusal) as refusal:
         prepare_entry(kernel, place, kata(), "")
     assert f"ignores {line} in {MAIN}" in refusal.value.message
     assert "please report" not in refusal.value.hint
     put(kernel, MAIN, f'{main}[plugins."{CRI}".containerd.runtimes.runc]\nruntime_type = "x"\n')
-    assert prepare_entry(kernel, place, kata(), "").intent.changes, "it counts already"
+    assert prepare_entry(kernel, place, kata(), "").request.changes, "it counts already"
 
 
 @pytest.mark.parametrize(("version", "is_told"), [("3.0", 1), ("2.3.9", 0)])
 def test_a_release_that_was_not_tried_is_told(tmp_path: Path, version: str, is_told: int) -> None:
     kernel, _ = host(tmp_path, None, V2.replace('"nydus"', '"overlayfs"'))
     place = locate(kernel, "containerd", None, Version.parse(version))
-    notes = prepare_entry(kernel, place, kata(), "").intent.notes
+    notes = prepare_entry(kernel, place, kata(), "").request.notes
     assert sum("was not tried" in note for note in notes) == is_told
 
 
@@ -628,7 +628,7 @@ def test_of_an_unknown_containerd_version_2_is_edited_as_all_of_them_read_it(
 ) -> None:
     kernel, _ = host(tmp_path, None, V2)
     prepared = install(kernel)
-    assert "which containerd reads" in prepared.intent.notes[0]
+    assert "which containerd reads" in prepared.request.notes[0]
     assert "not installed here" in prepared.unchecked[0]
     assert "kata-vfio" in (text(kernel, MAIN) or "")
     assert text(kernel, DROP_IN) is None
@@ -703,7 +703,7 @@ def test_three_entries_leave_the_first_bytes_and_nobody_else_is_blamed(
     install(kernel, RuntimeRequest("containerd", "b", "/usr/bin/crun", set_default=True))
     install(kernel, kata(name="c", set_default=True))
     for name in order:
-        assert not uninstall(kernel, name).intent.notes
+        assert not uninstall(kernel, name).request.notes
     assert configuration(kernel) == before
     assert text(kernel, RECORD) is None
 
@@ -742,8 +742,8 @@ def test_another_shim_changes_the_entry_and_nothing_else(
     other = RuntimeRequest(
         "containerd", "kata-vfio", "/x", config_path=CONFIGURATION, enable_cdi=True
     )
-    assert install(kernel, other).intent.changes
-    assert not install(kernel, other).intent.changes
+    assert install(kernel, other).request.changes
+    assert not install(kernel, other).request.changes
     written = (text(kernel, MAIN) or "") + (text(kernel, DROP_IN) or "")
     assert '"/x"' in written
     assert SHIM not in written
@@ -778,7 +778,7 @@ def test_an_entry_that_somebody_took_out_is_gone_and_the_rest_goes(tmp_path: Pat
     install(kernel)
     kernel.remove(DROP_IN)
     prepared = uninstall(kernel)
-    assert f"{DROP_IN} is gone already" in prepared.intent.notes
+    assert f"{DROP_IN} is gone already" in prepared.request.notes
     assert text(kernel, MAIN) == V3
     assert text(kernel, RECORD) is None
 
@@ -790,7 +790,7 @@ def test_an_import_that_others_came_to_need_stays(tmp_path: Path) -> None:
     entry = f"[plugins.'{RUNTIME}'.containerd.runtimes.nvidia]\nruntime_type = 'x'\n"
     put(kernel, theirs, f"version = 3\n{entry}")
     prepared = uninstall(kernel)
-    assert any(theirs in note for note in prepared.intent.notes)
+    assert any(theirs in note for note in prepared.request.notes)
     runtimes = dump(kernel, containerd)["plugins"][RUNTIME]["containerd"]["runtimes"]
     assert set(runtimes) == {"runc", "nvidia"}
 
@@ -805,7 +805,7 @@ def test_runc_as_somebody_changed_it_since_stays(tmp_path: Path) -> None:
     )
     put(kernel, MAIN, changed)
     prepared = uninstall(kernel)
-    assert any("runtimes.runc" in note and "stays" in note for note in prepared.intent.notes)
+    assert any("runtimes.runc" in note and "stays" in note for note in prepared.request.notes)
     runc = dump(kernel, containerd)["plugins"][CRI]["containerd"]["runtimes"]["runc"]
     assert runc["options"]["SystemdCgroup"] is True
 
@@ -817,7 +817,7 @@ def test_runc_stays_where_others_came_to_need_it(tmp_path: Path, version: str) -
     other = f'[plugins."{CRI}".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
     put(kernel, MAIN, f"{text(kernel, MAIN)}\n{other}")
     taken = uninstall(kernel)
-    assert any("runc" in note and "nvidia" in note for note in taken.intent.notes)
+    assert any("runc" in note and "nvidia" in note for note in taken.request.notes)
     assert set(dump(kernel, containerd)["plugins"][CRI]["containerd"]["runtimes"]) == {
         "runc",
         "nvidia",
@@ -858,7 +858,7 @@ def test_two_containerds_have_entries_of_their_own(tmp_path: Path) -> None:
     uninstall(kernel)
     assert text(kernel, MAIN) == V3
     assert text(kernel, "/etc/second/conf.d/50-vfiomgr.toml")
-    (told,) = prepare_removal(kernel).intent.already
+    (told,) = prepare_removal(kernel).request.already
     assert "--runtime-config /etc/second/config.toml" in told
 
 
@@ -897,17 +897,19 @@ def _prepared(
 
 
 def _installing(kernel: FakeKernel) -> Request:
-    return prepare(kernel).intent
+    return prepare(kernel).request
 
 
 def _uninstalling(kernel: FakeKernel) -> Request:
     install(kernel)
-    return prepare_removal(kernel).intent
+    return prepare_removal(kernel).request
 
 
 def _changing(kernel: FakeKernel) -> Request:
     install(kernel)
-    return prepare(kernel, RuntimeRequest("containerd", "kata-vfio", "/x", config_path="/y")).intent
+    return prepare(
+        kernel, RuntimeRequest("containerd", "kata-vfio", "/x", config_path="/y")
+    ).request
 
 
 def _course(

@@ -293,8 +293,8 @@ def _refuse_of_this_machine(session: Session, output: str) -> None:
         raise UsageError(message, "pass --write with --root, or name a file elsewhere")
 
 
-def _write(session: Session, intent: WriteCdi) -> None:
-    outcome = plan_or_apply(session, intent)
+def _write(session: Session, request: WriteCdi) -> None:
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
         print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
@@ -388,10 +388,10 @@ def remove(
     if bool(names) + every + stale != 1:
         message = "name devices, or pass either --all or --stale"
         raise UsageError(message, "vfiomgr cdi list shows them")
-    intent = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
+    request = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
     if stale and session.snapshot is None:
         session.scan_devices()  # where they cannot be listed, all would seem stale
-    outcome = plan_or_apply(session, intent, only_files=not stale)
+    outcome = plan_or_apply(session, request, only_files=not stale)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
         print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])

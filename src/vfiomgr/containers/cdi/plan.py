@@ -34,7 +34,7 @@ _LONGEST_NAME = 240
 
 
 @plans(WriteCdi)
-def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
+def plan_write(host: HostSnapshot, request: WriteCdi) -> Plan:
     """Have one file with what is ready; with addresses, these besides what it has.
 
     Raises:
@@ -43,15 +43,15 @@ def plan_write(host: HostSnapshot, intent: WriteCdi) -> Plan:
         UsageError: the kind is none.
 
     """
-    wished = specification_of(host, intent.wish)
-    path = own_file(DIRECTORIES[intent.lifetime], intent.wish.kind)
+    wished = specification_of(host, request.wish)
+    path = own_file(DIRECTORIES[request.lifetime], request.wish.kind)
     there = next((file for file in host.cdi_files if file.path == path), None)
     before = None if there is None else read_file(there)
-    refuse_if_any(_against_file(path, before, intent.wish.kind), frozenset())
+    refuse_if_any(_against_file(path, before, request.wish.kind), frozenset())
     after = wished
-    if intent.wish.addresses and before is not None:
-        after = _joined(host, before, wished, by_index=intent.wish.name_by == "index")
-        refuse_unread(after, intent.wish)
+    if request.wish.addresses and before is not None:
+        after = _joined(host, before, wished, by_index=request.wish.name_by == "index")
+        refuse_unread(after, request.wish)
     if not after.devices and there is None:
         raise nothing_ready(host)
     refuse_if_any(_diagnostics(host, after, path), frozenset())
@@ -257,7 +257,7 @@ def _version_notes(specification: CdiSpecification) -> Iterator[str]:
 
 
 @plans(RemoveCdi)
-def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
+def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
     """Take devices out of vfiomgr's own files; a file that loses its last one goes.
 
     Raises:
@@ -273,32 +273,32 @@ def plan_remove(host: HostSnapshot, intent: RemoveCdi) -> Plan:
             continue
         specification = read_file(file)
         if not is_readable(specification):
-            if intent.of_kind is not None and not _is_file_of(file, intent.of_kind):
+            if request.of_kind is not None and not _is_file_of(file, request.of_kind):
                 continue
-            if intent.every and file.text is not None:
+            if request.every and file.text is not None:
                 steps.append(ReplaceFile(file.path, file.text, None))
             else:
                 unread.append(unread_note(file, specification))
             continue
-        if intent.of_kind not in (None, specification.kind):
+        if request.of_kind not in (None, specification.kind):
             continue
-        going = [d for d in specification.devices if _goes(host, specification, d, intent)]
+        going = [d for d in specification.devices if _goes(host, specification, d, request)]
         left = tuple(d for d in specification.devices if d not in going)
-        if intent.every or (going and not left):
+        if request.every or (going and not left):
             steps.append(ReplaceFile(file.path, file.text, None))
         elif going:
             rest = _of_devices(specification, left)
             lost += _lost_notes(specification, rest)
             steps.append(ReplaceFile(file.path, file.text, render_specification(rest)))
         gone += [specification.qualified(device) for device in going]
-    lacking = [n for n in intent.names if not any(_is_called(g, n) for g in gone)]
-    refuse_if_any(_of_others(host, lacking, intent), frozenset())
+    lacking = [n for n in request.names if not any(_is_called(g, n) for g in gone)]
+    refuse_if_any(_of_others(host, lacking, request), frozenset())
     return Plan(
         summary=f"take {', '.join(gone) or 'nothing'} out of CDI specifications",
         steps=tuple(steps),
         locks=(LOCK,) if steps else (),
         notes=(*(f"{name}{GOES}" for name in gone), *lost, *unread),
-        already=_already(intent, lacking, steps),
+        already=_already(request, lacking, steps),
     )
 
 
@@ -315,37 +315,39 @@ def _is_file_of(file: CdiFile, kind: str) -> bool:
 
 
 def _already(
-    intent: RemoveCdi, lacking: Iterable[str], steps: Iterable[ReplaceFile]
+    request: RemoveCdi, lacking: Iterable[str], steps: Iterable[ReplaceFile]
 ) -> tuple[str, ...]:
-    if intent.names:
+    if request.names:
         return tuple(f"no specification of vfiomgr has {name}" for name in lacking)
     if steps:
         return ()
-    what = "nothing in the specifications of vfiomgr is stale" if intent.stale else ""
+    what = "nothing in the specifications of vfiomgr is stale" if request.stale else ""
     return (what or "there is no such specification of vfiomgr",)
 
 
 def _goes(
-    host: HostSnapshot, specification: CdiSpecification, device: CdiDevice, intent: RemoveCdi
+    host: HostSnapshot, specification: CdiSpecification, device: CdiDevice, request: RemoveCdi
 ) -> bool:
-    if intent.every:
+    if request.every:
         return True
-    if intent.stale and is_stale(host, device):
+    if request.stale and is_stale(host, device):
         return True
-    return any(_is_called(specification.qualified(device), name) for name in intent.names)
+    return any(_is_called(specification.qualified(device), name) for name in request.names)
 
 
 def _is_called(qualified: str, name: str) -> bool:
     return name in (qualified, qualified.partition("=")[2])
 
 
-def _of_others(host: HostSnapshot, names: Iterable[str], intent: RemoveCdi) -> Iterator[Diagnostic]:
+def _of_others(
+    host: HostSnapshot, names: Iterable[str], request: RemoveCdi
+) -> Iterator[Diagnostic]:
     """Devices of others are theirs to remove."""
     for file in host.cdi_files:
         if file.is_own:
             continue
         other = read_file(file)
-        if intent.of_kind not in (None, other.kind):
+        if request.of_kind not in (None, other.kind):
             continue
         for device in other.devices:
             name = other.qualified(device)

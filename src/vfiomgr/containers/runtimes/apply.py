@@ -28,7 +28,7 @@ class Prepared(Value):
     """A change that is ready to be carried out, and what a person should read before it."""
 
     place: RuntimeLocation
-    intent: ChangeFiles
+    request: ChangeFiles
     unchecked: tuple[str, ...]
     """What nobody could look at, and why."""
     backups: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
         RollbackIncomplete: and it could not be put back.
 
     """
-    outcome = carry_out(prepared.intent, work)
+    outcome = carry_out(prepared.request, work)
     has_answer = outcome.is_changed and prepared.foreseen is not None
     why = _surprise(work.tree, prepared) if has_answer else None
     if why is None:
@@ -68,7 +68,7 @@ def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
             work.tree.remove_empty_directory(directory)
         return outcome
     try:
-        carry_out(prepared.intent.inverse(), work)
+        carry_out(prepared.request.inverse(), work)
     except VfiomgrError as error:
         message = f"{why}; and it could not be taken back: {error.message}"
         raise RollbackIncomplete(message, error.hint) from error

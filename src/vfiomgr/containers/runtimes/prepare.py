@@ -244,10 +244,10 @@ def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: 
     )
     summary = f"take the entry {name} from {place}"
     notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
-    intent = ChangeFiles(summary, changes, _locks(place, name), notes)
+    request = ChangeFiles(summary, changes, _locks(place, name), notes)
     made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
     directories = tuple(HostPath(path).parent for path in made)
-    return Prepared(place, intent, unchecked, foreseen=foreseen, directories=directories)
+    return Prepared(place, request, unchecked, foreseen=foreseen, directories=directories)
 
 
 def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:

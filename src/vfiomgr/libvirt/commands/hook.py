@@ -101,8 +101,8 @@ def uninstall(session: Session) -> None:
     _change(session, UninstallHook())
 
 
-def _change(session: Session, intent: InstallHook | UninstallHook) -> None:
-    outcome = plan_or_apply(session, intent)
+def _change(session: Session, request: InstallHook | UninstallHook) -> None:
+    outcome = plan_or_apply(session, request)
     if outcome is None:
         return
     steps = outcome.plan.steps if outcome.is_changed else ()

@@ -50,8 +50,8 @@ class GuestHook:
         """
         before = self._record()
         try:
-            for intent in needs_of(self._work.scan(), self._domain, before).intents():
-                self._take(intent)
+            for request in needs_of(self._work.scan(), self._domain, before).intents():
+                self._take(request)
         except BaseException:
             self._give_back(before)
             raise
@@ -62,12 +62,12 @@ class GuestHook:
         """Give back what was taken for the guest; what it was."""
         return self._give_back(GuestRecord(self._uuid, self._domain.name))
 
-    def _take(self, intent: Request) -> None:
+    def _take(self, request: Request) -> None:
         def note(plan: Plan) -> None:
-            vgpus = intent.names if isinstance(intent, StartVgpu) else ()
+            vgpus = request.names if isinstance(request, StartVgpu) else ()
             self._keep(self._record().with_taken(taken_by(plan), vgpus))
 
-        apply(intent, replace(self._work, on_plan=note))
+        apply(request, replace(self._work, on_plan=note))
 
     def _give_back(self, remaining: GuestRecord) -> tuple[str, ...]:
         """All that is recorded but for what remains; the record goes once the host has it."""
@@ -78,8 +78,8 @@ class GuestHook:
             tuple(name for name in record.functions if name not in remaining.functions),
             tuple(name for name in record.vgpus if name not in remaining.vgpus),
         )
-        for intent in returns_of(self._work.scan(), going):
-            apply(intent, self._work)
+        for request in returns_of(self._work.scan(), going):
+            apply(request, self._work)
         self._keep(remaining)
         return _names(going)
 

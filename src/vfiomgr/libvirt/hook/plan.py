@@ -119,18 +119,18 @@ def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
 
 
 @plans(InstallHook)
-def plan_install(host: HostSnapshot, intent: InstallHook) -> Plan:
+def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
     """Have libvirt run vfiomgr when guests start and end.
 
     Raises:
         Refusal: vfiomgr is no command that a script could run.
 
     """
-    if intent.program is None:
+    if request.program is None:
         message = "vfiomgr is no installed command here, so that no script can run it"
         remedy = "install vfiomgr as its README says, and run that command"
         raise refusal([blocker("hook-without-program", "", message, remedy)])
-    wanted = render_script(intent.program)
+    wanted = render_script(request.program)
     there = host.file(SCRIPT)
     if there == wanted:
         return Plan("install the hook", (), already=("the hook is installed so already",))
