@@ -13,6 +13,7 @@ demo:  ## the main job, told in the laboratory
 test: check  ## static checks, then all tests
 	@status=0; \
 	$(PYTHON) -m pytest --numprocesses auto tests/unit || status=1; \
+	$(PYTHON) -m compileall -q src tests || status=1; \
 	$(PYTHON) -m pytest tests/integration tests/lab || status=1; \
 	exit $$status
 

@@ -41,6 +41,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 GUEST_RESULTS = Path("/run/lab/job/results")
 RESULTS_VARIABLE = "VFIOMGR_LAB_RESULTS"
 _EMULATOR = "qemu-system-x86_64"
+_PROCESSOR = "max,la57=off,-erms,-fsrm"
+"""Without the quick string instructions, which the emulator carries out byte by byte: the kernel
+clears and copies pages by words then, an eighth of a guest's time."""
 _MEMORY = 6144
 _LEAST_MEMORY = 2048
 _POLL = 0.1
@@ -52,6 +55,7 @@ _KERNEL_ARGUMENTS = (
     "no_timer_check",
     "tsc=reliable",
     "random.trust_cpu=on",
+    "init_on_alloc=0",
     "rcupdate.rcu_expedited=1",
     "audit=0",
     "selinux=0",
@@ -276,7 +280,7 @@ def _command_line(topology: Topology, directory: Path, *, interactive: bool) -> 
         *("setpriv", "--pdeathsig", "KILL", "--", _EMULATOR),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,kernel-irqchip=split"),
-        *("-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,la57=off"),
+        *("-accel", "tcg,thread=multi,tb-size=1024", "-cpu", _PROCESSOR),
         *("-m", f"{memory}M", "-smp", str(topology.processors)),
         *("-kernel", str(current.image), "-initrd", str(initramfs.provide(current))),
         *("-append", " ".join(arguments)),
