@@ -1,6 +1,6 @@
 """What values are made of: structs of msgspec, which cost little to import, make and compare.
 
-They are read from JSON by `vfiomgr.documents.values`. pydantic remains for what people write.
+They are read from JSON by `vfiomgr.documents.jsonable`. pydantic remains for what people write.
 """
 
 from __future__ import annotations
