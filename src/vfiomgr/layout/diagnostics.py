@@ -22,7 +22,7 @@ from vfiomgr.layout.model import (
     VgpuRequest,
     VgpuRule,
 )
-from vfiomgr.layout.values import CLASS_NAMES
+from vfiomgr.layout.values import CLASS_NAMES, WrongValue
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
 
@@ -353,7 +353,7 @@ def wrong_value(
         if choice is not None and choice != value.scalar:
             return f"{key} is {shown(value)}", f"did you mean {choice}? {remedy}"
     if kind == "value_error":
-        return _own_words(str(error["ctx"]["error"]), key, value, remedy)
+        return _refused(error["ctx"]["error"], key, value, remedy)
     if kind == "string_type" and value.scalar is not None:
         written = json.dumps(value.text, ensure_ascii=False)
         what = f"{key} is {value.text}, which is read as {_kind(value.scalar)}"
@@ -377,23 +377,8 @@ def _nearest_choice(key: str, text: str) -> str | None:
     return words.get(_nearest(text, words) or "")
 
 
-_OWN_REMEDIES = (
-    ("parent stands alone", "take parent out, or all others"),
-    ("say either type", "write e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"),
-    ("say how many", "write e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together"),
-    ("uuids need a count", "write that count, or as many uuids"),
-    ("is about functions that go to guests", "add functions: passthrough, or take the key out"),
-    ("a file cannot know", "take it out, and say so when applying: --allow in-use"),
-)
-"""What helps where the model itself refuses, by a part of its message."""
-
-
-def _own_words(said: str, key: str, value: Located, remedy: str) -> tuple[str, str]:
-    """A message of the model, and what helps; some tell that themselves, after a colon."""
-    if said.startswith("write "):
-        return f"{key} cannot be {shown(value)}", said
-    for part, helps in _OWN_REMEDIES:
-        if part in said:
-            return said, helps
-    what, colon, helps = said.partition(": ")
-    return (what, helps) if colon else (said, remedy)
+def _refused(error: object, key: str, value: Located, remedy: str) -> tuple[str, str]:
+    """Why the model refuses a value, and what helps."""
+    if not isinstance(error, WrongValue):
+        return str(error), remedy
+    return error.what or f"{key} cannot be {shown(value)}", error.remedy or remedy

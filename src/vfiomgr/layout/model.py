@@ -35,6 +35,7 @@ from vfiomgr.layout.values import (
     Text,
     Uuid,
     is_hex,
+    refuse_value,
 )
 from vfiomgr.pci.reset_capabilities import ResetMethod
 from vfiomgr.vgpu.requests import Strategy
@@ -88,18 +89,20 @@ class Selector(_Document):
         for value in values:
             if not value[0].isdecimal() and value not in CLASS_NAMES and not is_hex(value):
                 names = ", ".join(sorted(CLASS_NAMES))
-                message = f"{value!r} is no class: write its digits, e.g. '0302', or one of {names}"
-                raise ValueError(message)
+                refuse_value(
+                    f"{value!r} is no class", f"write its digits, e.g. '0302', or one of {names}"
+                )
         return values
 
     @model_validator(mode="after")
     def _not_empty(self) -> Selector:
         if not self.criteria:
-            message = "a selector needs a criterion, e.g. address, id, class, or all"
-            raise ValueError(message)
+            refuse_value("a selector needs a criterion, e.g. address, id, class, or all")
         if self.parent and len(self.criteria) > 1:
-            message = "parent stands alone: what it names has no PCI address, class or model"
-            raise ValueError(message)
+            refuse_value(
+                "parent stands alone: what it names has no PCI address, class or model",
+                "take parent out, or all others",
+            )
         return self
 
     @property
@@ -142,8 +145,10 @@ class _Rule(_Document):
     @classmethod
     def _not_in_use(cls, values: tuple[Override, ...]) -> tuple[Override, ...]:
         for value in UNKNOWABLE.intersection(values):
-            message = f"a file cannot know that a device in use may be taken: apply --allow {value}"
-            raise ValueError(message)
+            refuse_value(
+                f"a file cannot know that a device in use may be taken: apply --allow {value}",
+                f"take it out, and say so when applying: --allow {value}",
+            )
         return values
 
 
@@ -188,8 +193,10 @@ class SriovRule(_Rule):
     def _belongs(self) -> SriovRule:
         given = [name for name in ("driver", "owner") if getattr(self, name) is not None]
         if given and self.functions != "passthrough":
-            message = f"{given[0]} is about functions that go to guests: functions: passthrough"
-            raise ValueError(message)
+            refuse_value(
+                f"{given[0]} is about functions that go to guests: functions: passthrough",
+                "add functions: passthrough, or take the key out",
+            )
         return self
 
 
@@ -217,17 +224,22 @@ class VgpuRequest(_Document):
     def _is_whole(self) -> VgpuRequest:
         need = (self.framebuffer, self.series, self.heads)
         if (self.type is None) is all(part is None for part in need):
-            message = "say either type, or what is needed: framebuffer, series, heads"
-            raise ValueError(message)
+            refuse_value(
+                "say either type, or what is needed: framebuffer, series, heads",
+                "write e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}",
+            )
         if (self.count is None) is (self.per_gpu is None):
-            message = "say how many: either count (in all) or per_gpu (on each)"
-            raise ValueError(message)
+            refuse_value(
+                "say how many: either count (in all) or per_gpu (on each)",
+                "write e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together",
+            )
         if self.uuids and self.count != len(self.uuids):
-            message = f"{len(self.uuids)} uuids need a count of {len(self.uuids)}"
-            raise ValueError(message)
+            refuse_value(
+                f"{len(self.uuids)} uuids need a count of {len(self.uuids)}",
+                "write that count, or as many uuids",
+            )
         if len(set(self.uuids)) < len(self.uuids):
-            message = "two uuids are the same"
-            raise ValueError(message)
+            refuse_value("two uuids are the same")
         return self
 
     def __str__(self) -> str:
@@ -283,8 +295,7 @@ class Layout(_Document):
         seen: set[str] = set()
         for uuid in self._uuids():
             if uuid in seen:
-                message = f"two vGPUs are to have the UUID {uuid}"
-                raise ValueError(message)
+                refuse_value(f"two vGPUs are to have the UUID {uuid}")
             seen.add(uuid)
         return self
 

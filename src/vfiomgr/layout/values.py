@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
@@ -35,6 +35,24 @@ _UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
 _SIZE = re.compile(r"([0-9]+)([MGT])(?:I?B)?")
 
 
+class WrongValue(ValueError):  # noqa: N818 - said of a document
+    """A value that the model refuses: what is wrong with it, and the remedy where one is known."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__("; ".join(filter(None, (what, remedy))))
+        self.what, self.remedy = what, remedy
+
+
+def refuse_value(what: str, remedy: str = "") -> NoReturn:
+    """Refuse a value; without `what` the diagnostic says that it cannot be so.
+
+    Raises:
+        WrongValue: always.
+
+    """
+    raise WrongValue(what, remedy)
+
+
 def is_hex(text: str) -> bool:
     """Whether all are digits as sysfs writes them."""
     return all(digit in "0123456789abcdef" for digit in text)
@@ -54,8 +72,7 @@ def _as_mebibytes(value: object) -> object:
     size = _SIZE.fullmatch(value.strip().upper())
     if size:
         return int(size[1]) * _MEBIBYTES[size[2]]
-    message = "write a size as 512M, 6G or a number of MiB"
-    raise ValueError(message)
+    refuse_value("", "write a size as 512M, 6G or a number of MiB")
 
 
 def _as_text(value: object) -> object:

@@ -304,7 +304,10 @@ BAD = (
     Bad(
         "a device number too high",
         rules("select: {address: 0000:41:20.0}\n        state: host"),
-        f"5:27: {_RULE}: '0000:41:20.0' is not a PCI address; a device number is at most 1f",
+        (
+            f"5:27: {_RULE}: '0000:41:20.0' is not a PCI address: a device number is at most 1f; "
+            "write PCI addresses as domain:bus:device.function, e.g. 0000:41:00.0"
+        ),
     ),
     Bad(
         "a bad identifier",
