@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
-from vfiomgr.vgpu.guest_device import NO_ROM, HostdevOptions
+from vfiomgr.libvirt.hostdev import NO_ROM
+from vfiomgr.vgpu.guest_device import HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:

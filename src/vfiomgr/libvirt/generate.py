@@ -15,12 +15,13 @@ from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.usage import require_whole
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, GuestHostdev, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.hostdev import GuestHostdev
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

@@ -10,9 +10,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.value import Value
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -297,7 +297,10 @@ TAKING: tuple[Guard, ...] = (
     open_nodes,
     held_by_guest,
 )
-"""Before a function is taken from its host driver."""
+"""Before a function is taken from its host driver; by bind, and by libvirt itself.
+
+A reset, which takes none, asks its own choice of them (`passthrough/reset.py`).
+"""
 
 RELEASING: tuple[Guard, ...] = (bridge, held_by_guest)
 """Before a function is taken from a VFIO driver."""

@@ -13,6 +13,7 @@ from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
+from vfiomgr.persistence.program import program_for_units
 from vfiomgr.usage import chosen, forbid_alone, forbid_together, require_choice
 from vfiomgr.value import Value
 
@@ -197,8 +198,6 @@ def virtual_functions(host: HostSource, address: PciAddress) -> tuple[FunctionSt
 
 def _program(host: HostSource) -> str | None:
     """What the service runs that binds functions as they arrive."""
-    from vfiomgr.persistence.program import program_for_units  # noqa: PLC0415 - runs a program
-
     return program_for_units(host)
 
 

@@ -23,7 +23,6 @@ CLASS_DISPLAY = "03"
 CLASS_BRIDGE = "06"
 CLASS_ACCELERATOR = "12"
 CLASS_VGA = "0300"
-CLASS_AUDIO = "0403"
 CLASS_OTHER_BRIDGE = "0680"
 """NVSwitches have this class; with an endpoint's header they are no bridges."""
 

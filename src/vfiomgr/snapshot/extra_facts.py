@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.check.facts import read_readiness
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import SRIOV_MANAGE
@@ -14,6 +15,8 @@ from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.snapshot import users
 from vfiomgr.snapshot.uses import facts as uses_facts
 from vfiomgr.vgpu.facts import marks, nvidia, vendor
+from vfiomgr.vgpu.mig.facts import instances as mig
+from vfiomgr.vgpu.mig.facts import modes as smi
 from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
@@ -60,9 +63,6 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
 
 
 def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
-    from vfiomgr.vgpu.mig.facts import instances as mig  # noqa: PLC0415 - few callers need it
-    from vfiomgr.vgpu.mig.facts import modes as smi  # noqa: PLC0415
-
     log = smi.read_log(tree, host.devices)
     modes = smi.parse_modes(log)
     divided = frozenset(mode.gpu for mode in modes if mode.mig)
@@ -79,8 +79,6 @@ def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
 
 
 def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:
-    from vfiomgr.check.facts import read_readiness  # noqa: PLC0415 - only a check needs it
-
     return read_readiness(tree, host.kernel_release, host.devices)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.libvirt.build.hostdevs import places
+from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.libvirt.model import (
     Domain,
     DomainCpu,
@@ -18,13 +19,7 @@ from vfiomgr.libvirt.model import (
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.version import Version
-from vfiomgr.vgpu.guest_device import (
-    DeviceRequest,
-    DomainHostdev,
-    GuestAddress,
-    HostdevOptions,
-    units_of,
-)
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -22,11 +22,11 @@ from vfiomgr.libvirt.attach.plan import (
     plan_detach,
     usual_scope,
 )
+from vfiomgr.libvirt.hostdev import GuestAddress
 from vfiomgr.libvirt.model import DomainIommu, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
-from vfiomgr.vgpu.guest_device import GuestAddress
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:

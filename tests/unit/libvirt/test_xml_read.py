@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.libvirt.model import Domain, DomainIommu, NumaCell, PciController
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 GIB = 1024**3
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"

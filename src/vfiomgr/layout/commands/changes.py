@@ -33,6 +33,10 @@ from vfiomgr.errors import (
 )
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.layout.applied import reversion
+from vfiomgr.layout.compare import compare, plan_of
+from vfiomgr.layout.document import read_layouts, render_layouts
+from vfiomgr.layout.export import export as exported
+from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import ApplyLayout, layout_of_text
 from vfiomgr.layout.saved_plan import KIND, is_plan, read_plan
 from vfiomgr.library import not_checked, tell_of_cut_off_runs
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
     from vfiomgr.engine.step import Step
     from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
-    from vfiomgr.layout.model import LayoutFile
     from vfiomgr.layout.saved_plan import ReviewedPlan
     from vfiomgr.library import Host
 
@@ -63,8 +66,6 @@ def read_layout_file(path: str) -> LayoutFile:
         InvalidDocument: it holds no layouts, and why.
 
     """
-    from vfiomgr.layout.document import read_layouts  # noqa: PLC0415 - brings pydantic
-
     return read_layouts(text_of(path, "a layout file"), source_of(path))
 
 
@@ -169,8 +170,6 @@ def plan(
       vfiomgr plan fleet.yaml --layout kata-node --out today.json
       vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
     """
-    from vfiomgr.layout.compare import compare, plan_of  # noqa: PLC0415 - brings pydantic
-
     library = host_of(session)
     tell_of_cut_off_runs(session)
     request = ApplyLayout(file, name, frozenset(allow)).request(session)
@@ -253,8 +252,6 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
       vfiomgr assert host.yaml
       vfiomgr assert fleet.yaml --layout kata-node --format json
     """
-    from vfiomgr.layout.compare import compare  # noqa: PLC0415 - brings pydantic
-
     request = ApplyLayout(file, name, frozenset(allow)).request(session)
     compared = compare(host_of(session).facts_for(request), request)
     differences = compared.differences
@@ -284,10 +281,6 @@ def export(session: Session, *, name: str) -> None:
       vfiomgr export > host.yaml
       vfiomgr --snapshot host.json export --name web-07
     """
-    from vfiomgr.layout.document import render_layouts  # noqa: PLC0415
-    from vfiomgr.layout.export import export as exported  # noqa: PLC0415
-    from vfiomgr.layout.model import LayoutFile  # noqa: PLC0415 - brings pydantic
-
     host = session.scan(with_gpu_modes=True)
     file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
     if session.format == "json":

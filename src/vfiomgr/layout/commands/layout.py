@@ -17,7 +17,12 @@ from vfiomgr.cli.session import Session, session_options
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError
+from vfiomgr.layout.document import document_of, find_flaws, render_layouts
+from vfiomgr.layout.import_driverctl import import_layouts
+from vfiomgr.layout.named import layout_of_text
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
+from vfiomgr.layout.schema import layout_schema
+from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.program import program_for_units
 
@@ -73,8 +78,6 @@ def install(
       vfiomgr layout install fleet.yaml --layout kata-node --dry-run
       vfiomgr layout install host.yaml --enforce --update-initramfs
     """
-    from vfiomgr.layout.named import layout_of_text  # noqa: PLC0415 - not for schemas
-
     text = text_of(file, "a layout file")
     wish = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     request = InstallLayout(
@@ -145,8 +148,6 @@ def schema(session: Session) -> None:
       vfiomgr layout schema > layout.schema.json
       vfiomgr layout schema --format yaml
     """
-    from vfiomgr.layout.schema import layout_schema  # noqa: PLC0415 - brings pydantic
-
     document = layout_schema()
     if session.format == "yaml":
         print_yaml(document)
@@ -184,8 +185,6 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
 
 def _validated(path: str) -> dict[str, Any]:
     """What there is to say about one file."""
-    from vfiomgr.layout.document import find_flaws  # noqa: PLC0415 - brings pydantic
-
     source = source_of(path)
     try:
         file, flaws = find_flaws(text_of(path, "the layout file"))
@@ -266,9 +265,6 @@ def import_(session: Session, configuration: str | None, boards: tuple[str, ...]
       vfiomgr --snapshot host.json layout import
       vfiomgr layout import --board 0000:41:00.0
     """
-    from vfiomgr.layout.document import document_of, render_layouts  # noqa: PLC0415 - brings pydantic
-    from vfiomgr.layout.import_driverctl import import_layouts  # noqa: PLC0415
-
     configs = None if configuration is None else _configs(configuration)
     host = _host(session, configs)
     found = import_layouts(host, configs, _boards(host, boards))
@@ -294,8 +290,6 @@ def _boards(host: HostSnapshot | None, named: tuple[str, ...]) -> Boards:
 
 
 def _configs(path: str) -> VgpuConfigs:
-    from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs  # noqa: PLC0415
-
     return read_vgpu_configs(text_of(path, "the configuration"), source_of(path))
 
 

@@ -6,16 +6,16 @@ import shlex
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
+from vfiomgr.libvirt.hostdev import GuestAddress
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import GuestAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.libvirt.hostdev import DomainHostdev
     from vfiomgr.libvirt.model import Hypervisor, KnownDomain, PciController
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 
 class DeviceOwner(Value):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
+from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

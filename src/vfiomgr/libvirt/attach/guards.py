@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.attach.plan import Attachment, AttachRequest, Detachment
+    from vfiomgr.libvirt.hostdev import DomainHostdev
     from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
-    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 
 def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:

@@ -20,25 +20,19 @@ from vfiomgr.libvirt.attach.claims import (
 )
 from vfiomgr.libvirt.attach.guards import attach_diagnostics, detach_diagnostics
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
+from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import (
-    DeviceRequest,
-    DomainHostdev,
-    GuestAddress,
-    GuestDevice,
-    HostdevOptions,
-    units_of,
-)
+from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, HostdevOptions, units_of
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.libvirt.hostdev import GuestHostdev
     from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestHostdev
 
 
 def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHostdev, QemuProperty
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
@@ -22,14 +23,7 @@ from vfiomgr.libvirt.model import (
 )
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import (
-    NO_ROM,
-    DomainHostdev,
-    GuestAddress,
-    GuestHostdev,
-    HostdevOptions,
-    QemuProperty,
-)
+from vfiomgr.vgpu.guest_device import HostdevOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence

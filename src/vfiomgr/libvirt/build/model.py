@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vfiomgr.libvirt.hostdev import GuestHostdev
 from vfiomgr.libvirt.model import DomainIommu, NumaCell, PciController
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DeviceRequest, GuestHostdev
+from vfiomgr.vgpu.guest_device import DeviceRequest
 
 Firmware = Literal["efi", "bios"]
 NumaMode = Literal["strict", "preferred", "off"]

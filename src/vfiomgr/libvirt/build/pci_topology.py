@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.libvirt.build.model import Reason
+from vfiomgr.libvirt.hostdev import GuestAddress
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, PciController
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import GuestAddress, GuestDevice
+from vfiomgr.vgpu.guest_device import GuestDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

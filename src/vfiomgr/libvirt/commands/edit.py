@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.build.named import DeviceOptions
+    from vfiomgr.libvirt.hostdev import GuestHostdev
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice, GuestHostdev
+    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 _NO_NEWLINE = "\\ No newline at end of file"

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import GuestRecord
 from vfiomgr.libvirt.hook.plan import GuestNeeds, needs_of
+from vfiomgr.libvirt.hostdev import DomainHostdev
 from vfiomgr.libvirt.model import ROOT_PORT, Domain, Hypervisor, KnownDomain
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DomainHostdev
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vfiomgr.libvirt.hostdev import GuestAddress
     from vfiomgr.libvirt.model import PciController
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.version import Version
-    from vfiomgr.vgpu.guest_device import GuestAddress
     from vfiomgr.vgpu.model import Vgpu
 
 SWITCH_PORT = "pcie-switch-downstream-port"

@@ -53,13 +53,15 @@ _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
     "vgpu-function": ("managed-vgpu-function", "blocker", _NO_VGPU),
     None: ("managed-in-use", "blocker", "libvirt cannot take it from its driver so"),
 }
-_LOOKS = (
-    guards.boot_display,
-    guards.active_virtual_functions,
-    guards.vgpu_parent,
-    guards.host_use,
-    guards.open_nodes,
+_ASKED_ELSEWHERE = (
+    guards.bridge,
+    guards.denied,
+    guards.silence,
+    guards.isolation,
+    guards.held_by_guest,
 )
+"""Guards against taking a device that other rules of the preflight stand for."""
+_LOOKS = tuple(guard for guard in guards.TAKING if guard not in _ASKED_ELSEWHERE)
 
 
 def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:

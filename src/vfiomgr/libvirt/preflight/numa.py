@@ -9,19 +9,19 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.libvirt.hostdev import DomainHostdev
 from vfiomgr.libvirt.model import EXPANDER, PciController
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.units import format_cpulist
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DomainHostdev
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.libvirt.hostdev import GuestAddress
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.vgpu.guest_device import GuestAddress
 
 
 def missing_node(context: PreflightContext) -> Iterator[Diagnostic]:

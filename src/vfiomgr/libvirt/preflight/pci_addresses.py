@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Severity
+    from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
     from vfiomgr.libvirt.model import PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
-    from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 _LAST_BUS = 255
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.libvirt.hostdev import DomainHostdev
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
-    from vfiomgr.vgpu.guest_device import DomainHostdev
     from vfiomgr.vgpu.model import Vgpu
 
 

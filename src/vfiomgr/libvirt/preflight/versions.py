@@ -25,9 +25,9 @@ from vfiomgr.libvirt.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.libvirt.hostdev import DomainHostdev
     from vfiomgr.libvirt.model import Feature
     from vfiomgr.libvirt.preflight.context import PreflightContext
-    from vfiomgr.vgpu.guest_device import DomainHostdev
 
 _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
 _OLD_BACKENDS = frozenset({"kvm", "xen"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.libvirt.model import PciController
 from vfiomgr.libvirt.xml.values import (
     KIB,
@@ -18,7 +19,6 @@ from vfiomgr.libvirt.xml.values import (
     size_of,
     uuid_of,
 )
-from vfiomgr.vgpu.guest_device import DomainHostdev, GuestAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

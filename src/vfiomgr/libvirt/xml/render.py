@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from vfiomgr.libvirt.build.model import DomainRequest, GuestPlan
-    from vfiomgr.vgpu.guest_device import DomainHostdev, GuestHostdev
+    from vfiomgr.libvirt.hostdev import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")

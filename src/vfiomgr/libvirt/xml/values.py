@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from vfiomgr.libvirt.hostdev import GuestAddress
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.guest_device import GuestAddress
 
 if TYPE_CHECKING:
     from vfiomgr.documents.xml_text import Element

@@ -10,10 +10,11 @@ from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, session_options
-from vfiomgr.definitions.commands import add_commands
+from vfiomgr.definitions.commands import add_commands, list_defined
 from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
+from vfiomgr.vgpu.commands.active import list_active
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
@@ -187,11 +188,8 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
       vfiomgr vgpu list --format json
     """
     if defined:
-        from vfiomgr.definitions.commands import list_defined  # noqa: PLC0415 - not for the others
-
         list_defined(session)
         return
-    from vfiomgr.vgpu.commands.active import list_active  # noqa: PLC0415 - not for the others
 
     list_active(session)
 
