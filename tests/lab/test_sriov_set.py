@@ -148,7 +148,7 @@ def test_the_command_line_says_what_it_makes(physical: PciAddress) -> None:
     plan = document("sriov", "set", str(physical), "2", "--dry-run")
     assert [step["kind"] for step in plan["steps"]] == [
         "set-autoprobe",
-        SetVfCount.__dataclass_fields__["kind"].default,
+        SetVfCount.kind,
         "set-autoprobe",
     ]
     made = document("sriov", "set", str(physical), "2")["virtual_functions"]
