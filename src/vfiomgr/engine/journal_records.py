@@ -52,7 +52,7 @@ def decode(data: bytes) -> Contents:
     damage = ""
     for number, line in enumerate(lines, 1):
         try:
-            records.append(current(_parse(line, is_summed=is_summed)))
+            records.append(_read(line, is_summed=is_summed))
         except ValueError as error:
             # Earlier versions completed a torn line with a newline and went on behind it.
             was_torn = not is_summed and number > 1 and isinstance(error, json.JSONDecodeError)
@@ -69,6 +69,20 @@ def last_record(tail: bytes) -> dict[str, Any] | None:
         return _parse(lines[-1], is_summed=b'"crc32"' in lines[-1])
     except ValueError:
         return None
+
+
+def _read(line: bytes, *, is_summed: bool) -> dict[str, Any]:
+    """One record with the names of this version.
+
+    Raises:
+        ValueError: as `_parse`, or it is nested deeper than any record of vfiomgr.
+
+    """
+    try:
+        return current(_parse(line, is_summed=is_summed))
+    except RecursionError:
+        message = "is nested too deeply"
+        raise ValueError(message) from None
 
 
 def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:

@@ -276,7 +276,8 @@ def _split(
 ) -> tuple[type[_T], dict[str, Any]]:
     """The class that a document names, and its fields.
 
-    What is of the same sort within, a request's request or a step's steps, has a declared class.
+    What is of the same sort within, a request's request or a step's steps, has a declared class: a
+    field for steps of any kind belongs in a request, not in a step.
     """
     if not (isinstance(data, dict) and data.get("kind") in kinds):
         message = f"no {noun} of this version of vfiomgr"

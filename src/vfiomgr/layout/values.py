@@ -60,7 +60,7 @@ def is_hex(text: str) -> bool:
 
 def _as_list(value: object) -> object:
     """One value stands for a list of one."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not isinstance(value, PciAddress):
         return tuple(value)
     return (value,)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Readiness  # noqa: TC004
 
-    # Given to pydantic below, and not imported by lists.
+    # `snapshot.document` names these to the reader; lists do not import them.
     from vfiomgr.containers.cdi.model import CdiFile  # noqa: TC004
     from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem  # noqa: TC004
     from vfiomgr.definitions.model.vgpu import VgpuDefinition

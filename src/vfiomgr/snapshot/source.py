@@ -220,7 +220,7 @@ class HostSource:
 
 
 def _load_snapshot(source: str) -> HostSnapshot:
-    from vfiomgr.snapshot.document import read_snapshot  # noqa: PLC0415 - brings pydantic
+    from vfiomgr.snapshot.document import read_snapshot  # noqa: PLC0415 - and all models
 
     try:
         with open(source, encoding="utf-8") as file:

@@ -184,7 +184,7 @@ class CdiDevice(Value):
     annotations: tuple[tuple[str, str], ...] = ()
 
 
-class CdiSpecification(Value, eq=False):
+class CdiSpecification(Value):
     """A file: devices of one kind."""
 
     version: str

@@ -32,7 +32,7 @@ _SELF_DESTRUCTION = "remove"
 """The attribute that destroys a mediated device (mdev_device_remove)."""
 
 
-class VgpuDefinition(Value, eq=False):
+class VgpuDefinition(Value):
     """A mediated device that is to be, whether it is there now or not."""
 
     parent: str
