@@ -6,7 +6,6 @@ import json
 import os
 import random
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,8 +60,6 @@ def _work(functions: Sequence[PciAddress], number: int, results: Path) -> int:
     if child:
         return child
     report: dict[str, Any] = {"changes": 0, "refusals": 0, "error": ""}
-    # Another of them is amid a fork and has its maps locked; with so many it can take its second.
-    warnings.filterwarnings("ignore", "process .* does not tell what it has mapped")
     chance = random.Random(number)  # noqa: S311 - to be repeatable
     try:
         for run in range(RUNS):

@@ -183,14 +183,16 @@ def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | 
     """Nodes below /dev that processes have mapped: a mapping needs no open descriptor.
 
     A process that the kernel changes the memory of, perhaps for ever, keeps its maps locked
-    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child asks.
+    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child asks. One that gives no answer is
+    asked once more after all others: on a busy machine it may be amid a fork.
     """
     questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
-    found = bounded.ask(tree, questions)
-    silent = next((pid for pid in questions if pid not in found), None)
-    if silent is not None:
-        text = f"process {silent} does not tell what it has mapped, perhaps of a device"
-        warnings.warn(f"{text}; it and later ones are taken to map nothing", stacklevel=2)
+    found = bounded.ask_each(tree, questions)
+    silent = {pid: question for pid, question in questions.items() if pid not in found}
+    found |= bounded.ask_each(tree, silent)
+    for pid in silent.keys() - found.keys():
+        text = f"process {pid} does not tell what it has mapped, perhaps of a device"
+        warnings.warn(f"{text}; it is taken to map nothing", stacklevel=2)
     return found
 
 

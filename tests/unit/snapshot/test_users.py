@@ -109,7 +109,36 @@ def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
     monkeypatch.setattr(bounded, "DEADLINE", 0.3)
     with pytest.warns(UserWarning, match="process 12 does not tell what it has mapped"):
         users = read_users(Hanging(tmp_path))
-    assert [user.pid for user in users or ()] == [11]
+    assert [user.pid for user in users or ()] == [11, 13]
+
+
+def test_a_process_that_is_late_once_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+
+    class Late(HostTree):
+        can_hang = True
+
+        def read_whole(self, path: HostPath) -> bytes | None:
+            """As the real tree; the first reader of the second process waits."""
+            asked = tmp_path / "asked"
+            if path == "/proc/12/maps" and not asked.exists():
+                asked.touch()
+                time.sleep(3600)
+            return super().read_whole(path)
+
+    for pid in (11, 12):
+        tree_of(
+            root,
+            f"""
+            proc/{pid}/comm: p{pid}
+            proc/{pid}/fd/0 -> /dev/null
+            proc/{pid}/maps: 7f00-7f01 rw-s 00000000 00:05 600    /dev/nvidia0
+            """,
+        )
+    monkeypatch.setattr(bounded, "DEADLINE", 0.3)
+    assert [user.pid for user in read_users(Late(root)) or ()] == [11, 12]
 
 
 QEMU = "/usr/bin/qemu-system-x86_64"
