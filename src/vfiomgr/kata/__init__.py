@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vfiomgr.kata.command_lines import run_command
     from vfiomgr.kata.configurations import KataConfiguration, configuration
     from vfiomgr.kata.explain.pods import explain_pod
-    from vfiomgr.kata.named import check_image, pods, run_command, runtime_class
+    from vfiomgr.kata.named import check_image, pods, runtime_class
 
 __all__ = [
     "KataConfiguration",
@@ -26,7 +27,7 @@ _PLACES = {
     "configuration": "configurations",
     "explain_pod": "explain.pods",
     "pods": "named",
-    "run_command": "named",
+    "run_command": "command_lines",
     "runtime_class": "named",
 }
 

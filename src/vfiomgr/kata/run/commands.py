@@ -9,9 +9,9 @@ import click
 
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.kata.command_lines import run_command, tell_of_run
 from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName
-from vfiomgr.kata.named import run_command, tell_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

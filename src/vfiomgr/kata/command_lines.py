@@ -1,0 +1,205 @@
+"""Commands of ctr, nerdctl, Podman and Docker that run a container in Kata with devices."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
+
+from vfiomgr.containers.oci import plan as oci_plan
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.errors import UsageError
+from vfiomgr.kata.explain import facts as gather
+from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
+from vfiomgr.kata.model import (
+    DEFAULT_HANDLER,
+    handler_configuration,
+    is_cdi_gpu,
+    search_path,
+)
+from vfiomgr.kata.run.command import DOCKER_FILE, RunRequest, command_for
+from vfiomgr.kata.settings import read_settings
+from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
+from vfiomgr.paths import HostPath
+from vfiomgr.vgpu.guest_device import DeviceRequest
+from vfiomgr.vgpu.guest_device import units_of as guest_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.containers.oci.model import NodeForm
+    from vfiomgr.containers.runtimes.handlers import HandlerEntry
+    from vfiomgr.kata.model import KataInstallation, RuntimeName
+    from vfiomgr.kata.run.command import RunCommand, Tool
+    from vfiomgr.kata.settings import KataSettings
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.source import HostSource
+    from vfiomgr.vgpu.guest_device import GuestDevice
+
+_CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
+_PLAIN = "docker.io/library/ubuntu:24.04"
+
+
+class KataRun(NamedTuple):
+    """A command, and what it was made for."""
+
+    command: RunCommand
+    devices: list[str]
+    units: tuple[GuestDevice, ...]
+    node: NodeForm
+    waiting: tuple[PciDevice, ...]
+    """Functions that no guest can open yet."""
+    runtime: RuntimeName | None
+    config: str | None
+    settings: KataSettings | None
+
+
+def run_command(  # noqa: PLR0913 - each is an option of the command
+    source: HostSource,
+    *devices: str,
+    tool: Tool = "ctr",
+    version: str | None = None,
+    runtime: RuntimeName | None = None,
+    config: str | None = None,
+    image: str | None = None,
+    program: str | None = None,
+    node: NodeForm = "group",
+    only: bool = False,
+) -> KataRun:
+    """The command that starts a container in Kata with devices; `tell_of_run` says what it needs.
+
+    Raises:
+        UsageError: an option cannot be read.
+        Refusal: no container can have one of the devices, or the tool cannot start Kata.
+
+    """
+    installation = installation_of(source)
+    is_known = bool(version or installation.version)
+    release = kata_release(source, installation, version, runtime) if is_known else None
+    entry = None if config or runtime else gather.installed_handler(source, DEFAULT_HANDLER)
+    config = config or _handler_configuration(source, entry)
+    wanted = release.runtime if release is not None else runtime
+    settings = _configuration(source, wanted, config)
+    host = source.scan_devices()
+    units = guest_devices(host, [DeviceRequest(name, is_alone=only) for name in devices])
+    for unit in units:
+        refuse_mediated(host, unit.name)
+    oci_plan.refuse_noiommu(host, units)
+    waiting = oci_plan.waiting(host, units)
+    if node == "cdev" and waiting:
+        oci_plan.refuse_unready(source.scan(), units)
+    own = [path for unit in units for path in oci_plan.device_nodes(unit, node)]
+    found = command_for(
+        RunRequest(
+            tool=tool,
+            name=_container_name(units[0]),
+            nodes=tuple(dict.fromkeys(own)),
+            image=image or _usual_image(units),
+            command=_words(program),
+            config=config,
+            docker_runtime=_docker_runtime(source) if tool == "docker" else None,
+            release=release,
+            shim=_shim(
+                installation, entry, runtime or (settings and settings.stated_runtime) or wanted
+            ),
+        )
+    )
+    return KataRun(
+        found, [unit.name for unit in units], units, node, waiting, wanted, config, settings
+    )
+
+
+def tell_of_run(source: HostSource, ran: KataRun) -> None:
+    """Note what the command needs besides: a port, the driver, and who comes along in a group."""
+    _tell_of_ports(source, ran.runtime, ran.config, ran.settings)
+    if ran.node == "group":
+        for line in oci_plan.companion_notes(source.scan_devices(), ran.units):
+            source.on_note(line)
+    if ran.waiting:
+        host = source.scan()
+        tell_how_to_bind(source, host, [host.device(device.address) for device in ran.waiting])
+
+
+def _configuration(
+    source: HostSource, runtime: RuntimeName | None, config: str | None
+) -> KataSettings | None:
+    """What Kata's configuration says; None where there is none to read.
+
+    Raises:
+        InvalidDocument: it is no TOML.
+
+    """
+    usual = search_path(runtime) if runtime else (*search_path("rs"), *search_path("go"))
+    places = usual if config is None else (HostPath(config),)
+    known = (None if source.snapshot else read_configuration(source.tree, p) for p in places)
+    file = next((file for file in known if file is not None), None)
+    if file is None:
+        return None
+    return read_settings(file.path, file.text, file.drop_ins)
+
+
+def _tell_of_ports(
+    source: HostSource,
+    runtime: RuntimeName | None,
+    config: str | None,
+    settings: KataSettings | None,
+) -> None:
+    """A guest has the device only where Kata's configuration has a port for it."""
+    keys = "cold_plug_vfio" if runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
+    needed = f"a port for the device ({keys}): vfiomgr kata config prints that"
+    if settings is None:
+        source.on_note(f"{config or 'the configuration that Kata finds by itself'} needs {needed}")
+    elif not settings.plugs_devices(runtime):
+        source.on_note(f"{settings.path} lacks {needed}")
+
+
+def _shim(
+    installation: KataInstallation, entry: HandlerEntry | None, runtime: RuntimeName | None
+) -> str | None:
+    """The shim of a runtime; where none is told that of the handler, or the first that is there."""
+    if entry is not None and entry.runtime_path:
+        return entry.runtime_path
+    shims = [shim for shim in installation.shims if runtime in (None, shim.runtime)]
+    return next((shim.path for shim in (*shims, *installation.shims)), None)
+
+
+def _words(program: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(program or ""))
+    except ValueError as error:
+        message = f"--command {program}: {str(error).lower()}"
+        raise UsageError(
+            message, "quote it as in a shell, e.g. --command 'sh -c \"ls /dev\"'"
+        ) from None
+
+
+def _container_name(unit: GuestDevice) -> str:
+    """As containerd takes it: letters, digits, and single dots or hyphens between them."""
+    return f"kata-{re.sub('[^A-Za-z0-9.]+', '-', unit.name)}"
+
+
+def _usual_image(units: Sequence[GuestDevice]) -> str:
+    """What shows that it works."""
+    functions = (function for unit in units for function in unit.functions)
+    return _CUDA_SAMPLE if any(map(is_cdi_gpu, functions)) else _PLAIN
+
+
+def _handler_configuration(source: HostSource, entry: HandlerEntry | None) -> str | None:
+    """The configuration of vfiomgr's handler: what is installed names it, or it is there."""
+    if entry is not None and entry.config_path:
+        return entry.config_path
+    path = handler_configuration(DEFAULT_HANDLER)
+    is_there = source.snapshot is None and source.tree.exists(path)
+    return str(path) if is_there else None
+
+
+def _docker_runtime(source: HostSource) -> str | None:
+    """What daemon.json calls a runtime that is Kata's shim; vfiomgr's handler before others."""
+    text = None if source.snapshot is not None else source.tree.read_text(HostPath(DOCKER_FILE))
+    try:
+        runtimes = parse_json(text or "{}").get("runtimes", {})
+        found = [name for name, entry in runtimes.items() if "kata" in str(entry["runtimeType"])]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return None
+    return DEFAULT_HANDLER if DEFAULT_HANDLER in found else next(iter(found), None)
